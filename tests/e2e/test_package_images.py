@@ -7,6 +7,7 @@ conda's packages are stand-ins: the Dockerfile is ours, and what it calls is a s
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 import sshd_container
 from lab_directory import LabDirectory, make_lab
+
+from labctl.config import load_lab
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -109,6 +112,10 @@ def adopt(lab: LabDirectory, files: dict[str, str]) -> None:
         (lab.root / name).parent.mkdir(parents=True, exist_ok=True)
         (lab.root / name).write_text(text)
     lab.labctl("init")
+    # An earlier test session may have left its image in the cache of layers.
+    image = load_lab(lab.root, environ=lab.environ).image
+    with (lab.root / image.environment_file).open("a") as stream:
+        stream.write(f"# {secrets.token_hex(8)}\n")
     text = (lab.root / "lab.yaml").read_text().replace("gpu: auto", "gpu: none")
     (lab.root / "lab.yaml").write_text(text)
     lab.server_id = lab.json("up", "--yes")["server"]["id"]

@@ -65,7 +65,7 @@ def test_every_key_of_the_schema_stands_in_the_reference() -> None:
     assert top is not None
     wanted = schema_keys(LabFile) - set(MACHINE_KEYS)
     # An image is built in one way, so that the other ways stand in comments.
-    other_ways = {f"image.{key}" for key in ("requirements", "python", "conda")}
+    other_ways = {f"image.{key}" for key in ("requirements", "python", "extras", "conda")}
     assert wanted - written_keys(as_plain(top)) == other_ways
     for key in other_ways:
         assert re.search(rf"^#.*{key.partition('.')[2]}: ", REFERENCE.read_text(), re.MULTILINE)
