@@ -37,10 +37,6 @@ with lazy_imports(__name__):
     from labctl.config import reader
 
 
-def _show_nothing(_text: str) -> None:
-    pass
-
-
 class ProviderContext(Value, frozen=True):
     """What a provider may know about this machine and its user. Paths are absolute.
 
@@ -48,8 +44,7 @@ class ProviderContext(Value, frozen=True):
     takes an Endpoint and returns a Transport. `settle_host_key` takes an Endpoint without a pinned
     key, has the user confirm its fingerprint once, and returns the Endpoint with the key.
     `resolve_alias` takes a host's name and returns its Endpoint from the user's own ssh_config;
-    None if that must not be read.
-    `base_image`, `wheelhouse`, `package_index` are the options for every image build.
+    None if that must not be read. `base_image`, `wheelhouse`, `package_index` are for every build.
     `place` tells this machine apart from others that the owner works from; "" for the only one.
     `talk` opens a line-by-line channel to a forced command: it takes an Endpoint and the request,
     and returns an object with `ask` and `close`. `student_key` is the private key that courses
@@ -74,7 +69,7 @@ class ProviderContext(Value, frozen=True):
     talk: Callable[[Endpoint, str], Any] | None = None
     student_key: str = ""
     subject: Subject = LAB
-    note: Callable[[str], None] = _show_nothing
+    note: Callable[[str], None] = lambda text: None
 
 
 class Provider(Protocol):
