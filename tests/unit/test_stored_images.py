@@ -116,7 +116,7 @@ def replace_blob(store: Path, layer: bytes, content: bytes, content_size: int) -
     blob(store, layer).write_bytes(content)
     (record,) = store.glob("*.json")
     about = json.loads(record.read_text())
-    about["blobs"][sha256(layer)] = [len(content), sha256(content), content_size]
+    about["blobs"][sha256(layer)] = [len(content), content_size]
     record.write_text(json.dumps(about))
 
 
