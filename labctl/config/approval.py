@@ -29,7 +29,11 @@ def list_trust_questions(config: LabConfig) -> list[str]:
         names = ", ".join(config.secrets)
         questions.append(f"give your {names} to the programs that it runs")
     if "store" in from_lab:
-        questions.append(f"copy results to {escape(config.store)}{_describe_access(config.store)}")
+        what = "results"
+        if config.should_store_images:
+            what = "results, and the image that it builds with its build arguments,"
+        access = _describe_access(config.store)
+        questions.append(f"copy {what} to {escape(config.store)}{access}")
     if "image.registry" in from_lab and config.image.registry:
         registry = escape(config.image.registry)
         questions.append(f"push the image that it builds, with its build arguments, to {registry}")

@@ -363,6 +363,7 @@ class LabConfigReader:
                 conda=image.conda,
                 args=image.args,
                 registry=image.registry,
+                store=image.store,
             )
         if file.image:
             return ImageConfig(reference=file.image)

@@ -149,7 +149,9 @@ class ImageConfig(Value, frozen=True):
 
     `build` is a directory with a Dockerfile. `requirements` is a file for pip, with the version
     `python` and a project's `extras`, and `conda` one for conda. All are relative to the lab. Built
-    images are pulled from the repository `registry` and pushed there, if it is not "".
+    images are pulled from the repository `registry` and pushed there, if it is not "". `store` is
+    whether they are kept in the lab's store; None for the default, see
+    `LabConfig.should_store_images`.
     """
 
     reference: str = ""
@@ -160,6 +162,7 @@ class ImageConfig(Value, frozen=True):
     conda: str = ""
     args: dict[str, str] = msgspec.field(default_factory=dict)
     registry: str = ""
+    store: bool | None = None
 
     @property
     def environment_file(self) -> str:
@@ -181,6 +184,7 @@ class ImageFile(Value, frozen=True):
     conda: Annotated[str, Parsed(parse_conda_file)] = ""
     args: dict[EnvName, str] = msgspec.field(default_factory=dict)
     registry: Annotated[str, Parsed(parse_repository)] = ""
+    store: bool | None = None
 
     def __post_init__(self) -> None:
         named = [key for key in ("build", "requirements", "conda") if getattr(self, key)]
@@ -310,6 +314,17 @@ class LabConfig(Value, frozen=True):
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
     beside: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def should_store_images(self) -> bool:
+        """Whether servers keep the images that they build in the lab's store.
+
+        The default for an SSH server is no: its disk may be small, and results need it.
+        """
+        if not self.store or not self.image.is_built:
+            return False
+        default = self.store.startswith("s3://")
+        return default if self.image.store is None else self.image.store
 
     @property
     def server_data(self) -> dict[str, str]:

@@ -35,6 +35,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
             yield "image.extras", ", ".join(config.image.extras)
         yield from ((f"image.args.{key}", text) for key, text in config.image.args.items())
         yield "image.registry", config.image.registry
+        yield "image.store", "yes" if config.should_store_images else "no"
     else:
         yield "image", config.image.reference
     yield "run", shlex.join(config.run)

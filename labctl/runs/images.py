@@ -219,7 +219,7 @@ def start_load(context: LabContext, server: Server) -> None:
 
 def start_stored_load(context: LabContext, server: Server) -> None:
     """Start to load the lab's image from its store, unless this machine keeps it."""
-    wanted = find_wanted_image(context) if context.config.store else ""
+    wanted = find_wanted_image(context) if context.config.should_store_images else ""
     architecture = image_sources.find_architecture(context, server)
     if not wanted or image_sources.open_cache(context).find(wanted, architecture):
         return

@@ -41,7 +41,7 @@ def store_image(
     """
     # The image's history has the build arguments, and other people may read the store.
     has_password = bool(urlsplit(context.config.package_index).username)
-    if not context.config.store or not architecture or has_password:
+    if not context.config.should_store_images or not architecture or has_password:
         return
     lab, lab_id = context.config.name, context.lab_id
     try:
@@ -86,7 +86,7 @@ def _make_request(
     context: LabContext, wanted: str, architecture: str
 ) -> LoadStoredImageRequest | None:
     """Return the request to load the image; None if the store cannot have it."""
-    image_id = _find_id(context, wanted, architecture) if context.config.store else ""
+    image_id = _find_id(context, wanted, architecture) if context.config.should_store_images else ""
     if not image_id:
         return None
     return LoadStoredImageRequest(context.config.name, context.lab_id, image_id, wanted)

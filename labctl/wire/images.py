@@ -66,10 +66,9 @@ class StoreImageRequest(NamedTuple):
 
 @as_array
 class StoredBlob(NamedTuple):
-    """A part of a stored image: the size and hash of its compressed file, and its own size."""
+    """A part of a stored image: the size of its compressed file, and that of its content."""
 
     size: int
-    sha256: str
     content_size: int
 
 

@@ -192,7 +192,7 @@ NOT_STORED = Turn({"why": "the store does not have it"})
 
 
 def use_store(sources: Sources) -> None:
-    yaml = "lab: digits\nimage: {build: .}\nstore: ssh://me@store.example/~/labs\n"
+    yaml = "lab: digits\nimage: {build: ., store: true}\nstore: ssh://me@store.example/~/labs\n"
     (sources.lab.home / "lab" / "lab.yaml").write_text(yaml)
 
 

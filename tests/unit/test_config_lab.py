@@ -537,3 +537,20 @@ def test_any_bytes_are_read_or_refused(lab_home: LabHome, data: bytes) -> None:
     else:
         said = ""
     assert said == "" or said.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_stored"),
+    [
+        ("image: {build: .}\nstore: s3://bucket/labs", True),
+        ("image: {build: ., store: false}\nstore: s3://bucket/labs", False),
+        ("image: {build: .}\nstore: ssh://me@store/labs", False),
+        ("image: {build: ., store: true}\nstore: ssh://me@store/labs", True),
+        ("image: {build: ., store: true}", False),
+        ("image: python:3.12\nstore: s3://bucket/labs", False),
+    ],
+)
+def test_a_bucket_gets_built_images_and_an_ssh_server_only_if_lab_yaml_says_so(
+    lab_home: LabHome, lines: str, is_stored: bool
+) -> None:
+    assert lab_home.load(f"lab: vision\n{lines}\n").should_store_images is is_stored

@@ -69,6 +69,11 @@ def test_a_lab_that_touches_nothing_of_yours_needs_no_trust(
     [
         ("secrets: [A, B]", "give your A, B to"),
         ("store: s3://bucket/labs", "copy results to s3://bucket/labs"),
+        (
+            "store: s3://bucket/labs\nimage: {build: .}",
+            "copy results, and the image that it builds with its build arguments, "
+            "to s3://bucket/labs",
+        ),
         ("data: {keys: ~/.ssh}", "/.ssh to the server"),
         ("data: {all: /}", "send / to the server"),
         ("data: {a: server:/datasets/a}", "let its programs read /datasets/a on the server"),

@@ -111,6 +111,15 @@ def blob(store: Path, content: bytes) -> Path:
     return store / f"{sha256(content)}.gz"
 
 
+def replace_blob(store: Path, layer: bytes, content: bytes, content_size: int) -> None:
+    """Replace a layer's file, and its entry in the image's record."""
+    blob(store, layer).write_bytes(content)
+    (record,) = store.glob("*.json")
+    about = json.loads(record.read_text())
+    about["blobs"][sha256(layer)] = [len(content), content_size]
+    record.write_text(json.dumps(about))
+
+
 def test_an_image_comes_back_from_the_store_with_its_layers_and_its_name(
     engine: Engine, store: Path
 ) -> None:
@@ -166,11 +175,7 @@ def test_a_layer_with_another_content_is_never_loaded(
 ) -> None:
     """Whoever can write to the store can change the record as well."""
     send(engine)
-    blob(store, LAYERS[1]).write_bytes(content)
-    (record,) = store.glob("*.json")
-    about = json.loads(record.read_text())
-    about["blobs"][sha256(LAYERS[1])] = [len(content), sha256(content), 10**6]
-    record.write_text(json.dumps(about))
+    replace_blob(store, LAYERS[1], content, 10**6)
     assert load(engine)
     assert engine.loaded == {}
 
@@ -187,7 +192,7 @@ def test_a_layer_that_unpacks_to_more_than_its_record_says_is_not_read_on(
     engine: Engine, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(engine)
-    blob(store, LAYERS[1]).write_bytes(gzip.compress(b"\0" * 50_000_000))
+    replace_blob(store, LAYERS[1], gzip.compress(b"\0" * 50_000_000), len(LAYERS[1]))
     read: list[int] = []
     real = gzip.GzipFile.read
 

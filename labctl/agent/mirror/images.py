@@ -169,8 +169,8 @@ def _send_blobs(folder: Path, store: MirrorStore, image_id: str) -> dict[str, St
         for content, size in _iterate_files(process.stdout):
             digest = _compress(content, draft)
             if digest in wanted - sent.keys():
-                blob = StoredBlob(draft.stat().st_size, hash_file(draft), size)
-                store.send(_key(f"{digest}.gz"), draft, blob.size, blob.sha256)
+                blob = StoredBlob(draft.stat().st_size, size)
+                store.send(_key(f"{digest}.gz"), draft, blob.size, hash_file(draft))
                 sent[digest] = blob
     if process.returncode or wanted - sent.keys():
         raise StoreError("`docker save` did not write all layers of the image")
