@@ -16,6 +16,8 @@ from labctl.model import Value
 from labctl.wire.containment import is_contained, is_inside
 
 MAX_PACKAGES_FILE_BYTES = 1024 * 1024
+# A list that names more lists than this is not one that a person wrote.
+MOST_LISTS = 100
 # The list that the build of a pyproject.toml or setup.py installs.
 GENERATED = "labctl-requirements.txt"
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
@@ -27,7 +29,7 @@ _REPOSITORY = re.compile(r"[a-z]+\+[a-z]+:")
 _DIRECTORY = re.compile(r"(\.{0,2}/[^\s;\[]*|\.{1,2}(?=$|[\s;\[])|file:\S+)(\[[\w, -]+\])?")
 _FILE_ADDRESS = re.compile(r"\S+\s*@\s*(file:\S+)")
 # a line of a list, with the dash and the quotes of YAML
-_ITEM = re.compile(r"^(\s*-\s+['\"]?|\s*)(.*?)(['\"]?\s*)$")
+_ITEM = re.compile(r"(\s*-\s+['\"]?|\s*)(.*)")
 
 
 class PackageProblem(Value, frozen=True):
@@ -110,9 +112,7 @@ class _PackageReader:
 
     def _read_line(self, name: str, directory: str, line: str) -> tuple[str, str]:
         """Return what is wrong with a line, "" for nothing, and the line for the build."""
-        item = _ITEM.match(re.sub(r"(?:^|\s)#.*", "", line))
-        assert item is not None  # it matches every line
-        head, words, tail = item.groups()
+        head, words, tail = _split_item(re.sub(r"(?:^|\s)#.*", "", line))
         if match := _OTHER_FILE.match(words):
             return self._read_other(name, directory, match[1]), line
         if match := _FIND_LINKS.match(words):
@@ -139,6 +139,8 @@ class _PackageReader:
             return f"reads {quote(other)}, which is not in the lab; copy it there"
         if not (self.root / path).is_file():
             return f"reads {quote(other)}, and there is no file {quote(path)} in the lab"
+        if len(self.files) >= MOST_LISTS:
+            return f"reads {quote(other)}, after {MOST_LISTS} other files; use fewer lists"
         before = len(self.problems)
         self.read_list(path, directory)
         is_usable = len(self.problems) == before
@@ -217,6 +219,15 @@ class _PackageReader:
             message = f"{quote(name)} is not a text in UTF-8"
         self.problems.append(PackageProblem(name, 0, message))
         return None
+
+
+def _split_item(line: str) -> tuple[str, str, str]:
+    """Return the start of a line, its words, and the end: one quote and spaces, or nothing."""
+    item = _ITEM.match(line.rstrip())
+    assert item is not None  # it matches every line
+    head, words = item.groups()
+    tail = words[-1:] if words.endswith(("'", '"')) else ""
+    return head, words.removesuffix(tail), tail
 
 
 def _find_problem_in_project(name: str, pyproject: Pyproject, extras: tuple[str, ...]) -> str:

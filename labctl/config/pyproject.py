@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from labctl.lazy import lazy_imports
@@ -9,6 +11,8 @@ from labctl.model import Value
 
 with lazy_imports(__name__):
     import tomllib
+
+T = TypeVar("T")
 
 
 class Dependency(Value, frozen=True):
@@ -73,9 +77,16 @@ class Pipfile(Value, frozen=True):
 
 def parse_pyproject(text: str) -> Pyproject:
     """Parse a pyproject.toml; ValueError if it is not valid."""
-    return msgspec.convert(tomllib.loads(text), Pyproject)
+    return _parse(text, Pyproject)
 
 
 def parse_pipfile(text: str) -> Pipfile:
     """Parse a Pipfile; ValueError if it is not valid."""
-    return msgspec.convert(tomllib.loads(text), Pipfile)
+    return _parse(text, Pipfile)
+
+
+def _parse(text: str, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(tomllib.loads(text), kind)
+    except RecursionError:
+        raise ValueError("its lists or tables are nested too deeply") from None

@@ -80,8 +80,11 @@ def parse_requirements(text: str) -> str:
     return path
 
 
+EXTRA_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
 def parse_extra(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", text):
+    if not EXTRA_NAME.fullmatch(text):
         raise ValueError(f"{quote(text)} is not the name of an extra of a package")
     return text
 

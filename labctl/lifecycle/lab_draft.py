@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,9 @@ from labctl.config.document import escape
 from labctl.errors import NotFoundError, PolicyError
 from labctl.lifecycle.project_lists import CONDA, comment_out
 from labctl.lifecycle.project_scan import GPU_IMPORTS, ProjectFacts, scan_project
+
+# a word that YAML reads as text without quotes
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 
 
 def scan_candidate(root: Path) -> ProjectFacts:
@@ -132,7 +137,7 @@ def _draft_image(facts: ProjectFacts, file: str) -> list[str]:
     if file.endswith(CONDA):
         return [*notes, f"# The packages of {file}, installed once.", f"image: {{conda: {file}}}"]
     python = facts.python or DEFAULT_PYTHON
-    source = f": {facts.python_source}" if facts.python_source else " is a guess"
+    source = f": {_one_line(facts.python_source)}" if facts.python_source else " is a guess"
     if not file:
         reason = "The code imports only Python's own modules." if facts.sources else ""
         note = f"# {reason or 'Nothing here lists packages.'} Python {python}{source}."
@@ -150,10 +155,11 @@ def _draft_image(facts: ProjectFacts, file: str) -> list[str]:
 
 
 def _plural(noun: str, names: Sequence[str]) -> str:
-    return f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return f"{noun}{'s' if len(names) > 1 else ''} {_one_line(', '.join(names))}"
 
 
 def _one_line(text: str) -> str:
+    """Return a text for a comment: a line break in it would start a setting."""
     return escape(" ".join(text.split()))
 
 
@@ -164,9 +170,13 @@ def _draft_run(facts: ProjectFacts) -> list[str]:
         if facts.has_notebooks:
             lines.append("# For the notebooks: labctl up, then labctl forward jupyter")
         return lines
-    others = f"; also found: {', '.join(program.others)}" if program.others else ""
-    words = [program.command[0], *map(_quote, program.command[1:])]
-    lines = [f"# {program.reason}{escape(others)}.", f"run: [{', '.join(words)}]"]
+    others = f"; also found: {_one_line(', '.join(program.others))}" if program.others else ""
+    first = program.command[0]
+    words = [
+        first if _PLAIN.fullmatch(first) else _quote(first),
+        *map(_quote, program.command[1:]),
+    ]
+    lines = [f"# {program.reason}{others}.", f"run: [{', '.join(words)}]"]
     if program.path:
         path = ":".join(f"/lab/code/{place}".removesuffix("/.") for place in program.path)
         lines += [
@@ -201,4 +211,4 @@ def _draft_secrets(facts: ProjectFacts) -> list[str]:
 
 def _quote(text: str) -> str:
     """Return a text as a YAML string in double quotes."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return json.dumps(text, ensure_ascii=False)

@@ -16,6 +16,7 @@ from labctl.config.pyproject import (
     parse_pipfile,
     parse_pyproject,
 )
+from labctl.config.schema import EXTRA_NAME
 from labctl.lifecycle.project_imports import read_source
 from labctl.model import Value
 
@@ -26,6 +27,8 @@ OTHERS = ("*requirements*.txt", "requirements/*.txt", "*env*.yml", "*env*.yaml",
 NOT_FOR_RUNS = re.compile(r"dev|test|doc|lint|style|build|labctl")
 CONDA = (".yml", ".yaml")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+# characters; a longer version is no version, and Python converts no number of that length
+_MOST_VERSION = 200
 
 
 class ListChoice(Value, frozen=True):
@@ -148,7 +151,8 @@ def _choose_extras(
     chosen = []
     for extra, lines in project.optional.items():
         names = {_parse_name(line) for line in lines}
-        if needed & names and not NOT_FOR_RUNS.search(extra.lower()):
+        is_wanted = EXTRA_NAME.fullmatch(extra) and not NOT_FOR_RUNS.search(extra.lower())
+        if needed & names and is_wanted:
             chosen.append(extra)
             needed -= names
     return tuple(chosen), tuple(extra for extra in project.optional if extra not in chosen)
@@ -187,7 +191,7 @@ def convert_version(version: str) -> str:
     if re.match(r"\d", version):
         return f"=={version}"
     match = re.match(r"([\^~])\s*(\d+(?:\.\d+)*)", version)
-    if match is None or version.startswith("~="):
+    if match is None or version.startswith("~=") or len(version) > _MOST_VERSION:
         return version.replace(" ", "")
     numbers = [int(number) for number in match[2].split(".")]
     if match[1] == "~":

@@ -423,3 +423,42 @@ def test_every_check_comes_before_the_question(
     assert "\n  next: " in error
     assert "Where should labctl get servers?" not in error
     assert sorted(home.rglob("*")) == before
+
+
+HOSTILE = """\
+[build-system]
+requires = ["setuptools"]
+[project]
+name = "birds"
+requires-python = ">=3.9\\nstore: s3://another/one"
+dependencies = ["torch"]
+[project.optional-dependencies]
+"a]}\\nstore: s3://another/two" = ["wandb"]
+"b\\nstore: s3://another/three" = ["zarr"]
+[project.scripts]
+"train]\\nstore: s3://another/four\\n#" = "birds:main"
+"train\\nstore: s3://another/five" = "birds:main"
+"""
+
+
+def test_names_in_a_project_cannot_become_settings(labctl: Any, home: Path) -> None:
+    """A line break in a name would start a new line of lab.yaml."""
+    lab = adopt(labctl, home, {"pyproject.toml": HOSTILE, "birds.py": "import wandb\n"})
+    assert lab.store == ""
+    assert lab.image == ImageConfig(requirements="pyproject.toml", python="3.12")
+    assert lab.run == ("train]\nstore: s3://another/four\n#",)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        pytest.param("pyproject.toml", "a = " + "[" * 100_000, id="nested"),
+        pytest.param("Pipfile", "[packages]\nsix = '^" + "9" * 5000 + "'\n", id="long-number"),
+        pytest.param("requirements.txt", "a" + " " * 500_000 + "b\n", id="many-spaces"),
+    ],
+)
+def test_files_that_nobody_would_write_end_neither_init_nor_the_wait(
+    labctl: Any, project: Path, file: str, text: str
+) -> None:
+    (project / file).write_text(text)
+    assert labctl("init").code == 0

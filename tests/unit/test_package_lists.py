@@ -129,3 +129,10 @@ def test_a_run_that_installs_packages_is_told_what_it_costs(
     if told:
         assert "pays for it again at $0.50/h" in describe_install(command, 0.5)
         assert "waits for it again" in describe_install(command, None)
+
+
+def test_a_long_chain_of_lists_is_refused(lab: Path) -> None:
+    for number in range(1000):
+        (lab / f"{number}.txt").write_text(f"-r {number + 1}.txt\n")
+    problems = read_list(lab, ImageConfig(requirements="0.txt")).problems
+    assert "use fewer lists" in problems[0].message
