@@ -240,9 +240,10 @@ def _build(
     name = "building the image"
     context.reporter.emit(Step(name=name))
     lines = BuildLines(context.reporter, name)
+    request = _make_request(context, wanted, of_run)
     closing = remote.stream(
         BUILD_IMAGE,
-        _make_request(context, wanted, of_run),
+        request,
         on_reply=lambda _: None,
         on_bytes=lines.feed,
     )
@@ -255,7 +256,7 @@ def _build(
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))
     architecture = image_sources.find_architecture(context, server)
-    stored_images.store_image(context, server, remote, wanted, architecture)
+    stored_images.store_image(context, server, remote, request, architecture)
 
 
 def _make_request(context: LabContext, wanted: str, of_run: str) -> BuildImageRequest:

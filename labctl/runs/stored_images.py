@@ -7,8 +7,8 @@ else can write to the store.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from labctl.errors import LabError, LinkLostError
 from labctl.events import Note, Step
@@ -18,6 +18,7 @@ from labctl.wire.images import (
     LOAD_STORED_IMAGE,
     START_LOAD_IMAGE,
     START_STORE_IMAGE,
+    BuildImageRequest,
     FindImagesRequest,
     LoadStoredImageRequest,
     StoreImageRequest,
@@ -30,20 +31,29 @@ if TYPE_CHECKING:
 # Kind of the ledger entry of an image that a server has built.
 BUILT_EVENT = "image built"
 LOAD_S = 3600.0
+# An address with a password, or with a user name that may be a token: ssh's `git@` is neither.
+_CREDENTIALS = re.compile(r"https?://[^/\s@]+@|://[^/\s@:]*:[^/\s@]+@")
 
 
 def store_image(
-    context: LabContext, server: Server, remote: AgentClient, wanted: str, architecture: str
+    context: LabContext,
+    server: Server,
+    remote: AgentClient,
+    built: BuildImageRequest,
+    architecture: str,
 ) -> None:
     """Have the server send an image that it has just built to the lab's store, in the background.
 
     A failure only costs the copy, and is reported.
     """
-    # The image's history has the build arguments, and other people may read the store.
-    has_password = bool(urlsplit(context.config.package_index).username)
-    if not context.config.should_store_images or not architecture or has_password:
+    if not context.config.should_store_images or not architecture:
         return
-    lab, lab_id = context.config.name, context.lab_id
+    wanted, lab, lab_id = built.tag, built.lab, built.lab_id
+    # The image has the lists, and its history the build arguments; others may read the store.
+    if any(_CREDENTIALS.search(text) for text in (*built.args.values(), *built.files.values())):
+        why = "an address in its build arguments or lists of packages contains credentials"
+        context.reporter.emit(Note(text=f"{wanted} is not kept in {context.config.store}: {why}"))
+        return
     try:
         image_id = remote.call(FIND_IMAGES, FindImagesRequest((wanted,))).ids[wanted]
         if not image_id:

@@ -236,14 +236,37 @@ def test_an_image_that_cannot_be_stored_costs_only_the_copy(sources: Sources) ->
     assert text in sources.reporter.said
 
 
-def test_an_image_with_a_password_in_its_history_is_not_stored(sources: Sources) -> None:
+@pytest.mark.parametrize(
+    ("index", "packages", "is_stored"),
+    [
+        pytest.param("https://me:secret@index.example/simple", "six", False, id="index"),
+        pytest.param("https://:secret@index.example/simple", "six", False, id="index-password"),
+        pytest.param("", "a @ git+https://token@git.example/a.git", False, id="repository"),
+        pytest.param("", "--extra-index-url https://me:secret@x.example/", False, id="list"),
+        pytest.param(
+            "https://index.example/simple",
+            "a @ git+https://git.example/a.git@v1\nb @ git+ssh://git@git.example/b.git",
+            True,
+            id="no-credentials",
+        ),
+    ],
+)
+def test_an_image_that_contains_credentials_is_not_stored(
+    sources: Sources, index: str, packages: str, is_stored: bool
+) -> None:
     config = sources.lab.home / ".config" / "labctl" / "config.yaml"
     config.parent.mkdir(parents=True)
-    config.write_text("package_index: https://me:secret@index.example/simple\n")
+    config.write_text(f"package_index: {index}\n" if index else "")
     config.chmod(0o600)
     use_store(sources)
+    lab_file = sources.lab.home / "lab" / "lab.yaml"
+    lab_file.write_text(lab_file.read_text().replace("build: .", "requirements: list.txt"))
+    (sources.lab.home / "lab" / "list.txt").write_text(f"{packages}\n")
     sources.wanted = images.image_reference(sources.context())
-    assert sources.ensure(BUILT) == ["build"]
+    stored = [Turn({"ids": {sources.wanted: ID}}), Turn({})] if is_stored else []
+    verbs = ["build", "image", "store-image"] if is_stored else ["build"]
+    assert sources.ensure(BUILT, *stored) == verbs
+    assert ("contains credentials" in sources.reporter.said) is not is_stored
 
 
 def test_up_has_the_server_load_from_the_store_what_this_machine_does_not_keep(
