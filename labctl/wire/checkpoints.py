@@ -43,7 +43,10 @@ def fingerprint_files(place: Path) -> str:
     files += [Path(folder, name) for folder, _, names in os.walk(place) for name in names]
     digest = hashlib.sha256()
     for file in sorted(files):
-        status = file.lstat()
+        try:
+            status = file.lstat()
+        except FileNotFoundError:  # a draft of a run that goes on, renamed meanwhile
+            continue
         if stat.S_ISREG(status.st_mode):
             row = (file.relative_to(place).as_posix(), status.st_size, status.st_mtime_ns)
             digest.update(repr(row).encode())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +14,7 @@ from labctl.agent.host.engine_objects import Container, ContainerState, Image, N
 from labctl.agent.host.paths import lab_dir, write_json
 from labctl.agent.reply import Failure
 from labctl.agent.sandbox import evaluation, grading, sandbox
+from labctl.wire import checkpoints
 from labctl.wire.checkpoints import fingerprint_checkpoints
 from labctl.wire.codec import to_json
 from labctl.wire.sandbox import (
@@ -98,6 +102,26 @@ def engine(run: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 def evaluate(checkpoint: str = "", gpus: str = "") -> EvaluateReply:
     return evaluation.evaluate(EvaluateRequest("digits", LAB_ID, "night", checkpoint, gpus))
+
+
+def test_a_run_that_writes_checkpoints_meanwhile_does_not_end_an_evaluation(
+    run: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run writes a draft and renames it, also between a listing and a look at its files."""
+    checkpoint = run / "checkpoints" / "last"
+    checkpoint.mkdir(parents=True)
+    draft = checkpoint / "model.pt.tmp"
+    draft.write_bytes(b"weights")
+    real = os.walk
+
+    def walk(place: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        listed = list(real(place))
+        if any(draft.name in names for _, _, names in listed):
+            draft.rename(checkpoint / "model.pt")
+        return iter(listed)
+
+    monkeypatch.setattr(checkpoints, "os", SimpleNamespace(walk=walk))
+    assert evaluate().code == 0
 
 
 def test_an_evaluation_reads_the_run_and_writes_its_result_alone(run: Path, engine: Engine) -> None:

@@ -238,6 +238,18 @@ def test_a_disk_without_room_is_named(
         send(engine)
 
 
+def test_a_record_cannot_hide_how_much_disk_an_image_needs(engine: Engine, store: Path) -> None:
+    """Whoever can write to the store could fill the disk, which a run needs for its checkpoints."""
+    send(engine)
+    (record,) = store.glob("*.json")
+    about = json.loads(record.read_text())
+    about["blobs"][sha256(LAYERS[1])] = [10**15, 10**6]
+    about["blobs"]["0" * 64] = [-(10**15), 0]
+    record.write_text(json.dumps(about))
+    assert "record of the image is damaged" in load(engine)
+    assert engine.loaded == {}
+
+
 def test_what_a_killed_process_left_is_removed(engine: Engine, store: Path, tmp_path: Path) -> None:
     left = tmp_path / "labctl" / "digits" / ".labctl" / "send-image" / "draft"
     left.parent.mkdir()

@@ -205,6 +205,9 @@ def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> No
     if content is None:
         raise StoreError("the store does not have it")
     blobs = decode(StoredImageRecord, content).blobs
+    # A negative size would hide a large one from the check of the disk's space.
+    if any(min(blob) < 0 for blob in blobs.values()):
+        raise StoreError("the store's record of the image is damaged")
     _require_space(folder, sum(blob.size + blob.content_size for blob in blobs.values()))
     config_file = _fetch(store, blobs, image_id, folder)
     layers = _read_layers(config_file.path)
