@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.errors import LabError
-from labctl.lifecycle import down, up
+from labctl.lifecycle import down, unsaved_server, up
 from labctl.model import NAME_PATTERN, Run, Server, Value
 from labctl.runs import runs
 from labctl.servers import adoption
@@ -95,7 +95,7 @@ def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedS
     except LabError as error:
         if discard:
             return SavedSeat()
-        raise down.stop_and_keep_disk(context, server, error) from error
+        raise unsaved_server.stop_and_keep_disk(context, server, error) from error
     files = edits = 0
     for lab in labs:
         new_files, new_edits = down.drain_server(lab, server, discard=discard)

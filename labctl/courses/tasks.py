@@ -29,7 +29,7 @@ from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import build_seat_context, read_status
 from labctl.errors import LabError
 from labctl.errors.unexpected import as_lab_error
-from labctl.lifecycle import down
+from labctl.lifecycle import unsaved_server
 from labctl.model import Server
 from labctl.servers import guard
 from labctl.text import dollars_text, duration_text
@@ -357,7 +357,7 @@ class CourseTasks:
         """
         late = LabError(f"not everything on it could be saved within {duration_text(SAVE_S)}")
         try:
-            result: LabError = down.stop_and_keep_disk(
+            result: LabError = unsaved_server.stop_and_keep_disk(
                 build_seat_context(self.staff, seat), server, late
             )
         except LabError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,13 +14,13 @@ from labctl.errors import (
     PolicyError,
 )
 from labctl.events import Note, Question, Step, report_wait
-from labctl.lifecycle import home_files, reconcile, up
+from labctl.lifecycle import home_files, reconcile, unsaved_server, up
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.runs import outputs, runs
-from labctl.servers import adoption, attempts, disk_retention, end_server, kept_disks, power
+from labctl.servers import adoption, attempts, end_server, kept_disks
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
@@ -29,18 +28,12 @@ from labctl.stores import lab_store
 from labctl.sync import lab_files
 from labctl.sync.home_files import HomeFiles
 from labctl.sync.local_results import MissingFile
-from labctl.text import dollars_text, price_or_free_text
+from labctl.text import price_or_free_text
 
 GRACE_S = 60
-DAY_S = 86_400
-# How long a disk with unsaved results is kept; the watchdog uses the same time.
-KEPT_S = 30 * DAY_S
 NAMED_AT_MOST = 20
 # seconds to wait for another command that works on the lab
 WAIT_S = 10.0
-PULL_AGAIN = (
-    "labctl up && labctl pull\nlabctl down --discard   # instead, to delete the unsaved files"
-)
 DECIDE_ON_HOME = (
     "labctl down   # asks about them\n"
     "labctl up && labctl pull && labctl down --discard   # instead, to delete them"
@@ -212,7 +205,7 @@ def _list_running(
         if consent is not None:
             # Stopping the server would end what others run on it, as far as that is recorded.
             consent(context, server, [], discard)
-        raise stop_and_keep_disk(context, server, error) from error
+        raise unsaved_server.stop_and_keep_disk(context, server, error) from error
     all_runs = context.state.list_runs(context.lab_id)
     return [run.id for run in all_runs if run.state == "running" and run.server_id == server.id]
 
@@ -246,6 +239,7 @@ def _save(
     home = None
     if asks_for_home is not None:
         home = _choose_home_files(context, server, asks_for_home)
+    is_home_saved = not home
     try:
         _end_work(context, server, running)
         pulled = outputs.pull(context, server, [], everything=True)
@@ -253,14 +247,19 @@ def _save(
             edits = lab_files.save_edits(context, server)
         if home:
             home_files.pull_home_files(context, server, home)
+            is_home_saved = True
         unsaved = [
             *(_describe_missing(file) for file in outputs.list_missing(context, server)),
             *(f"code/{skipped}" for skipped in edits.skipped),
         ]
     except LabError as error:
-        raise stop_and_keep_disk(context, server, error) from error
+        raise unsaved_server.stop_and_keep_disk(
+            context, server, error, has_home=not is_home_saved
+        ) from error
     if unsaved:
-        raise stop_and_keep_disk(context, server, _make_unsaved_error(unsaved), hint=FIX_FILES)
+        raise unsaved_server.stop_and_keep_disk(
+            context, server, _make_unsaved_error(unsaved), hint=FIX_FILES
+        )
     kept_disks.note_saved(context, server)
     _remove_containers(context, server)
     return _Saved(
@@ -273,9 +272,12 @@ def _save(
 def _choose_home_files(context: LabContext, server: Server, asks: bool) -> HomeFiles | None:
     try:
         return home_files.choose_home_files(context, server, asks=asks)
+    except PolicyError as error:
+        raise unsaved_server.stop_and_keep_disk(
+            context, server, error, hint=DECIDE_ON_HOME, has_home=True
+        ) from error
     except LabError as error:
-        hint = DECIDE_ON_HOME if isinstance(error, PolicyError) else PULL_AGAIN
-        raise stop_and_keep_disk(context, server, error, hint=hint) from error
+        raise unsaved_server.stop_and_keep_disk(context, server, error) from error
 
 
 def _end_work(context: LabContext, server: Server, running: list[str]) -> None:
@@ -307,40 +309,3 @@ def _make_unsaved_error(names: list[str]) -> LabError:
     more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
     count = "1 file exists" if len(names) == 1 else f"{len(names)} files exist"
     return LabError(f"{count} only on the server:\n{shown}{more}")
-
-
-def stop_and_keep_disk(
-    context: LabContext, server: Server, error: LabError, *, hint: str = PULL_AGAIN
-) -> PolicyError:
-    """Stop the server but keep its disk; return the error that tells the user both."""
-    context.connections.close(server)
-    outcome = (
-        _stop_server(context, server)
-        or _keep_disk(context, server)
-        or "the server is still running, unchanged"
-    )
-    return PolicyError(
-        f"{context.name} was not removed: not everything on it could be saved",
-        why="\n".join(filter(None, [error.what, error.why, outcome])),
-        hint=hint,
-    )
-
-
-def _stop_server(context: LabContext, server: Server) -> str:
-    """Stop the server and say so in a sentence; "" if this server cannot be stopped."""
-    try:
-        power.stop_server(context, server, keep_until=time.time() + KEPT_S)
-    except power.CannotStopError:
-        return ""
-    return "the server was stopped and its disk kept"
-
-
-def _keep_disk(context: LabContext, server: Server) -> str:
-    """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
-    disks = disk_retention.keep_disk(context, server, time.time() + KEPT_S)
-    if not disks:
-        return ""
-    end_server.remove(context, server, keep_disks=True)
-    prices = [f"{disk.id} at {dollars_text(disk.price_usd_per_month)} a month" for disk in disks]
-    days = KEPT_S // DAY_S
-    return f"the server was terminated and its disk kept for {days} days: {', '.join(prices)}"

@@ -59,7 +59,9 @@ def pull_home_files(context: LabContext, server: Server, listed: HomeFiles) -> P
 
 def _confirm(context: LabContext, listed: HomeFiles) -> bool:
     is_large = _sum_bytes(listed) > LARGEST_UNASKED_BYTES
-    without = "the server is kept" if is_large else "they are deleted with the server"
+    without = "they are deleted with the server"
+    if is_large:
+        without = "the server is stopped and its disk kept, where the provider can do that"
     detail = (
         f"In the server's home directory, outside the lab {context.name}: {_name_files(listed)}\n"
         f"If you do not download them, {without}."

@@ -17,6 +17,8 @@ from labctl.servers.disks import cost_text, get_id_without_region, record_shown
 from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 SAVED = "restored-saved"
+# Kind of the ledger's line about a disk with files of a home directory that exist nowhere else.
+HOME = "home-kept"
 ATTACH_S = 120.0
 ATTACH_PAUSE_S = 1.0
 
@@ -85,9 +87,20 @@ def note_saved(context: LabContext, server: Server) -> None:
         context.state.record(SAVED, lab_id=context.lab_id, server_id=server.id, detail=detail)
 
 
+def note_home(context: LabContext, server: Server, disks: Sequence[Resource]) -> None:
+    """Record that the disks have files of the home directory, which no restore copies."""
+    for disk in disks:
+        detail = {"disk": msgspec.to_builtins(disk)}
+        context.state.record(HOME, lab_id=context.lab_id, server_id=server.id, detail=detail)
+
+
 def is_saved(context: LabContext, disk: Resource) -> bool:
     """Whether everything on a kept disk has been downloaded and verified."""
-    lines = context.state.list_events(lab_id=context.lab_id, kind=SAVED)
+    return _is_noted(context, disk, SAVED) and not _is_noted(context, disk, HOME)
+
+
+def _is_noted(context: LabContext, disk: Resource, kind: str) -> bool:
+    lines = context.state.list_events(lab_id=context.lab_id, kind=kind)
     return any(line.detail["disk"]["id"] == disk.id for line in lines)
 
 

@@ -10,7 +10,7 @@ import pytest
 from lab_world import Cloud, DiskCloud, Recorded, World, world
 
 from labctl.errors import CredentialsError, DeniedError, LabError, PolicyError, ThrottledError
-from labctl.lifecycle import down
+from labctl.lifecycle import unsaved_server
 from labctl.lifecycle import up as provision
 from labctl.model import Boot, Need, Server
 from labctl.servers import deadlines
@@ -235,7 +235,7 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
 
 def test_a_server_that_is_off_for_its_disks_sake_is_spared_by_the_timer(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
-    told = down.stop_and_keep_disk(lab.context(), server, LabError("it cannot be saved"))
+    told = unsaved_server.stop_and_keep_disk(lab.context(), server, LabError("it cannot be saved"))
     assert "the server was stopped and its disk kept" in told.why
     assert cloud.timers[server.id] > time.time() + 29 * 86400
 

@@ -139,7 +139,7 @@ def test_where_nothing_can_be_stopped_it_goes_on(tmp_path: Path) -> None:
     lab.machine.error = unreachable()
     with pytest.raises(PolicyError) as caught:
         end(lab)
-    assert "the server is still running, unchanged" in caught.value.why
+    assert "the server is still running, unchanged (free)" in caught.value.why
     assert lab.cloud.calls == ["create"]
 
 

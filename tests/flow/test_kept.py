@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, Recorded, World, world
 
-from labctl.errors import BusyError, NotFoundError, ProviderError, TransferError
+from labctl.errors import BusyError, NotFoundError, PolicyError, ProviderError, TransferError
 from labctl.lifecycle import disk_restore, up
 from labctl.lifecycle.down import down
 from labctl.lifecycle.status import read_status
@@ -212,6 +212,33 @@ def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) 
     lab.context().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
     assert down(lab.context(), discard=False).leftovers == ()
     assert on_record(lab) == []
+
+
+def test_a_disk_with_a_large_home_outlives_the_next_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`labctl up` restores results from a kept disk, and nothing of the home directory."""
+    monkeypatch.setattr("labctl.lifecycle.home_files.LARGEST_UNASKED_BYTES", 3)
+    lab = world(tmp_path, KeepCloud)
+    up.up(lab.context())
+    (lab.machine.home / "notes.txt").write_text("by hand")
+
+    def keep(cloud: KeepCloud, server_id: str, expires_at: float) -> list[Resource]:
+        cloud.left.append(DISK)
+        return [DISK]
+
+    monkeypatch.setattr(KeepCloud, "keep_disk", keep)
+    with pytest.raises(PolicyError) as caught:
+        down(lab.context(Recorded(answers=[True, False])), discard=False)
+    assert lab.cloud.machines == {}
+    assert "the server was terminated and its disk kept for 30 days" in caught.value.why
+    assert "mount the kept disk and copy the files of the home" in caught.value.hint
+    (lab.machine.home / "notes.txt").unlink()
+    refused(lab, ProviderError("another zone"))
+    [server] = lab.cloud.machines.values()
+    detail = {"disk": msgspec.to_builtins(DISK)}
+    lab.context().state.record(RESTORED, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    assert down(lab.context(), discard=False).leftovers == (DISK,)
 
 
 def test_nothing_to_pull_from_says_where_the_results_are(lab: World) -> None:

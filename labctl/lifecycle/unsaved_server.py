@@ -1,0 +1,72 @@
+"""A server with files that exist nowhere else cannot be removed: stop it, and keep its disk."""
+
+from __future__ import annotations
+
+import time
+
+from labctl.errors import LabError, PolicyError
+from labctl.model import Server
+from labctl.servers import disk_retention, end_server, kept_disks, power
+from labctl.servers.context import LabContext
+from labctl.text import dollars_text, price_or_free_text
+
+DAY_S = 86_400
+# How long a disk with unsaved results is kept; the watchdog uses the same time.
+KEPT_S = 30 * DAY_S
+PULL_AGAIN = (
+    "labctl up && labctl pull\nlabctl down --discard   # instead, to delete the unsaved files"
+)
+# Where only the disk was kept: `labctl up` restores results from it, and nothing else.
+COPY_HOME = (
+    "labctl up && labctl pull   # the results\n"
+    "labctl ssh -- lsblk   # then mount the kept disk and copy the files of the home directory\n"
+    "labctl orphans --terminate   # removes the disk; labctl down does not"
+)
+
+
+def stop_and_keep_disk(
+    context: LabContext,
+    server: Server,
+    error: LabError,
+    *,
+    hint: str = PULL_AGAIN,
+    has_home: bool = False,
+) -> PolicyError:
+    """Stop the server but keep its disk; return the error that tells the user both.
+
+    With `has_home`, the disk has files of the home directory that exist nowhere else.
+    """
+    context.connections.close(server)
+    outcome = _stop_server(context, server)
+    if not outcome and (outcome := _keep_disk(context, server, has_home=has_home)):
+        hint = COPY_HOME if has_home else hint
+    if not outcome:
+        price = price_or_free_text(server.offer.price_usd_per_hour)
+        outcome = f"the server is still running, unchanged ({price})"
+    return PolicyError(
+        f"{context.name} was not removed: not everything on it could be saved",
+        why="\n".join(filter(None, [error.what, error.why, outcome])),
+        hint=hint,
+    )
+
+
+def _stop_server(context: LabContext, server: Server) -> str:
+    """Stop the server and say so in a sentence; "" if this server cannot be stopped."""
+    try:
+        power.stop_server(context, server, keep_until=time.time() + KEPT_S)
+    except power.CannotStopError:
+        return ""
+    return "the server was stopped and its disk kept"
+
+
+def _keep_disk(context: LabContext, server: Server, *, has_home: bool) -> str:
+    """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
+    disks = disk_retention.keep_disk(context, server, time.time() + KEPT_S)
+    if not disks:
+        return ""
+    if has_home:
+        kept_disks.note_home(context, server, disks)
+    end_server.remove(context, server, keep_disks=True)
+    prices = [f"{disk.id} at {dollars_text(disk.price_usd_per_month)} a month" for disk in disks]
+    days = KEPT_S // DAY_S
+    return f"the server was terminated and its disk kept for {days} days: {', '.join(prices)}"
