@@ -102,10 +102,12 @@ def _is_gone(context: LabContext, recorded: Server, alive: Server | None) -> boo
 
 def _find_recorded(context: LabContext, recorded: Server) -> Server | None:
     """Find a recorded server at its provider; HostKeyError if its host key is not pinned."""
+    settle_s = context.provider.settle_s
     shown = poll_until(
         lambda: context.provider.find(recorded.id),
         pause_s=POLL_S,
-        deadline_s=recorded.created_at + context.provider.settle_s - time.time(),
+        # At most `settle_s`: by this machine's clock the server may be from the future.
+        deadline_s=min(settle_s, recorded.created_at + settle_s - time.time()),
     )
     if shown is None or shown.state in accounts.ENDED:
         return None

@@ -17,7 +17,7 @@ from labctl.lifecycle import up
 from labctl.lifecycle.down import DownResult, down
 from labctl.model import Resource
 from labctl.runs import outputs
-from labctl.servers import end_server
+from labctl.servers import adoption, end_server
 from labctl.servers.host_keys import make_key
 from labctl.services import lab_services
 
@@ -141,6 +141,25 @@ def test_where_nothing_can_be_stopped_it_goes_on(tmp_path: Path) -> None:
         end(lab)
     assert "the server is still running, unchanged (free)" in caught.value.why
     assert lab.cloud.calls == ["create"]
+
+
+def test_a_clock_that_was_set_back_does_not_make_down_wait(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = ready.context().state
+    [server] = state.list_servers()
+    state.save_server(msgspec.structs.replace(server, created_at=server.created_at + 86_400))
+    waits: list[float] = []
+    real = adoption.poll_until
+
+    def poll(check: Any, *, pause_s: float, deadline_s: float) -> Any:
+        waits.append(deadline_s)
+        return real(check, pause_s=pause_s, deadline_s=0.0)
+
+    monkeypatch.setattr(adoption, "poll_until", poll)
+    end(ready)
+    assert waits
+    assert max(waits) <= ready.cloud.settle_s
 
 
 def test_discard_asks_in_plain_words_and_needs_no_answer_of_the_server(ready: World) -> None:
