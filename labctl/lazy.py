@@ -82,8 +82,8 @@ def lazy_imports(importer: str) -> Iterator[None]:
 
     with _lock:
         import_now = builtins.__import__
-        builtins.__import__ = import_lazily
         try:
+            builtins.__import__ = import_lazily
             yield
         finally:
             builtins.__import__ = import_now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,8 @@ def parse_last_line(line: str) -> ScriptResult | None:
         body = json.loads(line)
         accuracy = float(body["accuracy"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    if not math.isfinite(accuracy):  # of no items
         return None
     try:
         total = int(body.get("total", 0))

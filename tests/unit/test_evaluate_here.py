@@ -32,7 +32,9 @@ def test_the_last_line_is_read(tmp_path: Path, line: str, result: tuple[float, s
     assert run_program(tmp_path, f"print('working')\nprint({line!r})\n") == result
 
 
-@pytest.mark.parametrize("line", ["", "done", "[1]", "{}", '{"accuracy": null}', HUGE])
+@pytest.mark.parametrize(
+    "line", ["", "done", "[1]", "{}", '{"accuracy": null}', '{"accuracy": NaN}', HUGE]
+)
 def test_a_last_line_without_an_accuracy_is_an_error(tmp_path: Path, line: str) -> None:
     with pytest.raises(LabError, match="printed no accuracy"):
         run_program(tmp_path, f"print({line!r})\n")

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from store_bed import sha256
+from store_bed import DirectStore, sha256
 from store_sshd import StoreSshd, find_lacks, store_sshd
 
 from labctl.agent.mirror import authorized_keys, ssh_gateway
@@ -305,6 +305,20 @@ def test_a_large_file_goes_by_rsync_and_is_put_whole(
     store.send("runs/a/big", big, len(content), sha256(content))
     assert placed.stat().st_ino == before, "what is there is not sent again"
     store.close()
+
+
+@pytest.mark.parametrize("length", [11, -1])
+def test_a_store_that_sends_more_than_was_requested_is_cut_off(tmp_path: Path, length: int) -> None:
+    """Otherwise it could fill the memory and the disk of the lab's server."""
+    store = DirectStore(tmp_path / "lab")
+    script = tmp_path / "hostile"
+    script.write_text(f"#!/bin/sh\nread line\necho '{{\"length\": {length}}}'\necho 123456789012\n")
+    script.chmod(0o755)
+    store.words = [str(script)]
+    target = tmp_path / "fetched"
+    with pytest.raises(StoreError, match="more than was requested"):
+        store.fetch("runs/a/x", target, 10)
+    assert target.read_bytes() == b""
 
 
 @pytest.mark.parametrize("kind", ["begun", "begun wrong", "whole but wrong"])

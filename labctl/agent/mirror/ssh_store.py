@@ -177,6 +177,9 @@ class MirrorSshStore:
             return None
         assert self._process
         assert self._process.stdout
+        if not 0 <= reply.length <= max(length, 0):
+            # Whoever runs the store's machine could fill this server's memory and disk.
+            raise self._describe_cut(b"the store sent more than was requested")
         content = self._process.stdout.read(reply.length)
         if len(content) < reply.length:
             raise self._describe_cut(b"")
