@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from report_facts import BEGAN, data_uri, png, sample
 
 from labctl.insight.report import formatting, pictures
 from labctl.insight.report.utilization import summarize_utilization
+from labctl.insight.run_report import fingerprint_inputs
 
 # A JPEG's first bytes: 7 by 9 pixels.
 JPEG = bytes.fromhex("ffd8ffe000104a46494600010100000100010000ffc0000b08") + bytes(
@@ -123,3 +126,11 @@ def test_of_no_samples_nothing_is_known() -> None:
     found = summarize_utilization([])
     assert (found.gpu_use_percent, found.energy_wh, found.energy_estimate_wh) == (None, None, None)
     assert (found.cpu_cores, found.memory_bytes, found.gpus) == (None, None, ())
+
+
+def test_a_run_without_checkpoints_or_logs_has_a_report_too(tmp_path: Path) -> None:
+    without = fingerprint_inputs(tmp_path)
+    (tmp_path / "logs").mkdir()
+    assert fingerprint_inputs(tmp_path) == without
+    (tmp_path / "logs" / "metrics.json").write_text("{}")
+    assert fingerprint_inputs(tmp_path) != without

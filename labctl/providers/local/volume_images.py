@@ -67,13 +67,14 @@ def _read_names(reader: Container, volume: str) -> set[str]:
         chunks, _ = reader.get_archive(f"/pool/{volume}/{_NAMES}")
     except docker_errors.NotFound:
         return set()
-    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
-        file = archive.extractfile(archive.next() or "")
-        content = file.read() if file else b""
+    # Whoever is root on a server can put anything there, such as a link or a directory.
     try:
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+            file = archive.extractfile(archive.next() or "")
+            content = file.read() if file else b""
         repositories = json.loads(content)["Repositories"]
         return {name for names in repositories.values() for name in names}
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, tarfile.TarError):
         return set()
 
 
