@@ -41,6 +41,7 @@ from labctl.servers.gpus import select_gpus
 from labctl.shell import command
 from labctl.text import duration_text
 from labctl.wire.checkpoints import fingerprint_checkpoints
+from labctl.wire.containment import is_inside
 from labctl.wire.sandbox import EVALUATE, EvaluateReply, EvaluateRequest
 
 ON_SERVER = "evaluation-on-server.json"
@@ -214,7 +215,6 @@ def evaluate_on_server(
 def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: int) -> EvaluateReply:
     """Run the evaluation there; NotFoundError if the run lacks a program or checkpoints."""
     server = context.get_server()
-    script = context.config.root / SCRIPT
     request = EvaluateRequest(
         lab=context.config.name,
         lab_id=context.lab_id,
@@ -222,7 +222,7 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
         checkpoint=choice.path,
         gpus=select_gpus(context.config.server.need, context.load_facts(server)),
         deadline_s=time_limit_s,
-        program=script.read_text(errors="replace") if script.is_file() else "",
+        program=read_own_script(context.config.root),
     )
     remote = context.open_agent(server)
     name = "evaluating on the server"
@@ -238,6 +238,17 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
         runs.refresh(context, server, remote)
         raise make_no_server_checkpoints_error(runs.find_run(context, choice.run.id))
     return reply
+
+
+def read_own_script(root: Path) -> str:
+    """Return the text of the lab's evaluate.py; "" without one.
+
+    As with a push, a link out of the lab is not followed: it could send a private key.
+    """
+    script = root / SCRIPT
+    if not script.is_file() or not is_inside(script, root):
+        return ""
+    return script.read_text(errors="replace")
 
 
 def read_local_accuracy(directory: Path, checkpoint: str) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import LabError
+from labctl.runs import evaluate
 from labctl.runs.evaluate import read_server_accuracy
 from labctl.runs.evaluation_script import run_script
 
@@ -57,3 +58,16 @@ def test_the_metrics_of_a_run_are_read(tmp_path: Path, text: str, accuracy: floa
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "metrics.json").write_text(text)
     assert read_server_accuracy(tmp_path, "step-1") == accuracy
+
+
+def test_a_link_out_of_the_lab_is_not_sent_to_the_server(tmp_path: Path) -> None:
+    """A repository could have evaluate.py -> ~/.ssh/id_ed25519."""
+    (tmp_path / "id_ed25519").write_text("private")
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    assert evaluate.read_own_script(lab) == ""
+    (lab / "evaluate.py").symlink_to(tmp_path / "id_ed25519")
+    assert evaluate.read_own_script(lab) == ""
+    (lab / "evaluate.py").unlink()
+    (lab / "evaluate.py").write_text("print(1)\n")
+    assert evaluate.read_own_script(lab) == "print(1)\n"
