@@ -16,20 +16,22 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from labctl import errors
 from labctl.errors import ConnectError, LabError, NotFoundError
+from labctl.errors.replies import as_reply, decode_reply
 from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
 from labctl.model import Forward, Service, Value
 from labctl.retry import poll_until
 from labctl.servers.agent import AgentClient
-from labctl.services.port_forward import FATAL, Forwarding, ForwardSpec, Refresh, build_url
+from labctl.services.port_forward import Forwarding, ForwardSpec, Refresh, build_url
 from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
-from labctl.wire.services import ServiceRequest
+from labctl.wire.codec import MessageError, encode
+from labctl.wire.services import BackgroundForwardReply, ServiceRequest
+from labctl.wire.verbs import ErrorReply
 
 if TYPE_CHECKING:
     from labctl.state import State
@@ -48,17 +50,6 @@ class BackgroundForwardSpec(Value, frozen=True, kw_only=True):
     log_path: str
     request: ServiceRequest | None = None
     refresh_argv: tuple[str, ...] = ()
-
-
-class _BackgroundForwardReply(Value, frozen=True):
-    """The reply of the process that holds a forward: its id and port, or the error."""
-
-    pid: int = 0
-    local_port: int = 0
-    kind: str = ""
-    what: str = "the process of the background forward ended at once"
-    why: str = ""
-    hint: str = ""
 
 
 def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forward:
@@ -86,9 +77,7 @@ def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forw
             raise RuntimeError("the process has no pipes")
         request_pipe.write(msgspec.json.encode(spec) + b"\n")
         request_pipe.flush()
-        reply = msgspec.json.decode(reply_pipe.readline() or b"{}", type=_BackgroundForwardReply)
-        if not reply.pid:
-            raise _to_error(reply)
+        reply = _read_reply(reply_pipe)
         port = reply.local_port
         forward = Forward(
             id=forward_id,
@@ -107,11 +96,13 @@ def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forw
     return msgspec.structs.replace(forward, url=build_url(wanted.service, port))
 
 
-def _to_error(reply: _BackgroundForwardReply) -> LabError:
-    kind = getattr(errors, reply.kind, LabError)
-    error_type = kind if kind in (*FATAL, NotFoundError, ConnectError) else LabError
-    error: LabError = error_type(reply.what, why=reply.why, hint=reply.hint)
-    return error
+def _read_reply(pipe: IO[bytes]) -> BackgroundForwardReply:
+    """Read the reply of the process that holds a forward; raises the error that it reports."""
+    try:
+        return decode_reply(BackgroundForwardReply, pipe.readline())
+    except MessageError as error:
+        what = "the process of the background forward ended at once"
+        raise LabError(what, why=str(error), hint="labctl forward") from error
 
 
 def list_forwards(record: State, server_id: str | None = None) -> list[Forward]:
@@ -243,12 +234,9 @@ def main() -> int:
         try:
             forwarding.open()
         except LabError as error:
-            reply = _BackgroundForwardReply(
-                kind=type(error).__name__, what=error.what, why=error.why, hint=error.hint
-            )
-            _send(reply)
+            _send(as_reply(error))
             return error.exit_code
-        _send(_BackgroundForwardReply(pid=os.getpid(), local_port=forwarding.local_port))
+        _send(BackgroundForwardReply(pid=os.getpid(), local_port=forwarding.local_port))
         if sys.stdin.buffer.readline() != b"kept\n":
             return 1
         null = os.open(os.devnull, os.O_RDWR)
@@ -258,9 +246,9 @@ def main() -> int:
     return 0
 
 
-def _send(reply: _BackgroundForwardReply) -> None:
+def _send(reply: BackgroundForwardReply | ErrorReply) -> None:
     with contextlib.suppress(BrokenPipeError):
-        os.write(1, msgspec.json.encode(reply) + b"\n")
+        os.write(1, encode(reply).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
@@ -13,8 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.errors import NotFoundError
+from labctl.errors import HostKeyError, LabError, NotFoundError
+from labctl.errors.replies import as_reply
 from labctl.model import Endpoint, Forward, Service
+from labctl.services import background_forwards
 from labctl.services.background_forwards import find_forwards, is_ours, list_forwards, stop_forward
 from labctl.services.port_forward import (
     Forwarding,
@@ -25,6 +28,8 @@ from labctl.services.port_forward import (
 )
 from labctl.services.services import usual_port
 from labctl.state import State
+from labctl.wire.codec import encode
+from labctl.wire.services import BackgroundForwardReply
 
 JUPYTER = Service(name="jupyter", port=40001, token="s3cret", path="/lab")
 
@@ -172,3 +177,26 @@ def test_a_forward_of_an_earlier_version_is_still_ours() -> None:
             assert not is_ours(forward(process.pid, "0123abce"))
         finally:
             process.kill()
+
+
+def test_the_process_that_holds_a_forward_replies_with_its_port() -> None:
+    reply = BackgroundForwardReply(pid=7, local_port=8000)
+    line = encode(reply).encode() + b"\n"
+    assert background_forwards._read_reply(io.BytesIO(line)) == reply
+
+
+def test_an_error_of_the_process_that_holds_a_forward_is_raised_here() -> None:
+    sent = HostKeyError("the key changed", why="another machine answers", hint="labctl up")
+    with pytest.raises(HostKeyError) as caught:
+        background_forwards._read_reply(io.BytesIO(encode(as_reply(sent)).encode() + b"\n"))
+    assert (caught.value.what, caught.value.why, caught.value.hint) == (
+        "the key changed",
+        "another machine answers",
+        "labctl up",
+    )
+
+
+@pytest.mark.parametrize("line", [b"", b"Traceback (most recent call last):\n", b"{}\n"])
+def test_a_process_that_does_not_reply_is_reported(line: bytes) -> None:
+    with pytest.raises(LabError, match="ended at once"):
+        background_forwards._read_reply(io.BytesIO(line))
