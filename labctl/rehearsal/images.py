@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import tarfile
 from collections.abc import Callable
@@ -55,9 +54,7 @@ def ensure_image(docker: DockerClient, building: Building) -> str:
     )
     version = metadata.version("boto3")
     name = f"{REPOSITORY}:{lab_server.content_hash(source, f'{base} boto3 {version}')}"
-    # Not state.locks, which would write to the file: it belongs to the installed package.
-    with (source / "Dockerfile").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with lab_server.lock_package_file(source / "Dockerfile"):
         if not lab_server.has_image(docker, name):
             building.progress("the rehearsal's machine image", 0, 1)
             _build(docker, source, name, base)

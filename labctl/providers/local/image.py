@@ -65,7 +65,7 @@ def ensure(docker: DockerClient, source: Path, base: str, progress: Progress) ->
     image = reference(source, base)
     if has_image(docker, image):
         return image
-    with _lock(source / "Dockerfile"):
+    with lock_package_file(source / "Dockerfile"):
         if not has_image(docker, image):
             _build(docker, image, source, base or DEFAULT_BASE, progress)
     return image
@@ -94,9 +94,9 @@ def list_unused_images(docker: DockerClient) -> list[str]:
 
 
 @contextmanager
-def _lock(file: Path) -> Iterator[None]:
-    """Lock a file, if its file system has locks, so that two labs build the image only once."""
-    # Not state.locks, which would write to the file: it belongs to the installed package.
+def lock_package_file(file: Path) -> Iterator[None]:
+    """Lock a file, if its file system has locks, so that two labs build an image only once."""
+    # Not filelock, which opens the file for writing: it belongs to the installed package.
     with file.open() as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
