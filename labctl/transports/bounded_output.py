@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 from labctl.errors import LabError
 from labctl.errors.subject import Subject
@@ -57,6 +59,16 @@ def _render_output_hint(subject: Subject) -> str:
     return f"{to_file}; {subject.down} downloads the files of runs"
 
 
+class Execution(NamedTuple):
+    """A line to execute. `deadline` is in seconds of time.monotonic, None without one."""
+
+    line: Command | str
+    stdin: Body
+    deadline: float | None
+    on_stdout: Callable[[bytes], None]
+    on_stderr: Callable[[bytes], None]
+
+
 class BoundedTransport(ABC):
     """`run` and `stream` of a transport that can execute a line with callbacks for its output."""
 
@@ -71,7 +83,8 @@ class BoundedTransport(ABC):
         check: bool = True,
     ) -> Result:
         output = BoundedOutput(self.endpoint)
-        code, noise = self._execute(line, stdin, timeout_s, output.out, output.err)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        code, noise = self._execute(Execution(line, stdin, deadline, output.out, output.err))
         result = Result(
             code=code,
             stdout=output.stdout,
@@ -90,17 +103,10 @@ class BoundedTransport(ABC):
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
-        return self._execute(line, stdin, None, on_stdout, on_stderr or _ignore)[0]
+        return self._execute(Execution(line, stdin, None, on_stdout, on_stderr or _ignore))[0]
 
     @abstractmethod
-    def _execute(
-        self,
-        line: Command | str,
-        stdin: Body,
-        timeout_s: float | None,
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None],
-    ) -> tuple[int, bytes]:
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
         """Run a line; return its exit code, and what the login shell printed before it started."""
 
 

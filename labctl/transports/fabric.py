@@ -19,9 +19,8 @@ import paramiko
 
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
-from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport
+from labctl.transports.bounded_output import BoundedTransport, Execution
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import MarkedOutputParser, frame
 from labctl.transports.sftp import open_sftp_client
@@ -103,25 +102,18 @@ class FabricTransport(BoundedTransport):
         except _NETWORK_ERRORS as error:
             raise failures.make_link_lost_error(self.endpoint, str(error)) from error
 
-    def _execute(
-        self,
-        line: Command | str,
-        stdin: Body,
-        timeout_s: float | None,
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None],
-    ) -> tuple[int, bytes]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        framed = frame(line)
-        out = MarkedOutputParser(framed.mark, on_stdout)
-        err = MarkedOutputParser(framed.mark, on_stderr, twice=True)
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
+        deadline = execution.deadline
+        framed = frame(execution.line)
+        out = MarkedOutputParser(framed.mark, execution.on_stdout)
+        err = MarkedOutputParser(framed.mark, execution.on_stderr, twice=True)
         with self._slots, self._open_channel() as channel:
             try:
                 channel.exec_command(framed.line)
             except _NETWORK_ERRORS as error:
                 raise failures.make_link_lost_error(self.endpoint, str(error)) from error
             with on_cancel(channel.close):
-                body_errors = _send(channel, stdin)
+                body_errors = _send(channel, execution.stdin)
                 in_time = _drain(channel, out, err, deadline)
                 # The status comes after the output; -1 means that it is unknown.
                 in_time = in_time and channel.status_event.wait(_seconds_left(deadline))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from labctl.errors import LabError
 from labctl.model import Endpoint
-from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
+from labctl.transports import RemoteShell, Result, iterate_blocks
+from labctl.transports.bounded_output import BoundedTransport, Execution
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -29,7 +29,7 @@ class SentCommand:
 
 
 @dataclass
-class FakeTransport:
+class FakeTransport(BoundedTransport):
     """Records every line in `sent` and replies by the first pattern that matches it.
 
     `replies` are (regular expression, reply), tried in order. A line that no pattern matches is an
@@ -52,34 +52,14 @@ class FakeTransport:
     def lines(self) -> list[str]:
         return [each.line for each in self.sent]
 
-    def run(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        timeout_s: float | None = 60.0,
-        check: bool = True,
-    ) -> Result:
-        result = self._answer(str(line), b"".join(iterate_blocks(stdin)))
-        if check and result.code:
-            raise failures.make_command_error(self.endpoint, str(line), result.code, result.stderr)
-        return result
-
-    def stream(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> int:
-        result = self._answer(str(line), b"".join(iterate_blocks(stdin)))
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
+        result = self._answer(str(execution.line), b"".join(iterate_blocks(execution.stdin)))
         if result.stdout:
             # A script that replies with bytes encodes them as surrogates: os.fsdecode.
-            on_stdout(result.stdout.encode(errors="surrogateescape"))
-        if result.stderr and on_stderr is not None:
-            on_stderr(result.stderr.encode())
-        return result.code
+            execution.on_stdout(result.stdout.encode(errors="surrogateescape"))
+        if result.stderr:
+            execution.on_stderr(result.stderr.encode())
+        return result.code, result.noise.encode()
 
     def remote_shell(self) -> RemoteShell | None:
         return self.shell

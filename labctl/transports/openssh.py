@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -25,9 +25,8 @@ from labctl.errors import LabError
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
 from labctl.retry import retry_rejected_logins
-from labctl.shell import Command
 from labctl.transports import Body, RemoteShell, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport
+from labctl.transports.bounded_output import BoundedTransport, Execution
 from labctl.transports.framing import Frame, MarkedOutputParser, frame
 from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
@@ -95,34 +94,19 @@ class OpenSshTransport(BoundedTransport):
         if path and _is_listening(path):
             _spawn(ssh.build_control_argv(self._config, self._server_id, "exit", path), None).wait()
 
-    def _execute(
-        self,
-        line: Command | str,
-        stdin: Body,
-        timeout_s: float | None,
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None],
-    ) -> tuple[int, bytes]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return retry_rejected_logins(self._attempt, line, stdin, deadline, on_stdout, on_stderr)
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
+        return retry_rejected_logins(self._attempt, execution)
 
-    def _attempt(
-        self,
-        line: Command | str,
-        stdin: Body,
-        deadline: float | None,
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None],
-    ) -> tuple[int, bytes]:
-        framed = frame(line)
-        out = MarkedOutputParser(framed.mark, on_stdout)
-        err = MarkedOutputParser(framed.mark, on_stderr, twice=True)
+    def _attempt(self, execution: Execution) -> tuple[int, bytes]:
+        framed = frame(execution.line)
+        out = MarkedOutputParser(framed.mark, execution.on_stdout)
+        err = MarkedOutputParser(framed.mark, execution.on_stderr, twice=True)
         self._ensure_master()
         process = _spawn(self._argv(framed), subprocess.PIPE)
         with process:
             try:
                 with on_cancel(process.kill):
-                    if not _pump(process, stdin, (out, err), deadline):
+                    if not _pump(process, execution.stdin, (out, err), execution.deadline):
                         raise failures.make_timeout_error(self.endpoint)
                     code = process.wait()
             finally:

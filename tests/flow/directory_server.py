@@ -14,8 +14,8 @@ import pytest
 
 from labctl.commands import rsync
 from labctl.model import Endpoint
-from labctl.shell import Command
-from labctl.transports import Body, RemoteShell, Result, failures, iterate_blocks
+from labctl.transports import RemoteShell, iterate_blocks
+from labctl.transports.bounded_output import BoundedTransport, Execution
 
 # As ssh does: what follows the host's name is a line for a shell there.
 SHELL = """#!/bin/sh
@@ -26,7 +26,7 @@ exec sh -c "$*"
 """
 
 
-class DirectoryServer:
+class DirectoryServer(BoundedTransport):
     """A transport whose server is `home`. Without `has_rsync`, there is none on the server.
 
     `prelude` is what its login shell does first; `on_line` hears each line before it runs, and
@@ -44,40 +44,23 @@ class DirectoryServer:
         home.mkdir(parents=True, exist_ok=True)
         self.path = os.environ["PATH"] if has_rsync else str(_programs_without_rsync(home))
 
-    def run(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        timeout_s: float | None = 60.0,
-        check: bool = True,
-    ) -> Result:
-        done = self._do(line, stdin)
-        result = Result(
-            code=done.returncode,
-            stdout=done.stdout.decode(errors="replace"),
-            stderr=done.stderr.decode(errors="replace"),
-        )
-        if check and result.code:
-            raise failures.make_command_error(self.endpoint, str(line), result.code, result.stderr)
-        return result
-
-    def stream(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> int:
-        if str(line).endswith(" send"):
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
+        line = str(execution.line)
+        if line.endswith(" send"):
             self.before_transfer()
-        done = self._do(line, stdin)
+        self.lines.append(line)
+        self.on_line(line)
+        done = subprocess.run(
+            ["sh", "-c", line],
+            input=b"".join(iterate_blocks(execution.stdin)),
+            capture_output=True,
+            env={"PATH": self.path, "HOME": str(self.home)},
+            check=False,
+        )
         for start in range(0, len(done.stdout), 65_537):
-            on_stdout(done.stdout[start : start + 65_537])
-        if on_stderr is not None:
-            on_stderr(done.stderr)
-        return done.returncode
+            execution.on_stdout(done.stdout[start : start + 65_537])
+        execution.on_stderr(done.stderr)
+        return done.returncode, b""
 
     def remote_shell(self) -> RemoteShell | None:
         self.shells += 1
@@ -89,17 +72,6 @@ class DirectoryServer:
 
     def close(self) -> None:
         pass
-
-    def _do(self, line: Command | str, stdin: Body) -> subprocess.CompletedProcess[bytes]:
-        self.lines.append(str(line))
-        self.on_line(str(line))
-        return subprocess.run(
-            ["sh", "-c", str(line)],
-            input=b"".join(iterate_blocks(stdin)),
-            capture_output=True,
-            env={"PATH": self.path, "HOME": str(self.home)},
-            check=False,
-        )
 
     @property
     def verbs(self) -> list[str]:
