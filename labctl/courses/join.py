@@ -25,6 +25,7 @@ from labctl.errors import (
 )
 from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
+from labctl.http_client import open_session, read_body
 from labctl.model import NAME_PATTERN, Endpoint, Value
 from labctl.providers import get_provider_class
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
@@ -85,28 +86,22 @@ def fetch_join_file(place: str) -> bytes:
 
 
 def _download(place: str) -> bytes:
-    import http.client
-    import urllib.error
-    import urllib.request
-
     try:
-        with urllib.request.urlopen(place, timeout=URL_S) as response:
+        with open_session() as session, session.get(place, timeout=URL_S, stream=True) as response:
             if not response.url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
                 raise PolicyError(
                     f"{place} redirects to an address without https",
                     why=response.url[:200],
                     hint="ask your instructor for the file: labctl join FILE",
                 )
-            data: bytes = response.read(MOST_BYTES + 1)
-            return data
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise NotFoundError(
-            f"no join file at {place}",
-            why=f"{error}",
-            hint="ask your instructor for another: labctl course invite",
-        ) from None
-    except (OSError, ValueError, http.client.HTTPException) as error:
+            if not response.ok:
+                raise NotFoundError(
+                    f"no join file at {place}",
+                    why=f"the server answered {response.status_code} {response.reason}",
+                    hint="ask your instructor for another: labctl course invite",
+                )
+            return read_body(response, MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
         raise ConnectError(
             f"{place} cannot be read",
             why=str(error),

@@ -6,16 +6,13 @@ import platform
 import shutil
 import subprocess
 import time
-from email.message import Message
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from labctl import __version__
 from labctl.config import Paths
 from labctl.config.installation import find_commit
+from labctl.http_client import open_session
 from labctl.model import GIB, Check
 from labctl.text import bytes_text, duration_text
 from labctl.transports.rsync import find_program
@@ -97,8 +94,8 @@ def check_clock(url: str = CLOCK_URL) -> Check:
     """Compare the clock with that of a server on the internet; skipped if it does not answer."""
     before = time.time()
     try:
-        at = parsedate_to_datetime(_fetch_headers(url)["Date"]).timestamp()
-    except (OSError, HTTPException, TypeError, ValueError):
+        at = parsedate_to_datetime(_fetch_date(url)).timestamp()
+    except (OSError, TypeError, ValueError):
         detail = f"not checked, because {url} did not answer with the time"
         return Check(name="clock", ok=True, skipped=True, detail=detail)
     # The server rounds down, on average by half a second.
@@ -115,11 +112,8 @@ def check_clock(url: str = CLOCK_URL) -> Check:
     )
 
 
-def _fetch_headers(url: str) -> Message:
-    request = Request(url, method="HEAD", headers={"User-Agent": "labctl"})
-    try:
-        with urlopen(request, timeout=CLOCK_TIMEOUT_S) as response:
-            headers: Message = response.headers
-            return headers
-    except HTTPError as error:  # a refusal has a date, too
-        return error.headers
+def _fetch_date(url: str) -> str:
+    """Fetch the header `Date` of a reply; a refusal has one, too."""
+    with open_session() as session:
+        response = session.head(url, timeout=CLOCK_TIMEOUT_S, allow_redirects=True)
+        return str(response.headers.get("Date", ""))

@@ -7,12 +7,12 @@ labctl.rehearsal is that cloud; it runs in a process of its own, and is not impo
 from __future__ import annotations
 
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 
 import msgspec
 
 from labctl.config import copy_environment
+from labctl.http_client import open_session
 from labctl.model import Value
 from labctl.providers import Reclaimable
 from labctl.servers.context import LabContext
@@ -84,12 +84,12 @@ def _find_rehearsal(server_id: str) -> str:
 
 def _post(address: str, name: str, message: RehearsalRequest) -> RehearsalReply | None:
     """Call the rehearsal and return its reply; None if it refuses or does not run."""
-    request = urllib.request.Request(
-        f"{address}/rehearsal/{name}", data=msgspec.json.encode(message), headers=HEADER
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    url, body = f"{address}/rehearsal/{name}", msgspec.json.encode(message)
     try:
-        with opener.open(request, timeout=TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=RehearsalReply)
+        with open_session() as session:
+            session.trust_env = False  # a proxy cannot reach this machine's loopback addresses
+            response = session.post(url, data=body, headers=HEADER, timeout=TIMEOUT_S)
+            response.raise_for_status()
+            return msgspec.json.decode(response.content, type=RehearsalReply)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
@@ -25,6 +25,7 @@ from labctl.errors import (
     NotFoundError,
     PolicyError,
 )
+from labctl.http_client import open_session, read_body
 from labctl.model import Value
 from labctl.retry import retry_on
 from labctl.submissions.assignment import Ticket
@@ -32,7 +33,6 @@ from labctl.submissions.collect import PostAnswers, PostIndex, PostPart
 from labctl.submissions.untrusted_json import decode_json
 
 if TYPE_CHECKING:
-    from requests import Session
     from requests_toolbelt import MultipartEncoderMonitor
 
 TIMEOUT_S = 60.0
@@ -179,8 +179,9 @@ def _send_request(
 ) -> tuple[int, bytes]:
     """Send one request without following redirects; return (status, body)."""
     headers = {} if form is None else {"Content-Type": form.content_type}
-    with _open_session() as session:
-        response = session.request(
+    with (
+        open_session() as session,
+        session.request(
             method,
             url,
             data=form,
@@ -188,30 +189,12 @@ def _send_request(
             timeout=TIMEOUT_S,
             allow_redirects=False,
             stream=True,
-        )
-        body = bytearray()
-        for block in response.iter_content(CHUNK_BYTES):
-            body += block
-            if len(body) > MOST_ANSWER_BYTES:
-                raise OSError(f"its answer has more than {MOST_ANSWER_BYTES} bytes")
-        return response.status_code, bytes(body)
-
-
-def _open_session() -> Session:
-    """Open a session that trusts this machine's CAs and sends no stored password."""
-    import ssl
-
-    import requests
-    from requests.adapters import HTTPAdapter
-
-    class SystemTrust(HTTPAdapter):
-        def init_poolmanager(self, *words: Any, **more: Any) -> None:
-            super().init_poolmanager(*words, ssl_context=ssl.create_default_context(), **more)
-
-    session = requests.Session()
-    session.auth = lambda request: request  # otherwise requests reads ~/.netrc
-    session.mount("https://", SystemTrust())
-    return session
+        ) as response,
+    ):
+        body = read_body(response, MOST_ANSWER_BYTES + 1)
+        if len(body) > MOST_ANSWER_BYTES:
+            raise OSError(f"its answer has more than {MOST_ANSWER_BYTES} bytes")
+        return response.status_code, body
 
 
 def _make_refusal_error(ticket: Ticket, status: int, body: bytes) -> LabError:

@@ -7,6 +7,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from labctl.errors import BusyError, CapacityError, ConnectError, UsageError
+from labctl.http_client import open_session, read_body
 from labctl.model import Value
 from labctl.providers.aws import tags
 from labctl.providers.aws.errors import get_code, is_absent, translate_errors
@@ -85,15 +86,15 @@ def find_caller_network(settings: AwsSettings) -> str:
 
     ConnectError if the address service does not answer.
     """
-    from http.client import HTTPException
-    from urllib.request import Request, urlopen
-
-    request = Request(settings.address_from, headers={"User-Agent": "labctl"})
     try:
-        with urlopen(request, timeout=ADDRESS_TIMEOUT_S) as response:
-            text = response.read(LONGEST_ADDRESS).decode("ascii").strip()
+        with (
+            open_session() as session,
+            session.get(settings.address_from, timeout=ADDRESS_TIMEOUT_S, stream=True) as response,
+        ):
+            response.raise_for_status()
+            text = read_body(response, LONGEST_ADDRESS).decode("ascii").strip()
         address = ip_address(text)
-    except (OSError, HTTPException, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConnectError(
             "this machine's own address could not be found",
             why=f"{settings.address_from}: {error}",
