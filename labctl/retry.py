@@ -104,6 +104,7 @@ class ReconnectPolicy(Generic[E]):
         self._pause_s = self._first_pause_s
 
     def __call__(self, function: Callable[[], T]) -> T:
+        self.reset()
         return _retry_lazily(function, self._errors, self._build)
 
     def _build(self) -> Retrying:

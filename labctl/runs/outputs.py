@@ -110,28 +110,25 @@ def follow_outputs(
     Retries if the server does not answer, and switches to a replacement once it is on record.
     NotFoundError if the lab has no server at the start, or for RECOVERED_WITHIN_S seconds.
     """
-    last_active_s = -math.inf
-    may_recover = False
+    last_active_s, may_recover = -math.inf, False
 
     def pull_round() -> PulledRun:
         nonlocal may_recover
         may_recover = time.monotonic() - last_active_s < RECOVERED_WITHIN_S
-        server = context.get_server()
-        (pulled,) = pull(context, server, [run_id])
-        return add_left_files(context, server, pulled)
+        return _pull_run(context, run_id)
 
     def handle_failure(error: LabError, pause_s: float) -> None:
         if isinstance(error, NotFoundError) and not may_recover:
             raise error
         context.reporter.emit(Note(text=f"{error.what}; trying again", level="warning"))
 
+    policy = ReconnectPolicy(
+        (BusyError, NotFoundError),
+        on_cut=handle_failure,
+        pause_s=2 * every_s,
+        longest_pause_s=LONGEST_PAUSE_S,
+    )
     while True:
-        policy = ReconnectPolicy(
-            (BusyError, NotFoundError),
-            on_cut=handle_failure,
-            pause_s=2 * every_s,
-            longest_pause_s=LONGEST_PAUSE_S,
-        )
         pulled = policy(pull_round)
         on_round(pulled)
         run = runs.find_run(context, run_id)
@@ -141,3 +138,10 @@ def follow_outputs(
         if not run.has_ended:
             last_active_s = time.monotonic()
         time.sleep(every_s)
+
+
+def _pull_run(context: LabContext, run_id: str) -> PulledRun:
+    """Pull a run from the server that the lab has now."""
+    server = context.get_server()
+    (pulled,) = pull(context, server, [run_id])
+    return add_left_files(context, server, pulled)

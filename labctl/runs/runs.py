@@ -200,41 +200,50 @@ def watch(
     and may raise to stop. It is called for a wrong host key, too, since a cloud gives the address
     of an ended server to another machine. Returns the run at the end of its log.
     """
-    log = _LogStream(on_log, offset)
-    attempt = ""
-
-    def on_reply(reply: FollowRunOpening) -> None:
-        nonlocal tail, attempt
-        policy.reset()
-        log.offset, tail = reply.offset, 0
-        attempt = record_run(context, server, reply.run).container
-
-    def stream_log() -> Run:
-        nonlocal server
-        server = _find_current_server(context, server, run_id)
-        request = FollowRunRequest(
-            context.config.name,
-            context.lab_id,
-            run_id,
-            offset=log.offset,
-            tail=tail,
-            wait=follow,
-            attempt=attempt,
-        )
-        closing = context.open_agent(server).stream(
-            FOLLOW_RUN, request, on_reply=on_reply, on_bytes=log.feed
-        )
-        return record_run(context, server, closing.run)
+    request = FollowRunRequest(context.config.name, context.lab_id, run_id, offset, tail, follow)
+    log = _FollowedLog(context, server, request, on_log)
+    if not follow:
+        return log.stream(on_connect=lambda: None)
 
     def handle_cut(error: LabError, pause_s: float) -> None:
-        on_cut(context, server)
-        if isinstance(error, HostKeyError) and not has_moved(context, server):
+        on_cut(context, log.server)
+        if isinstance(error, HostKeyError) and not has_moved(context, log.server):
             raise error
         text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
         context.reporter.emit(Note(text=text, level="warning"))
 
     policy = ReconnectPolicy((ConnectError, HostKeyError), on_cut=handle_cut)
-    return policy(stream_log) if follow else stream_log()
+    return policy(lambda: log.stream(on_connect=policy.reset))
+
+
+class _FollowedLog(_LogStream):
+    """The log of a run that may move to another server; `stream` continues where it ended."""
+
+    def __init__(
+        self,
+        context: LabContext,
+        server: Server,
+        request: FollowRunRequest,
+        on_log: Callable[[bytes], None],
+    ) -> None:
+        super().__init__(on_log, request.offset)
+        self.server, self._context, self._request = server, context, request
+
+    def stream(self, *, on_connect: Callable[[], None]) -> Run:
+        """Pass on the log until it ends, and return the run."""
+        context = self._context
+        server = self.server = _find_current_server(context, self.server, self._request.run)
+
+        def on_reply(reply: FollowRunOpening) -> None:
+            on_connect()
+            self.offset = reply.offset
+            attempt = record_run(context, server, reply.run).container
+            self._request = self._request._replace(tail=0, attempt=attempt)
+
+        request = self._request._replace(offset=self.offset)
+        agent = context.open_agent(server)
+        closing = agent.stream(FOLLOW_RUN, request, on_reply=on_reply, on_bytes=self.feed)
+        return record_run(context, server, closing.run)
 
 
 def _find_current_server(context: LabContext, server: Server, run_id: str) -> Server:

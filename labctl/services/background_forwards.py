@@ -58,11 +58,8 @@ def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forw
     The returned `url` contains the token; the record does not.
     """
     wanted = spec.forward
-    for running in list_forwards(record, wanted.server_id):
-        if running.service == wanted.service.name and wanted.local_port in (0, running.local_port):
-            return msgspec.structs.replace(
-                running, url=build_url(wanted.service, running.local_port)
-            )
+    if running := _find_running(record, wanted):
+        return msgspec.structs.replace(running, url=build_url(wanted.service, running.local_port))
     Path(spec.log_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     forward_id = secrets.token_hex(4)
     child = subprocess.Popen(
@@ -94,6 +91,14 @@ def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forw
         request_pipe.write(b"kept\n")
         request_pipe.flush()
     return msgspec.structs.replace(forward, url=build_url(wanted.service, port))
+
+
+def _find_running(record: State, wanted: ForwardSpec) -> Forward | None:
+    """Find a background forward of this service whose port is `wanted.local_port`, or any for 0."""
+    for running in list_forwards(record, wanted.server_id):
+        if running.service == wanted.service.name and wanted.local_port in (0, running.local_port):
+            return running
+    return None
 
 
 def _read_reply(pipe: IO[bytes]) -> BackgroundForwardReply:

@@ -256,3 +256,13 @@ def test_a_reconnect_ends_with_any_other_error(pauses: list[float], cuts_before:
         ReconnectPolicy(ConnectError, on_cut=lambda cut, pause_s: None)(lambda: call("yes"))
     assert caught.value is error
     assert len(pauses) == cuts_before
+
+
+def test_each_call_of_a_reconnect_policy_starts_with_the_shortest_pause(
+    pauses: list[float],
+) -> None:
+    policy = ReconnectPolicy(ConnectError, on_cut=lambda error, pause_s: None, pause_s=1.0)
+    for _ in range(2):
+        call = Call(ConnectError("cut"), ConnectError("cut"))
+        assert policy(lambda call=call: call("yes")) == "yes"
+    assert pauses == [1.0, 2.0, 1.0, 2.0]

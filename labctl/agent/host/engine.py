@@ -135,21 +135,22 @@ def read_archive(name: str, path: str) -> bytes:
 def _get_object(path: str) -> dict[str, Any] | None:
     """Get the object at `path`, None if it does not exist. Retries while the engine restarts."""
 
-    def get() -> dict[str, Any] | None:
+    def get() -> bytes:
         try:
-            body: dict[str, Any] = json.loads(call("GET", path))
+            return call("GET", path)
         except EngineRequestError as refused:
             if 400 <= refused.status < 500:
-                return None
+                return b"null"
             if refused.status:
                 raise _make_engine_failure(refused) from None
             raise
-        return body
 
     try:
-        return retry_on(EngineRequestError, get, repeat_pause(PAUSE_S, ATTEMPTS_S))
+        content = retry_on(EngineRequestError, get, repeat_pause(PAUSE_S, ATTEMPTS_S))
     except EngineRequestError as unanswered:
         raise _make_engine_failure(unanswered) from None
+    body: dict[str, Any] | None = json.loads(content)
+    return body
 
 
 def _make_engine_failure(refused: EngineRequestError) -> Failure:
