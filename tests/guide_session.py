@@ -58,9 +58,7 @@ def make_served_session(folder: Path, machine: Endpoint, image: str) -> Session:
     (session.directory / "lab.yaml").write_bytes(msgspec.json.encode(settings))
     ssh_dir = Path(session.environ["HOME"]) / ".ssh"
     ssh_dir.mkdir(mode=0o700)
-    (ssh_dir / "known_hosts").write_text(
-        f"[{machine.host}]:{machine.port} {machine.host_key}\n"
-    )
+    (ssh_dir / "known_hosts").write_text(f"[{machine.host}]:{machine.port} {machine.host_key}\n")
     (ssh_dir / "config").touch()
     program = folder / "bin" / "ssh"
     program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh_dir}/config "$@"\n')
