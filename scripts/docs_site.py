@@ -59,7 +59,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         # The site has no copy of other files; the test of the pages' links checks that they exist.
         return text
 
-    shown = r"![\2](pictures/\1)" if os.environ.get("LABCTL_PICTURES") else ""
+    # A phone shows a picture small; a tap opens it alone.
+    shown = r"[![\2](pictures/\1)](pictures/\1)" if os.environ.get("LABCTL_PICTURES") else ""
     return indent_lists(PICTURE.sub(shown, LINK.sub(rewrite, markdown)))
 
 

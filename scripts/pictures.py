@@ -52,6 +52,7 @@ from labctl.insight.report.render import render  # noqa: E402
 from labctl.web import http_server  # noqa: E402
 
 WIDTH = 88  # columns
+BARS_WIDTH = 110  # columns that the texts of the bars need
 MIB = 1024**2
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -119,7 +120,7 @@ def make_live_screens(folder: Path) -> Iterator[Picture]:
     forward = "".join(f"{step.shown}{step.output}" for step in steps if "forward" in step.command)
     (folder / "forward.svg").write_text(draw_terminal(Text(forward), "labctl forward", 100))
     yield Picture("forward.svg", "JupyterLab in the background", "labctl forward jupyter --detach")
-    (folder / "run.svg").write_text(draw_terminal(draw_bars(), "labctl run", 100))
+    (folder / "run.svg").write_text(draw_terminal(draw_bars(), "labctl run", BARS_WIDTH))
     yield Picture("run.svg", "The start of a run", "labctl run")
     process = msgspec.structs.replace(PROCESS, command="python train.py --epochs 20")
     now = msgspec.structs.replace(NOW, processes=(process,))
@@ -145,7 +146,7 @@ def draw_bars() -> Group:
     building, uploading = "building the image", "uploading data"
     detail = "step 8 of 16, installing Python packages"
     screen = Screen()
-    with patch.dict(os.environ, COLUMNS="100"), redirect_stderr(Tty()):
+    with patch.dict(os.environ, COLUMNS=str(BARS_WIDTH)), redirect_stderr(Tty()):
         screen.emit(Step(name=building))
         screen.emit(Progress(name=building, done=7, total=16, unit="steps", detail=detail))
         for done in (0, 310 * MIB):
