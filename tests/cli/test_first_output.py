@@ -14,7 +14,7 @@ from labctl.cli.first_output import WAITING, FirstOutputLine, describe_activity
 from labctl.cli.screen import Screen
 from labctl.errors import ConnectError
 from labctl.events import Note, report_wait
-from labctl.insight.top import GpuMetrics, ContainerMetrics, ServerMetrics
+from labctl.insight.top import ContainerMetrics, GpuMetrics, ServerMetrics
 
 
 class Terminal(io.StringIO):
