@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_sshd import find_free_port, find_lacks, make_key, run_sshd
+from store_sshd import ensure_key_pair, find_free_port, find_lacks, run_sshd
 
 from labctl.errors import BusyError
 from labctl.events import SilentReporter
@@ -36,13 +36,13 @@ while sys.stdin.buffer.read1():
 def serve(kind: str, folder: Path, server: str) -> Iterator[Transport]:
     """A transport of this kind to an sshd whose SFTP server is `server`."""
     port = find_free_port()
-    (folder / "authorized_keys").write_text(make_key(folder / "user") + "\n")
+    (folder / "authorized_keys").write_text(ensure_key_pair(folder / "user") + "\n")
     endpoint = Endpoint(
         host="127.0.0.1",
         port=port,
         user=getpass.getuser(),
         identity=str(folder / "user"),
-        host_key=make_key(folder / "host"),
+        host_key=ensure_key_pair(folder / "host"),
     )
     with run_sshd(folder, port, f"Subsystem sftp {server}\n"):
         connections = Connections(folder / "ssh", folder / "none")
