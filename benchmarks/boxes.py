@@ -18,7 +18,7 @@ from labctl.commands.ssh import known_hosts_line
 from labctl.config import ensure_lab_id, find_paths
 from labctl.model import Endpoint, Offer, Server
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.servers.prepare import probe
 from labctl.state import State
 
@@ -134,7 +134,7 @@ def boxes(home: Path, count: int, base: str) -> Iterator[Boxes]:
     print(f"starting {count} SSH servers", file=sys.stderr)
     docker("build", "-q", "-t", IMAGE, "--build-arg", f"BASE={base}", "-", stdin=DOCKERFILE)
     key = home / "id_ed25519"
-    public = make_key(key)
+    public = ensure_key_pair(key)
     prefix = f"labctl-bench-{uuid.uuid4().hex[:6]}"
     names = [f"{prefix}-{number:02}" for number in range(count)]
     try:

@@ -1,6 +1,8 @@
-"""Hooks of mkdocs: pages that are not in docs/, and links that lead out of it.
+"""Hooks of mkdocs: pages that are not in docs/, links that lead out of it, and pictures in pages.
 
-LABCTL_PICTURES names the folder that scripts/pictures.py has filled.
+LABCTL_PICTURES names the folder that scripts/pictures.py has filled. In a page of docs/, the
+comment `<!-- picture: up.svg The plan of a server -->` stands for one of its pictures. It is a
+comment because the repository has no pictures.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ TOP_PAGES = {
     "CHANGELOG.md": "changelog.md",
 }
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+PICTURE = re.compile(r"<!-- picture: (\S+) (.+) -->")
 # In lists, Python's Markdown wants four spaces where GitHub's is content with two.
 INDENTED = re.compile(r"^ {2,3}(?=\S)")
 
@@ -56,7 +59,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         # The site has no copy of other files; the test of the pages' links checks that they exist.
         return text
 
-    return indent_lists(LINK.sub(rewrite, markdown))
+    # A phone shows a picture small; a tap opens it alone.
+    shown = r"[![\2](pictures/\1)](pictures/\1)" if os.environ.get("LABCTL_PICTURES") else ""
+    return indent_lists(PICTURE.sub(shown, LINK.sub(rewrite, markdown)))
 
 
 def indent_lists(markdown: str) -> str:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labctl.courses.records.folder import CourseFolder
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions import bundle, manifest
 from labctl.submissions.bundle import BundleSource
 from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
@@ -212,7 +212,7 @@ def create_course(home: Path, grader_host: str) -> Path:
     course = home / "ml-2026"
     write_course_files(course, grader_host)
     labctl("course", "plan", cwd=course)
-    key = make_key(home / "keeper_host_key").rpartition(" ")[0]
+    key = ensure_key_pair(home / "keeper_host_key").rpartition(" ")[0]
     labctl("course", "invite", "--all", "--host-key", key, cwd=course)
     labctl("course", "check", cwd=course, code=1)  # reports that nobody has joined yet
     return course

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -9,7 +11,7 @@ from transcripts import Session, make_session
 
 from labctl.config import ensure_lab_id, find_paths
 from labctl.insight.telemetry import TELEMETRY_FILE, GpuSample, Sample
-from labctl.model import Run
+from labctl.model import Endpoint, Run
 from labctl.state import State
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,35 @@ def make_guide_session(folder: Path) -> Session:
     full = msgspec.structs.replace(idle, use_percent=90.0, memory_bytes=15 * GIB)
     save_run(made, lab_id, "big", 1, OUT_OF_MEMORY, full)
     return made
+
+
+def make_served_session(folder: Path, machine: Endpoint, image: str) -> Session:
+    """Make a session in a lab that uses `machine`, and whose runs use `image` of its engine.
+
+    The `ssh` of the session reads the home's configuration, and not that of the account.
+    """
+    wheels = os.environ.get("LABCTL_WHEELHOUSE", "")
+    session = make_session(folder, PROJECT, {"LABCTL_WHEELHOUSE": wheels} if wheels else {})
+    host = {
+        "host": machine.host,
+        "port": machine.port,
+        "user": machine.user,
+        "identity": machine.identity,
+    }
+    settings = {
+        "lab": PROJECT.name,
+        "image": image,
+        "server": {"provider": "static", "static": {"hosts": [host]}},
+    }
+    (session.directory / "lab.yaml").write_bytes(msgspec.json.encode(settings))
+    ssh_dir = Path(session.environ["HOME"]) / ".ssh"
+    ssh_dir.mkdir(mode=0o700)
+    (ssh_dir / "known_hosts").write_text(f"[{machine.host}]:{machine.port} {machine.host_key}\n")
+    (ssh_dir / "config").touch()
+    program = folder / "bin" / "ssh"
+    program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh_dir}/config "$@"\n')
+    program.chmod(0o755)
+    return session
 
 
 def save_run(

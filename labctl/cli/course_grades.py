@@ -145,10 +145,10 @@ def grades_command(
     elif not export_format:
         _print_grades(all_grades)
     if not json_:
-        print_unreleased(assignment, all_grades)
+        print_unreleased_changes(assignment, all_grades)
 
 
-def print_unreleased(assignment: str, grades: list[Grade]) -> None:
+def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:
     """List the released grades that a new release would change."""
     changed = [grade for grade in grades if grade.unreleased is not None]
     if not changed:

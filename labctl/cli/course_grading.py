@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_grades import print_unreleased
+from labctl.cli.course_grades import print_unreleased_changes
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
@@ -173,7 +173,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
             click.echo(f"feedback released to: {', '.join(released.students)}")
         elif options["release"]:
             click.echo("nothing was released: some submissions are not graded", err=True)
-        print_unreleased(name, list_grades(course.folder, name))
+        print_unreleased_changes(name, list_grades(course.folder, name))
     ctx.exit(TEMPORARY if grading.unreached else 0 if grading.is_complete else 1)
 
 

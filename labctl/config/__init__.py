@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from labctl.config.reader import LAB_FILE
     from labctl.config.scalars import (
         clean_name,
-        duration_setting,
+        format_duration,
+        format_size,
         gpu_text,
         parse_duration,
         parse_gpu,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         parse_port,
         parse_price,
         parse_size,
-        size_setting,
     )
     from labctl.config.schema import (
         DEFAULT_PROVIDER,
@@ -86,7 +86,7 @@ _MODULES = {
     "reader": ("LAB_FILE",),
     "scalars": (
         "clean_name",
-        "duration_setting",
+        "format_duration",
         "gpu_text",
         "parse_duration",
         "parse_gpu",
@@ -95,7 +95,7 @@ _MODULES = {
         "parse_port",
         "parse_price",
         "parse_size",
-        "size_setting",
+        "format_size",
     ),
     "schema": (
         "DEFAULT_PROVIDER",
@@ -135,7 +135,6 @@ __all__ = [
     "check_files",
     "clean_name",
     "copy_environment",
-    "duration_setting",
     "ensure_lab_id",
     "expand",
     "expand_user",
@@ -144,6 +143,8 @@ __all__ = [
     "find_lab",
     "find_paths",
     "find_user_name",
+    "format_duration",
+    "format_size",
     "gpu_text",
     "is_trusted",
     "list_secret_names",
@@ -161,7 +162,6 @@ __all__ = [
     "read_lab_id",
     "read_secret_values",
     "set_secret",
-    "size_setting",
     "student_key",
     "trust",
 ]

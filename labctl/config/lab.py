@@ -28,7 +28,7 @@ from labctl.config.reader import (
     read,
     read_struct,
 )
-from labctl.config.scalars import clean_name, duration_setting, parse_name
+from labctl.config.scalars import clean_name, format_duration, parse_name
 from labctl.config.schema import (
     DEFAULT_IMAGE,
     DEFAULT_MIRROR_S,
@@ -321,7 +321,7 @@ class LabConfigReader:
                 )
         longest = file.server.max_ttl
         if longest and file.server.ttl and file.server.ttl > longest:
-            message = f"is longer than max_ttl ({duration_setting(longest)})"
+            message = f"is longer than max_ttl ({format_duration(longest)})"
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"

@@ -1,7 +1,7 @@
 """Parsers of single values as users write them: `1h30m`, `8GB`, `A100:2`, `1.50`.
 
 Every parser takes the string as typed and returns the value; ValueError says what is allowed.
-Every `*_text` is the inverse of its parser.
+Every `format_*` and `*_text` is the inverse of its parser.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def parse_duration(text: str) -> int:
     return seconds
 
 
-def duration_setting(seconds: int) -> str:
+def format_duration(seconds: int) -> str:
     """Write seconds as `parse_duration` reads them: 1h30m."""
     parts = []
     for unit, length in _DURATION_UNITS_S.items():
@@ -95,7 +95,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def size_setting(size: int) -> str:
+def format_size(size: int) -> str:
     """Write bytes as `parse_size` reads them: 8GB."""
     for unit, factor in sorted(_SIZE_UNITS.items(), key=lambda item: -item[1]):
         if factor > 1 and size and size % factor == 0:
@@ -150,7 +150,7 @@ def parse_gpu(text: str) -> GpuNeed:
 
 def gpu_text(gpu: GpuNeed) -> str:
     at_least = gpu.min_memory_bytes and gpu.kind == "any"
-    kind = f">={size_setting(gpu.min_memory_bytes)}" if at_least else gpu.kind
+    kind = f">={format_size(gpu.min_memory_bytes)}" if at_least else gpu.kind
     return f"{kind}:{gpu.count}" if gpu.count > 1 else kind
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from labctl.config.scalars import duration_setting, gpu_text, number_text, size_setting
+from labctl.config.scalars import format_duration, format_size, gpu_text, number_text
 from labctl.config.schema import LabConfig
 
 DEFAULT = "default"
@@ -48,7 +48,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         if service.command:
             yield f"services.{name}.command", shlex.join(service.command)
     yield "store", config.store
-    yield "mirror", duration_setting(config.mirror_s) if config.store else ""
+    yield "mirror", format_duration(config.mirror_s) if config.store else ""
     yield "limits.memory", _size(config.limits.memory_bytes)
     yield "limits.cpus", number_text(config.limits.cpus) if config.limits.cpus else ""
     yield "limits.shm", _size(config.limits.shm_bytes)
@@ -68,9 +68,9 @@ def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "server.spot", need.spot
     yield "server.max_price", _price(need.max_price_usd_per_hour)
     yield "server.budget", _price(need.budget_usd)
-    yield "server.ttl", duration_setting(need.ttl_s) if need.ttl_s else ""
-    yield "server.max_ttl", duration_setting(need.max_ttl_s) if need.max_ttl_s else ""
-    yield "server.idle", duration_setting(need.idle_s) if need.idle_s else ""
+    yield "server.ttl", format_duration(need.ttl_s) if need.ttl_s else ""
+    yield "server.max_ttl", format_duration(need.max_ttl_s) if need.max_ttl_s else ""
+    yield "server.idle", format_duration(need.idle_s) if need.idle_s else ""
     for provider, value in config.server.provider_settings.items():
         plain_value = msgspec.to_builtins(value, enc_hook=str)
         yield from _flatten(f"server.{provider}", plain_value)
@@ -91,7 +91,7 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _size(size: int) -> str:
-    return size_setting(size) if size else ""
+    return format_size(size) if size else ""
 
 
 def _price(price: float | None) -> str:

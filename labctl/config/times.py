@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 
 from labctl.config.document import quote
-from labctl.config.scalars import duration_setting, parse_duration
+from labctl.config.scalars import format_duration, parse_duration
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 
@@ -93,7 +93,7 @@ def parse_late(text: str) -> int:
 
 
 def late_text(late_s: int) -> str:
-    return {0: "never", ANY_S: "any"}.get(late_s) or duration_setting(late_s)
+    return {0: "never", ANY_S: "any"}.get(late_s) or format_duration(late_s)
 
 
 def parse_penalty(text: str) -> int:

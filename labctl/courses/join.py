@@ -29,7 +29,7 @@ from labctl.http_client import open_session, read_body
 from labctl.model import NAME_PATTERN, Endpoint, Value
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import fingerprint, make_key
+from labctl.servers.host_keys import ensure_key_pair, fingerprint
 from labctl.servers.provider_traits import read_provider_traits
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import utc_text
@@ -128,7 +128,7 @@ def join_course(
     target = (into or base / invitation.course).absolute()
     _require_consent(invitation, target, reporter)
     connections = Connections(paths.ssh_dir, paths.user_ssh_config)
-    public = make_key(student_key(paths))
+    public = ensure_key_pair(student_key(paths))
     again = False
     try:
         description = _enroll(connections, invitation, public)

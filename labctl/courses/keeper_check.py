@@ -20,7 +20,7 @@ from labctl.model import Check, Need
 from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseProviderSettings
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 NAME = "keeper"
 
@@ -102,7 +102,7 @@ def _temporary_key(staff: CourseOperator, keys: AuthorizedKeys) -> Iterator[str]
     """Yield a key that the keeper's account authorizes while the block runs."""
     with tempfile.TemporaryDirectory() as place:
         identity = Path(place) / "check"
-        with keys.admit_check(make_key(identity)):
+        with keys.admit_check(ensure_key_pair(identity)):
             yield str(identity)
 
 

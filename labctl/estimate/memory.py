@@ -235,6 +235,6 @@ def checkpoint_bytes(plan: ModelPlan) -> int:
     return plan.params * (MASTER_BYTES + each)
 
 
-def largest(needed: MemoryEstimate) -> str:
+def find_largest_term(needed: MemoryEstimate) -> str:
     """Return the name of the largest term."""
     return max(TERMS, key=lambda term: getattr(needed, f"{term}_bytes"))

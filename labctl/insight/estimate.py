@@ -42,8 +42,8 @@ from labctl.estimate.memory import (
     MemoryEstimate,
     checkpoint_bytes,
     estimate_memory,
+    find_largest_term,
     kv_cache,
-    largest,
     simple_activations,
 )
 from labctl.estimate.plan import ModelMeasurement, ModelPlan, require_consistent
@@ -363,7 +363,7 @@ def _details(
     bandwidth = amount.bandwidth_bytes_per_s or on.bandwidth_gb_per_s * 1e9
     return EstimateDetails(
         gpus=plan.gpus,
-        largest_term=largest(needed),
+        largest_term=find_largest_term(needed),
         simple_rule_leaves_out=why_simple_differs(plan, needed),
         simple_activations_bytes=simple_activations(plan),
         checkpoint_bytes=checkpoint_bytes(plan),

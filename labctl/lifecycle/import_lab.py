@@ -26,7 +26,7 @@ from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start
 from labctl.servers.firewall import admit
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.state import State, ledgers
 from labctl.stores.lab_store import open_lab_store
 from labctl.wire.kept_labs import ImportedLab, KeeperInfo
@@ -220,7 +220,7 @@ def _store_records(context: LabContext, parcel: LabExport, server: Server) -> No
     if parcel.key:
         context.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(context.identity, parcel.key.encode())
-        make_key(context.identity)
+        ensure_key_pair(context.identity)
     for name, value in parcel.secrets.items():
         set_secret(context.paths, context.lab_id, name, value)
     trust(context.paths, context.config)

@@ -17,7 +17,7 @@ from labctl.runs import images, provenance
 from labctl.servers import attempts, deadlines, disk_retention, first_contact, guard
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import select_server_gpus
+from labctl.servers.gpus import choose_server_gpus_option
 from labctl.servers.key_setup import call_with_key_setup
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import prepare, probe
@@ -64,7 +64,7 @@ def up(
 def use_server(context: LabContext, server: Server) -> Server:
     """Get the lab's server ready for runs, and check that it has what the lab needs."""
     server = make_ready(context, server, loads_image=True)
-    select_server_gpus(context, server)
+    choose_server_gpus_option(context, server)
     _note_missing_data(context, server)
     return server
 

@@ -237,7 +237,7 @@ class Fleet:
             record.address = self._machines.create(record.id, rules, self._seed_files(record))
             if self._machines.has_cloud_init:
                 socket = self._machines.directory(record.id) / "imds.sock"
-                record.metadata = imds.serve(imds.Metadata(self._metadata(record)), socket)
+                record.metadata = imds.serve(imds.MetadataApp(self._metadata(record)), socket)
         self._switch_on(record)
 
     def _switch_on(self, record: InstanceRecord) -> None:

@@ -34,7 +34,7 @@ class QuietHandler(WSGIRequestHandler):
         return "machine"
 
 
-class Metadata:
+class MetadataApp:
     """A WSGI application that serves the results of `lookup` to requests with a token."""
 
     def __init__(self, lookup: MetadataLookup) -> None:

@@ -16,7 +16,7 @@ from labctl.errors import EngineError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.providers.local import engine
-from labctl.rehearsal import amis, images, imds, roles
+from labctl.rehearsal import amis, images, imds, instance_profiles
 from labctl.rehearsal.backend import Backend
 from labctl.rehearsal.clock import TaskTimer
 from labctl.rehearsal.fleet import Fleet, InstanceRecord
@@ -192,7 +192,7 @@ class Rehearsal:
         self._clock = TaskTimer()
         self.backend = Backend(self.scenario.regions)
         amis.add_images(self.backend, self.scenario.images)
-        roles.add_role(self.backend)
+        instance_profiles.add_instance_profile(self.backend)
         listener = self._listen()
         if self.scenario.boot != "none":
             self._machines = self._create_machines()

@@ -18,7 +18,7 @@ from labctl.runs import images, provenance
 from labctl.runs.environment import describe_install
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import select_server_gpus
+from labctl.servers.gpus import choose_server_gpus_option
 from labctl.text import duration_text
 from labctl.wire.runs import (
     CANCEL_RUN,
@@ -61,7 +61,7 @@ def build_spec(
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
-        gpus=select_server_gpus(context, server),
+        gpus=choose_server_gpus_option(context, server),
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
         shm_bytes=config.limits.shm_bytes,

@@ -37,7 +37,7 @@ from labctl.servers import accounts, deadlines, end_server, guard, kept_disks
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start, spent_usd
 from labctl.servers.disk_retention import KEPT_S
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.servers.plan import describe_market, describe_offer, describe_plan
 from labctl.state import Attempt
 from labctl.text import dollars_text, price_text
@@ -335,7 +335,7 @@ def _build_request(
         lab=context.config.name,
         lab_id=context.lab_id,
         token=secrets.token_hex(8),
-        public_key=make_key(identity),
+        public_key=ensure_key_pair(identity),
         identity=str(identity),
         need=need,
         tags=tags,
@@ -360,7 +360,7 @@ def _make_host_key(folder: Path) -> tuple[str, str]:
     """Create a key pair for first contact: (private, public). Only the attempt's record has it."""
     path = folder / f"first-contact-{secrets.token_hex(4)}"
     try:
-        public = make_key(path).rpartition(" ")[0]
+        public = ensure_key_pair(path).rpartition(" ")[0]
         return path.read_text(), public
     finally:
         path.unlink(missing_ok=True)

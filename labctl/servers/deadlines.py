@@ -62,7 +62,7 @@ def boot_span_s(need: Need, price_usd_per_hour: float, left_usd: float | None) -
     return None if span is None else math.ceil(span + MARGIN_S)
 
 
-def get_need(context: LabContext, server: Server) -> Need:
+def get_server_need(context: LabContext, server: Server) -> Need:
     """Return the lab's need, without the default deadline if that was declined for this server."""
     need = context.config.server.need
     if need.deadline and context.state.list_events(server_id=server.id, kind=DECLINED, limit=1):
@@ -82,7 +82,7 @@ def set_first_timer(context: LabContext, server: Server) -> None:
     """Set the provider's timer for a server that has none; emit a warning if that fails."""
     if server.deadline_at or _list_timer_events(context, server):
         return
-    need, price = get_need(context, server), server.offer.price_usd_per_hour
+    need, price = get_server_need(context, server), server.offer.price_usd_per_hour
     left = None
     if need.budget_usd is not None:
         spent = spent_usd(context.state, context.lab_id, time.time(), but=server.id)
@@ -201,7 +201,7 @@ def month_usd(price_usd_per_hour: float) -> str:
 
 def _compute_local_ends(context: LabContext, server: Server, now: float) -> list[float]:
     """Compute the deadlines (Unix seconds) that this machine knows; a watchdog cannot move them."""
-    need, price = get_need(context, server), server.offer.price_usd_per_hour
+    need, price = get_server_need(context, server), server.offer.price_usd_per_hour
     ends = []
     if need.max_ttl_s is not None:
         started = context.state.list_events(server_id=server.id, kind="started", limit=1)

@@ -26,8 +26,8 @@ _SOLD_SIZE_SLACK = 0.07
 _NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
 
 
-def select_server_gpus(context: LabContext, server: Server) -> str:
-    """Do `select_gpus` for the lab's need. A note is shown once for each server."""
+def choose_server_gpus_option(context: LabContext, server: Server) -> str:
+    """Do `choose_gpus_option` for the lab's need. A note is shown once for each server."""
 
     def show_once(note: Note) -> None:
         notes = context.state.list_events(server_id=server.id, kind=GPU_NOTE, limit=1)
@@ -39,10 +39,12 @@ def select_server_gpus(context: LabContext, server: Server) -> str:
 
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""
-    return select_gpus(context.config.server.need, context.load_facts(server), show_once, hint)
+    return choose_gpus_option(
+        context.config.server.need, context.load_facts(server), show_once, hint
+    )
 
 
-def select_gpus(
+def choose_gpus_option(
     need: Need,
     facts: ServerFacts,
     on_note: Callable[[Note], None] = lambda note: None,

@@ -47,7 +47,7 @@ def arm(
     """
     if isinstance(context.provider, Guarded):
         return _watch_foreign(context, server, context.provider)
-    need, price = deadlines.get_need(context, server), server.offer.price_usd_per_hour
+    need, price = deadlines.get_server_need(context, server), server.offer.price_usd_per_hour
     limited = any(
         (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, context.config.store)
     )

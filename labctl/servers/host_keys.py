@@ -91,7 +91,7 @@ def confirm_host_key(endpoint: Endpoint, host_key: str, reporter: Reporter) -> N
         )
 
 
-def make_key(path: Path) -> str:
+def ensure_key_pair(path: Path) -> str:
     """Create an ed25519 key pair at `path` (0600, OpenSSH format) and `path`.pub, if missing.
 
     Returns the public line. An existing key stays; two processes at the same time get the same

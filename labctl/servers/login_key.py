@@ -8,7 +8,7 @@ from pathlib import Path
 from labctl.errors import LabError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 with lazy_imports(__name__):
     import paramiko
@@ -40,7 +40,7 @@ class LoginKey(Value, frozen=True):
 
     def create_if_new(self) -> str:
         """Return the public line; create the key pair first if it does not exist."""
-        return self.public_line or make_key(Path(self.path))
+        return self.public_line or ensure_key_pair(Path(self.path))
 
 
 def choose_login_key(identity: str, ssh_dir: Path) -> LoginKey:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -30,7 +30,7 @@ from labctl.services.port_forward import Forwarding, ForwardSpec, Refresh, build
 from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.codec import MessageError, encode
-from labctl.wire.services import ServiceRequest
+from labctl.wire.services import BackgroundForwardReply, ServiceRequest
 from labctl.wire.verbs import ErrorReply
 
 if TYPE_CHECKING:
@@ -50,13 +50,6 @@ class BackgroundForwardSpec(Value, frozen=True, kw_only=True):
     log_path: str
     request: ServiceRequest | None = None
     refresh_argv: tuple[str, ...] = ()
-
-
-class BackgroundForwardReply(NamedTuple):
-    """What the process that holds a forward replies, or an ErrorReply."""
-
-    pid: int
-    local_port: int
 
 
 def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forward:

@@ -12,7 +12,7 @@ from labctl.model import Forward, Server, Service
 from labctl.runs import images
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import select_gpus
+from labctl.servers.gpus import choose_gpus_option
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
@@ -53,7 +53,7 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         image=images.image_reference(context),
         command=own.command if own else (),
         port=port,
-        gpus=select_gpus(config.server.need, context.load_facts(server)),
+        gpus=choose_gpus_option(config.server.need, context.load_facts(server)),
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
         data=config.server_data,

@@ -14,7 +14,7 @@ import msgspec
 from labctl.config.document import escape, parse, quote, read_bytes
 from labctl.config.locations import parse_bucket
 from labctl.config.reader import Parsed, make_problem, read
-from labctl.config.scalars import parse_name, parse_size, size_setting
+from labctl.config.scalars import format_size, parse_name, parse_size
 from labctl.config.times import (
     ANY_S,
     DEFAULT_MAX_BYTES,
@@ -186,7 +186,7 @@ def assignment_text(assignment: Assignment) -> str:
             [f"penalty: {assignment.penalty}%   # of the points, for each day started"]
             * bool(assignment.penalty)
         ),
-        f"max_size: {size_setting(assignment.max_size)}",
+        f"max_size: {format_size(assignment.max_size)}",
         f"require: [{', '.join(assignment.require)}]",
         f"hand_in: {assignment.hand_in}",
         *([f"host_key: {assignment.host_key}"] if assignment.host_key else []),

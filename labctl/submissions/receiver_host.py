@@ -20,7 +20,7 @@ from labctl.errors.replies import decode_reply
 from labctl.model import Endpoint, Value, parse_record
 from labctl.retry import retry_on
 from labctl.servers.context import LabContext
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions import REQUEST
 from labctl.submissions.assignment import SSH_PLACE, Assignment
 from labctl.submissions.feedback import Feedback
@@ -56,7 +56,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 
 def public_key(paths: Paths) -> str:
     """Return this account's public key line, for the instructor; create the pair if missing."""
-    return make_key(student_key(paths))
+    return ensure_key_pair(student_key(paths))
 
 
 class ReceiverHost:

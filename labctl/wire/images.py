@@ -43,7 +43,7 @@ class BuildImageRequest(NamedTuple):
 
 
 class BuildOpening(NamedTuple):
-    """The path of the build's log on the server."""
+    """The first reply to `build`, before docker's output: the path of the log on the server."""
 
     log: str
 

@@ -76,7 +76,7 @@ class LimitRecord(NamedTuple):
     at: float = 0.0
 
 
-class ResumedRecord(NamedTuple):
+class LogOffsetRecord(NamedTuple):
     """The byte of the run's log at which its last attempt began (resumed.json)."""
 
     offset: int = 0

@@ -126,6 +126,13 @@ class ServiceImageOpening(NamedTuple):
     tag: str
 
 
+class BackgroundForwardReply(NamedTuple):
+    """The reply of the process on the user's machine that holds a forward, if it is open."""
+
+    pid: int
+    local_port: int
+
+
 START_SERVICE = Verb("service", ServiceRequest, ServiceReply)
 LIST_SERVICES = Verb("services", LabRequest, ListServicesReply)
 STOP_SERVICES = Verb("service-stop", StopServiceRequest, StopServiceReply)

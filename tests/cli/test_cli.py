@@ -35,7 +35,7 @@ from labctl.lab import Lab
 from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
-from labctl.servers.gpus import select_server_gpus
+from labctl.servers.gpus import choose_server_gpus_option
 from labctl.state import State
 from labctl.wire.watchdog import WatchRecord
 
@@ -261,7 +261,7 @@ def test_a_missing_gpu_is_noted_once_for_each_server(home: Path) -> None:
     lab = Lab.load(".", reporter=Notes())
     first = kept(home)
     for server in (first, first, msgspec.structs.replace(first, id="box-2"), first):
-        assert select_server_gpus(lab.context, server) == ""
+        assert choose_server_gpus_option(lab.context, server) == ""
     assert noted == ["No GPU on this server; using the CPU."] * 2
 
 

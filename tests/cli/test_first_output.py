@@ -14,7 +14,7 @@ from labctl.cli.first_output import WAITING, FirstOutputLine, describe_activity
 from labctl.cli.screen import Screen
 from labctl.errors import ConnectError
 from labctl.events import Note, report_wait
-from labctl.insight.top import GpuMetrics, RunNow, ServerMetrics
+from labctl.insight.top import ContainerMetrics, GpuMetrics, ServerMetrics
 
 
 class Terminal(io.StringIO):
@@ -84,7 +84,7 @@ def test_elsewhere_nothing_is_shown_or_measured(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_activity_names_what_was_measured() -> None:
-    run = RunNow(
+    run = ContainerMetrics(
         name="c", run="night", lab_id="0f1e", cpu_cores=0.94, memory_bytes=120 * 1024**2,
         gpus=("GPU-1",),
     )  # fmt: skip

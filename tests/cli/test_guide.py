@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from guide_session import GUIDE, make_guide_session
@@ -17,6 +18,12 @@ def test_every_transcript_of_the_guide_is_replayed() -> None:
     text = GUIDE.read_text()
     assert len(list_steps(GUIDE, "here")) > 5
     assert text.count("```console\n") == text.count("<!-- transcript: ")
+
+
+def test_every_task_of_the_guide_has_a_transcript() -> None:
+    _, *tasks = re.split(r"^## ", GUIDE.read_text(), flags=re.MULTILINE)
+    assert len(tasks) == 7
+    assert [task.partition("\n")[0] for task in tasks if "<!-- transcript: " not in task] == []
 
 
 def test_a_transcript_is_commands_and_what_varies() -> None:

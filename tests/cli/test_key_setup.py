@@ -15,7 +15,7 @@ from password_server import PasswordServer, serve_passwords
 
 from labctl.cli.exit_codes import run_and_exit
 from labctl.cli.groups import cli
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 Terminal = Callable[..., Any]
 
@@ -30,7 +30,7 @@ class Keyboard(io.StringIO):
 @pytest.fixture
 def machine(home: Path) -> Iterator[PasswordServer]:
     """A static machine in lab.yaml; the user has a key that it does not accept."""
-    make_key(home / ".ssh" / "id_ed25519")
+    ensure_key_pair(home / ".ssh" / "id_ed25519")
     with serve_passwords() as server:
         text = (
             "lab: digits\nrun: [python, train.py]\nserver:\n  provider: static\n"

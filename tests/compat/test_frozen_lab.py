@@ -88,7 +88,7 @@ def test_an_interrupted_up_asks_for_the_very_same_server(
     (attempt,) = context.state.list_open_attempts(VOICES)
     at = attempt.created_at + 60.0
     monkeypatch.setattr("time.time", lambda: at)
-    monkeypatch.setattr(up, "make_ready", lambda context, server: server)
+    monkeypatch.setattr(up, "make_ready", lambda context, server, **_: server)
     up.up(context)
     assert student.cloud.tried == [(attempt.offer.type, attempt.token)]
     assert context.state.list_open_attempts(VOICES) == []

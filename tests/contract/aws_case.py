@@ -18,7 +18,7 @@ from labctl.model import Boot, CreateServerRequest, GpuNeed, Need, Resource, Ser
 from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
 from labctl.rehearsal import Building, Rehearsal, Scenario
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 ADDRESS = "LABCTL_SERVER_AWS_ADDRESS_FROM"
 
@@ -30,7 +30,7 @@ class AwsCase(Case):
     def request(self, lab: str = "contract") -> CreateServerRequest:
         request = super().request(lab)
         assert isinstance(self.provider, AwsProvider)
-        host_key = make_key(self.directory / "host_key").rpartition(" ")[0]
+        host_key = ensure_key_pair(self.directory / "host_key").rpartition(" ")[0]
         boot = Boot(
             lab=lab,
             public_key=request.public_key,

@@ -12,7 +12,7 @@ from typing import Any
 
 from labctl.model import CreateServerRequest, Need, Resource, Server
 from labctl.providers import Provider
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 DEADLINE_S = 300.0
 
@@ -50,7 +50,7 @@ class Case:
             lab=lab,
             lab_id=self.lab_ids[-1],
             token=secrets.token_hex(8),
-            public_key=make_key(identity),
+            public_key=ensure_key_pair(identity),
             identity=str(identity),
             need=self.need,
             tags={"labctl.test": "1"},

@@ -19,7 +19,7 @@ from labctl.model import Server
 from labctl.providers import ProviderContext
 from labctl.providers.course import CourseProvider, CourseProviderSettings
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 sys.path.append(str(Path(__file__).parents[1] / "e2e"))
 from course_bed import CourseBed, course_bed, keeping
@@ -54,7 +54,7 @@ def course_keeper(
         lines = [f"[127.0.0.1]:{box.port} {box.host_key}\n" for box in static_machines]
         (known / "known_hosts").write_text("".join(lines))
         key = folder / "student-key"
-        bed.keys.admit(STUDENT, make_key(key))
+        bed.keys.admit(STUDENT, ensure_key_pair(key))
         with keeping(bed, SeatOperations(bed.staff(), login_only=True)):
             yield bed, key
 

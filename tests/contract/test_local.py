@@ -79,6 +79,7 @@ class Pool:
     docker: Any
     owner: str
     image: str
+    count: int = 0
 
     def make(self, name: str, volume: str) -> Any:
         return never_started(self.docker, self.image, name, volume)
@@ -88,7 +89,9 @@ class Pool:
 
     def add_volume(self, names: object = None) -> str:
         """Add a volume; with `names`, an engine in it has listed them as those of its images."""
-        volume = f"labctl-cache-{self.owner}-{secrets.token_hex(4)}"
+        # Volumes of the same second are ordered by name.
+        self.count += 1
+        volume = f"labctl-cache-{self.owner}-{self.count}"
         self.docker.volumes.create(volume, labels={cache.LABEL: self.owner})
         if names is not None:
             self.write_names(volume, json.dumps({"Repositories": names}))

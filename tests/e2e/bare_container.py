@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sshd_container import Sshd, build, docker
 
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 IMAGE = "labctl-test-prepare"
 CAROLS_PASSWORD = "correct horse"
@@ -46,7 +46,7 @@ def bare(image: str, folder: Path) -> Iterator[Sshd]:
         *(image, "sleep", "infinity"),
     )
     try:
-        public = make_key(box.key)
+        public = ensure_key_pair(box.key)
         for user in ("alice", "bob", "carol"):
             ssh = f"/home/{user}/.ssh"
             box.sh(f"mkdir -p {ssh} && echo '{public}' > {ssh}/authorized_keys")

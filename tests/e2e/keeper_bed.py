@@ -20,7 +20,7 @@ import pytest
 from sshd_container import greets, wait_for
 from store_lab import agent
 
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 needs_sshd = pytest.mark.skipif(not Path(SSHD).exists(), reason="there is no sshd on this machine")
@@ -136,8 +136,8 @@ def keeper_box(
     """A machine with sshd on which labctl is installed; what it has started ends with it."""
     home = folder / "home"
     home.mkdir(parents=True)
-    make_key(folder / "login")
-    key = make_key(folder / "host").rpartition(" ")[0]
+    ensure_key_pair(folder / "login")
+    key = ensure_key_pair(folder / "host").rpartition(" ")[0]
     port = _free_port()
     around = {**environ, "HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
     if installed:

@@ -22,7 +22,7 @@ import sshd_container
 from labctl.model import CreateServerRequest, Endpoint, Need, Server
 from labctl.providers import ProviderContext
 from labctl.providers.local import LocalProvider, LocalSettings, cache, engine, image
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 ROOT = Path(__file__).parents[2]
 GPU_CONTEXT = ROOT / "tests" / "gpu-standin"
@@ -231,7 +231,7 @@ def start(
         lab=lab,
         lab_id=secrets.token_hex(6),
         token=secrets.token_hex(8),
-        public_key=make_key(identity),
+        public_key=ensure_key_pair(identity),
         identity=str(identity),
         need=Need(),
         tags={TEST_LABEL: "1", PID_LABEL: str(os.getpid())},

@@ -12,7 +12,7 @@ import pytest
 from service_lab import HOME, Recorder, ServiceLab
 from sshd_container import Sshd, base_image, docker, wait_for
 
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 
 def _send(image: str, box: str) -> None:
@@ -59,7 +59,7 @@ def service_lab(
 ) -> Iterator[ServiceLab]:
     folder = tmp_path_factory.mktemp("service-lab")
     key = folder / "id_ed25519"
-    make_key(key)
+    ensure_key_pair(key)
     box = Sshd(f"labctl-test-services-{uuid.uuid4().hex[:8]}", key)
     words = ["run", "-d", "--init", "--name", box.name, "-p", "127.0.0.1::22", "--tmpfs", "/run"]
     for capability in ("SYS_ADMIN", "NET_ADMIN", "MKNOD"):

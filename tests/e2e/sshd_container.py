@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labctl.model import Endpoint, Offer, Server
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 IMAGE = "labctl-test-sshd"
 DOCKERFILE = """
@@ -164,7 +164,7 @@ def start(image: str, key: Path, *words: str) -> Sshd:
         *("-p", "127.0.0.1::22", *words, image, "sleep", "infinity"),
     )
     box = Sshd(name, key)
-    public = make_key(key)
+    public = ensure_key_pair(key)
     for user in USERS:
         folder = f"/home/{user}/.ssh"
         box.sh(f"mkdir -p {folder} && echo '{public}' > {folder}/authorized_keys")

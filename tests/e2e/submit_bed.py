@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sshd_container import greets, wait_for
 
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.receive import admit, expel, write_assignment
 from labctl.submissions.receiver import Receiver
 
@@ -138,7 +138,7 @@ class Wire:
 def receiving_machine(folder: Path) -> Iterator[Machine]:
     home = folder / "home"
     (home / ".ssh").mkdir(parents=True)
-    host_key = make_key(folder / "host")
+    host_key = ensure_key_pair(folder / "host")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = folder / "sshd_config"

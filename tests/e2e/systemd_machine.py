@@ -13,7 +13,7 @@ from sshd_container import Sshd, docker, greets
 
 from labctl.providers.local import engine
 from labctl.providers.local.container import CAPABILITIES
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 STATIC = """\
 lab: {name}
@@ -61,7 +61,7 @@ def machine(image: str, folder: Path, options: Sequence[str] = ()) -> Iterator[S
     `options` are further words for `docker run`.
     """
     box = Sshd(f"labctl-test-systemd-{uuid.uuid4().hex[:8]}", folder / "key")
-    public = make_key(box.key)
+    public = ensure_key_pair(box.key)
     rights = [word for name in CAPABILITIES for word in ("--cap-add", name)]
     cgroups = _list_cgroup_options()
     docker(

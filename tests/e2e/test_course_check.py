@@ -27,7 +27,7 @@ from labctl.events import SilentReporter
 from labctl.model import Check, Offer
 from labctl.providers.course import CourseProvider
 from labctl.servers.context import LabContext
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.state import State
 
 pytestmark = pytest.mark.skipif(
@@ -78,7 +78,7 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
         ]
         assert bed.machine.keys.read_text() == before, "the key goes when the check is over"
         identity = tmp_path / "key"
-        with bed.keys.admit_check(make_key(identity)):
+        with bed.keys.admit_check(ensure_key_pair(identity)):
             assert CHECKER in bed.machine.keys.read_text()
             provider = student_of(bed, str(identity))
             for do in (provider.servers, lambda: provider.terminate("course-00000000-abcdef")):
@@ -87,7 +87,7 @@ def test_the_throw_away_key_asks_and_does_nothing_else(bed: CourseBed, tmp_path:
             provider.close()
         assert request_handler.list_seat_servers() == []
     # A check that was killed leaves a line, which the end of the course takes away.
-    leaving = bed.keys.admit_check(make_key(tmp_path / "other"))
+    leaving = bed.keys.admit_check(ensure_key_pair(tmp_path / "other"))
     leaving.__enter__()
     bed.keys.expel()
     assert CHECKER not in bed.machine.keys.read_text()

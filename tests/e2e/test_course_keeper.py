@@ -24,7 +24,7 @@ from labctl.courses.preflight import _check_keys
 from labctl.courses.publish import store_host_key
 from labctl.courses.rpc import socket_path
 from labctl.model import Server
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.connection_limits import MAX_CONNECTIONS, hold_connection
 
 pytestmark = pytest.mark.skipif(
@@ -121,7 +121,7 @@ def test_the_check_tries_every_key_at_the_keepers_sshd(bed: CourseBed, tmp_path:
     store_host_key(bed.course, bed.machine.host_key)
     seats = bed.course.list_seats()
     for student in ("alice", "bob"):
-        bed.keys.admit(student, make_key(tmp_path / student))
+        bed.keys.admit(student, ensure_key_pair(tmp_path / student))
     _, good = _check_keys(bed.staff(), seats, AuthorizedKeys(bed.course, bed.machine.keys))
     assert (good.ok, good.detail) == (True, "it accepts 2 of 2 keys")
     elsewhere = tmp_path / "authorized_keys"
@@ -131,7 +131,7 @@ def test_the_check_tries_every_key_at_the_keepers_sshd(bed: CourseBed, tmp_path:
     assert (joined.ok, bad.ok) == (False, False)
     assert bad.detail == "it accepts 1 of 2 keys; rejected: alice"
     assert "labctl course invite alice" in bad.next
-    store_host_key(bed.course, make_key(tmp_path / "another").rpartition(" ")[0])
+    store_host_key(bed.course, ensure_key_pair(tmp_path / "another").rpartition(" ")[0])
     _, stranger = _check_keys(bed.staff(), seats, AuthorizedKeys(bed.course, bed.machine.keys))
     assert not stranger.ok
     assert "cannot be reached" in stranger.detail

@@ -15,9 +15,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from calibration import DEAD_LINK_NOTICED_AMONG_OTHERS_S
+from guide_session import GUIDE, make_served_session
 from service_lab import LAB, LAB_ID, Recorder, ServiceLab
 from sleeping import asleep, in_session
 from sshd_container import docker, greets, wait_for
+from transcripts import replay
 
 from labctl.errors import ConnectError, HostKeyError
 from labctl.model import Forward, Service
@@ -293,3 +295,15 @@ def test_a_detached_one_that_cannot_connect_says_why(
     finally:
         service_lab.connections.write(service_lab.server)
     assert list_forwards(state) == []
+
+
+def test_the_guide_shows_what_labctl_prints_on_a_lab_machine(
+    service_lab: ServiceLab, tmp_path: Path
+) -> None:
+    service_lab.ensure("jupyter")  # so the image with JupyterLab is there, as after a first start
+    session = make_served_session(tmp_path, service_lab.box.endpoint(), service_lab.image)
+    try:
+        assert "birds is ready" in session.run("labctl up --yes")
+        assert "\n".join(replay(GUIDE, "machine", session)) == ""
+    finally:
+        session.run("labctl down --yes --discard")

@@ -15,7 +15,7 @@ from labctl import Lab
 from labctl.errors import AuthenticationError, LabError
 from labctl.events import AskPassword, Question, SilentReporter
 from labctl.model import Need
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.servers.key_setup import call_with_key_setup
 from labctl.shell import Secret
 from labctl.transports.password_login import authorize_key, list_login_methods
@@ -60,7 +60,7 @@ def restarted(box: Sshd) -> Iterator[Sshd]:
 def open_lab(home: Path, box: Sshd, monkeypatch: pytest.MonkeyPatch, user: Typist) -> Lab:
     monkeypatch.setenv("HOME", str(home))
     key = home / ".ssh" / "lab key"
-    make_key(key)
+    ensure_key_pair(key)
     (home / "digits").mkdir()
     host = f"{{host: 127.0.0.1, port: {box.port}, user: student, identity: '{key}'}}"
     (home / "digits" / "lab.yaml").write_text(
@@ -132,7 +132,7 @@ def test_up_in_a_terminal_sets_up_the_key_and_makes_the_machine_ready(
     assert code == 0, text
     lab = make_lab(tmp_path, "lectures", base_image)
     key = tmp_path / "home" / ".ssh" / "id_ed25519"
-    make_key(key)
+    ensure_key_pair(key)
     port = machine.endpoint.port
     host = f"{{host: 127.0.0.1, port: {port}, user: student, identity: {key}}}"
     (lab.root / "lab.yaml").write_text(

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from submission_bed import FILES, Tar, bomb, packed, sha256
 
 from labctl.model import Run
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.bundle import inspect
 from labctl.submissions.feedback import Feedback
 
@@ -92,7 +92,7 @@ def student(machine: Machine, tmp_path: Path, request: pytest.FixtureRequest) ->
     name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[-38:]
     name = name.strip("-")
     made = Student(tmp_path, name)
-    machine.admit(name, make_key(made.key))
+    machine.admit(name, ensure_key_pair(made.key))
     (made.lab / "assignment.yaml").write_text(machine.assignment())
     machine.wire.cut_after = None
     return made
@@ -282,7 +282,7 @@ def test_who_was_not_let_in_is_told_how(machine: Machine, student: Student) -> N
 def test_another_machine_at_that_address_gets_nothing(
     machine: Machine, student: Student, tmp_path: Path
 ) -> None:
-    other = " ".join(make_key(tmp_path / "other").split()[:2])
+    other = " ".join(ensure_key_pair(tmp_path / "other").split()[:2])
     file = student.lab / "assignment.yaml"
     file.write_text(file.read_text().replace(machine.host_key, other))
     before = machine.wire.passed

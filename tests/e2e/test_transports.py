@@ -30,7 +30,7 @@ from labctl.events import SilentReporter
 from labctl.model import Endpoint
 from labctl.parallel import run_parts
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.shell import command
 from labctl.sync.single_file import download_file, upload_file
 from labctl.transports import Result, Transport
@@ -257,7 +257,7 @@ def test_a_machine_that_never_greets_is_given_up(make: Make, sshd: Sshd) -> None
 
 @real_transports
 def test_a_key_that_is_not_accepted(make: Make, sshd: Sshd, tmp_path: Path) -> None:
-    make_key(tmp_path / "other")
+    ensure_key_pair(tmp_path / "other")
     with pytest.raises(AuthenticationError) as caught:
         make(sshd.endpoint(identity=str(tmp_path / "other"))).run("true")
     assert str(tmp_path / "other") in caught.value.what
@@ -265,7 +265,7 @@ def test_a_key_that_is_not_accepted(make: Make, sshd: Sshd, tmp_path: Path) -> N
 
 @real_transports
 def test_only_the_pinned_host_key_is_believed(make: Make, sshd: Sshd, tmp_path: Path) -> None:
-    stranger = make_key(tmp_path / "other")
+    stranger = ensure_key_pair(tmp_path / "other")
     with pytest.raises(HostKeyError) as changed:
         make(sshd.endpoint(host_key=stranger)).run("true")
     with pytest.raises(HostKeyError) as unknown:

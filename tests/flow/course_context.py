@@ -21,7 +21,7 @@ from labctl.errors import CapacityError
 from labctl.model import CreateServerRequest, Endpoint, Offer, Server
 from labctl.providers import QuotaRoom
 from labctl.servers.context import LabContext
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.state import State
 from labctl.transports import Transport
 
@@ -128,7 +128,7 @@ def a_class(root: Path, monkeypatch: pytest.MonkeyPatch, rows: str, more: str = 
     )
     (course / "roster.csv").write_text("id,name,email,team,section,active\n" + rows)
     make_private(course)
-    key = make_key(root / "host").rpartition(" ")[0]
+    key = ensure_key_pair(root / "host").rpartition(" ")[0]
     made = Class(root, ClassCloud(key), CourseFolder(course))
 
     def context(*words: Any, **named: Any) -> LabContext:

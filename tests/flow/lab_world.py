@@ -33,7 +33,7 @@ from labctl.model import (
 )
 from labctl.servers.connections import Connections
 from labctl.servers.context import LabContext
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.state import State
 from labctl.transports import Result, Transport
 from labctl.transports.fake import FakeTransport
@@ -287,7 +287,7 @@ def world(directory: Path, kind: type[Cloud] = DiskCloud) -> World:
     (home / "lab").mkdir(parents=True)
     (home / "lab" / "lab.yaml").write_text("lab: digits\nrun: [python, train.py]\n")
     (directory / "machine").mkdir()
-    key = make_key(directory / "host").rpartition(" ")[0]
+    key = ensure_key_pair(directory / "host").rpartition(" ")[0]
     return World(home, kind(key), Machine(directory / "machine"))
 
 

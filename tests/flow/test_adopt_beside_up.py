@@ -11,7 +11,7 @@ from lab_world import LAB_ID, Cloud, World, world
 from labctl.lifecycle.up import up
 from labctl.model import Server
 from labctl.servers.adoption import adopt
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_host_key_that_up_replaces_meanwhile_is_no_mismatch(
     lab: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = up(lab.context())
-    replaced = replace_key(server, make_key(tmp_path / "own").rpartition(" ")[0])
+    replaced = replace_key(server, ensure_key_pair(tmp_path / "own").rpartition(" ")[0])
 
     def find_replaced(cloud: Cloud, server_id: str) -> Server:
         lab.context().state.save_server(replaced)

@@ -121,7 +121,7 @@ def test_no_deadline_is_told_with_its_cost_and_remembered_for_this_server(lab: W
     assert "it has no deadline: $12.00 a day, $360.00 a month" in reporter.asked[0].detail
     assert up(lab).id == server.id
     assert cloud.timers == {}
-    assert deadlines.get_need(lab.context(), server).deadline is False
+    assert deadlines.get_server_need(lab.context(), server).deadline is False
     cloud.terminate(server.id)
     assert up(lab).id != server.id
     assert cloud.boots[-1].ttl_s == DEFAULT_TTL_S + MARGIN_S

@@ -18,7 +18,7 @@ from labctl.lifecycle.down import DownResult, down
 from labctl.model import Resource
 from labctl.runs import outputs
 from labctl.servers import adoption, end_server
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.services import lab_services
 
 
@@ -174,7 +174,7 @@ def test_discard_leads_out_of_a_foreign_host_key_as_the_hint_says(
     ready: World, tmp_path: Path
 ) -> None:
     (server,) = ready.cloud.machines.values()
-    key = make_key(tmp_path / "other").rpartition(" ")[0]
+    key = ensure_key_pair(tmp_path / "other").rpartition(" ")[0]
     foreign = msgspec.structs.replace(server.endpoint, host_key=key)
     ready.cloud.change(server.id, endpoint=foreign)
     with pytest.raises(HostKeyError) as caught:

@@ -25,7 +25,7 @@ from labctl.errors import (
 from labctl.lifecycle import up as provision
 from labctl.model import CreateServerRequest, GpuNeed, Need, Offer, Server
 from labctl.servers import attempts
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 NEED = Need()
 
@@ -67,7 +67,7 @@ def test_the_request_carries_our_tag_and_a_key_that_is_ours(lab: World) -> None:
     up(lab)
     (request,) = requests
     assert request.tags == {"labctl.lab-id": LAB_ID}
-    assert request.public_key == make_key(Path(request.identity))
+    assert request.public_key == ensure_key_pair(Path(request.identity))
 
 
 def test_a_provider_that_says_no_leaves_nothing_behind(lab: World) -> None:
@@ -227,7 +227,7 @@ def test_a_gpu_where_there_is_none(lab: World) -> None:
 
 def test_another_host_key_at_the_provider(lab: World, tmp_path: Path) -> None:
     server = up(lab)
-    other = make_key(tmp_path / "other").rpartition(" ")[0]
+    other = ensure_key_pair(tmp_path / "other").rpartition(" ")[0]
     foreign = server.endpoint.__class__(host="127.0.0.1", port=2222, host_key=other)
     lab.cloud.change(server.id, endpoint=foreign)
     with pytest.raises(HostKeyError, match="is not the one that was pinned"):

@@ -16,7 +16,7 @@ from botocore.config import Config
 
 from labctl.providers.local import engine
 from labctl.rehearsal import Building, Rehearsal
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 ROOT = Path(__file__).parents[2]
 MADE_HERE = "labctl-base:bookworm"
@@ -65,8 +65,8 @@ class RehearsalSetup:
         self.rehearsal = rehearsal
         self.ec2 = client(rehearsal)
         self.directory = directory
-        self.public_key = make_key(directory / "user_key")
-        self.host_key = make_key(directory / "host_key")
+        self.public_key = ensure_key_pair(directory / "user_key")
+        self.host_key = ensure_key_pair(directory / "host_key")
         self.ec2.import_key_pair(KeyName="lab", PublicKeyMaterial=self.public_key.encode())
         self.group = self.ec2.create_security_group(GroupName="lab", Description="tests")["GroupId"]
         self.ssh_rule = {

@@ -12,7 +12,7 @@ from aws_cloud import REGION, Cloud
 from labctl.model import GIB, Boot, CreateServerRequest, GpuNeed, Need, Offer, Server
 from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 
 ROOT = Path(__file__).parents[2]
 ZONE = f"{REGION}a"
@@ -59,7 +59,7 @@ def an_offer(*, spot: bool = False, zone: str = ZONE) -> Offer:
 
 def a_request(aws: AwsProvider, directory: Path, lab: str = "digits") -> CreateServerRequest:
     identity, first = directory / "id_ed25519", directory / "host_ed25519"
-    public, host_key = make_key(identity), make_key(first).rpartition(" ")[0]
+    public, host_key = ensure_key_pair(identity), ensure_key_pair(first).rpartition(" ")[0]
     boot = Boot(
         lab=lab,
         public_key=public,

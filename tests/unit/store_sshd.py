@@ -31,7 +31,7 @@ KbdInteractiveAuthentication no
 """
 
 
-def make_key(path: Path) -> str:
+def ensure_key_pair(path: Path) -> str:
     """The public half."""
     words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)]
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
@@ -43,8 +43,8 @@ class StoreSshd:
         self.folder = folder
         self.directory = folder / "labs" / "digits-1"
         self.config = StoreConfigRecord(host="127.0.0.1", port=port, user=getpass.getuser())
-        public = make_key(folder / "store-key")
-        host = make_key(folder / "host")
+        public = ensure_key_pair(folder / "store-key")
+        host = ensure_key_pair(folder / "host")
         (folder / "hosts").write_text(f"labctl-store {host}\n")
         line = authorized_keys.build_key_line(str(gateway), str(self.directory), "digits-1", public)
         (folder / "authorized_keys").write_text(line + "\n")

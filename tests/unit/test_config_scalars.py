@@ -58,7 +58,7 @@ def test_durations(text: str, seconds: int) -> None:
 
 @given(st.integers(1, scalars.MAX_SECONDS))
 def test_durations_come_back(seconds: int) -> None:
-    assert scalars.parse_duration(scalars.duration_setting(seconds)) == seconds
+    assert scalars.parse_duration(scalars.format_duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @given(st.integers(1, scalars.MAX_BYTES))
 def test_sizes_come_back(size: int) -> None:
-    assert scalars.parse_size(scalars.size_setting(size)) == size
+    assert scalars.parse_size(scalars.format_size(size)) == size
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from labctl.config.identity import replace_file
 from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError, UsageError
 from labctl.model import Endpoint, Offer, Server
 from labctl.servers.connections import Connections
-from labctl.servers.host_keys import fingerprint, make_key
+from labctl.servers.host_keys import ensure_key_pair, fingerprint
 from labctl.transports.openssh import OpenSshTransport
 from labctl.transports.ssh_client import runtime_dir
 
@@ -249,13 +249,13 @@ def test_a_revoked_key_is_refused(connections: Connections, user_config: Path) -
 
 def test_make_key_once(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "id_ed25519"
-    line = make_key(path)
+    line = ensure_key_pair(path)
     private = path.read_bytes()
     assert (mode(path), mode(path.parent)) == (0o600, 0o700)
     said = subprocess.run(["ssh-keygen", "-y", "-f", str(path)], capture_output=True, text=True)
     assert said.stdout.split()[:2] == line.split()[:2]
     assert path.with_name("id_ed25519.pub").read_text() == line + "\n"
-    assert make_key(path) == line
+    assert ensure_key_pair(path) == line
     assert path.read_bytes() == private
     shown = subprocess.run(["ssh-keygen", "-lf", str(path)], capture_output=True, text=True).stdout
     assert shown.split()[1] == fingerprint(line)
@@ -263,7 +263,7 @@ def test_make_key_once(tmp_path: Path) -> None:
 
 def test_two_processes_make_one_key(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
-        lines = set(pool.map(lambda _: make_key(tmp_path / "key"), range(6)))
+        lines = set(pool.map(lambda _: ensure_key_pair(tmp_path / "key"), range(6)))
     assert len(lines) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.pub"]
 
@@ -271,7 +271,7 @@ def test_two_processes_make_one_key(tmp_path: Path) -> None:
 def test_a_file_that_is_no_key_is_told(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("not a key")
     with pytest.raises(LabError, match="not a private key"):
-        make_key(tmp_path / "key")
+        ensure_key_pair(tmp_path / "key")
     assert (tmp_path / "key").read_text() == "not a key"
 
 

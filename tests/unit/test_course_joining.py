@@ -36,7 +36,7 @@ from labctl.errors import (
 )
 from labctl.events import SilentReporter
 from labctl.model import Endpoint
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.assignment import load_assignment
 from labctl.submissions.receipt import make_signing_key
 from labctl.submissions.receiver import check_name
@@ -120,7 +120,7 @@ def test_of_many_at_once_one_gets_in(
     folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path
 ) -> None:
     written(folder, keys)
-    publics = [make_key(tmp_path / f"key-{number}") for number in range(8)]
+    publics = [ensure_key_pair(tmp_path / f"key-{number}") for number in range(8)]
 
     def attempt(public: str) -> bool:
         try:

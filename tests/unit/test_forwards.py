@@ -29,6 +29,7 @@ from labctl.services.port_forward import (
 from labctl.services.services import usual_port
 from labctl.state import State
 from labctl.wire.codec import encode
+from labctl.wire.services import BackgroundForwardReply
 
 JUPYTER = Service(name="jupyter", port=40001, token="s3cret", path="/lab")
 
@@ -176,6 +177,12 @@ def test_a_forward_of_an_earlier_version_is_still_ours() -> None:
             assert not is_ours(forward(process.pid, "0123abce"))
         finally:
             process.kill()
+
+
+def test_the_process_that_holds_a_forward_replies_with_its_port() -> None:
+    reply = BackgroundForwardReply(pid=7, local_port=8000)
+    line = encode(reply).encode() + b"\n"
+    assert background_forwards._read_reply(io.BytesIO(line)) == reply
 
 
 def test_an_error_of_the_process_that_holds_a_forward_is_raised_here() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from labctl.errors import LabError, NotFoundError
-from labctl.servers.host_keys import make_key
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.servers.login_key import LoginKey, choose_login_key
 
 
@@ -52,8 +52,8 @@ def test_a_user_without_any_key_gets_a_new_one(tmp_path: Path) -> None:
 
 
 def test_the_named_key_comes_before_a_default_one(tmp_path: Path) -> None:
-    make_key(tmp_path / "id_ed25519")
-    line = make_key(tmp_path / "lab")
+    ensure_key_pair(tmp_path / "id_ed25519")
+    line = ensure_key_pair(tmp_path / "lab")
     assert choose_login_key(str(tmp_path / "lab"), tmp_path).public_line == line
     with pytest.raises(NotFoundError) as caught:
         choose_login_key(str(tmp_path / "a typo"), tmp_path)
@@ -78,5 +78,5 @@ def test_a_key_that_only_the_agent_has(tmp_path: Path) -> None:
 
 def test_a_default_key_that_ssh_can_use_comes_before_one_that_it_cannot(tmp_path: Path) -> None:
     make_locked_key(tmp_path / "id_ed25519")
-    line = make_key(tmp_path / "id_ecdsa")
+    line = ensure_key_pair(tmp_path / "id_ecdsa")
     assert choose_login_key("", tmp_path).public_line == line

@@ -12,7 +12,7 @@ from labctl.commands.probe import NOT_INSTALLED, SCRIPT
 from labctl.errors import LabError, PolicyError
 from labctl.events import Event, Note, Question, SilentReporter
 from labctl.model import Endpoint, Gpu, GpuNeed, Need, Offer, Server, ServerFacts
-from labctl.servers.gpus import OTHER_SERVER, is_gpu_model, select_gpus
+from labctl.servers.gpus import OTHER_SERVER, choose_gpus_option, is_gpu_model
 from labctl.servers.playbooks import read_event, run_playbook
 from labctl.servers.prepare import playbook_hash, prepare
 from labctl.transports import Result
@@ -52,19 +52,19 @@ def with_gpus(*gpus: Gpu, runtime: bool = True) -> ServerFacts:
 
 def test_auto_on_a_cpu_server_says_so() -> None:
     reporter = Recorded()
-    assert select_gpus(Need(), CPU, reporter.emit) == ""
+    assert choose_gpus_option(Need(), CPU, reporter.emit) == ""
     assert [note.text for note in reporter.notes] == ["No GPU on this server; using the CPU."]
 
 
 def test_auto_takes_a_gpu_without_a_word() -> None:
     reporter = Recorded()
-    assert select_gpus(Need(), with_gpus(T4), reporter.emit) == "all"
+    assert choose_gpus_option(Need(), with_gpus(T4), reporter.emit) == "all"
     assert reporter.events == []
 
 
 def test_auto_with_a_gpu_that_containers_cannot_use() -> None:
     reporter = Recorded()
-    assert select_gpus(Need(), with_gpus(T4, runtime=False), reporter.emit) == ""
+    assert choose_gpus_option(Need(), with_gpus(T4, runtime=False), reporter.emit) == ""
     (note,) = reporter.notes
     assert note.level == "warning"
     assert "Tesla T4" in note.text
@@ -73,7 +73,7 @@ def test_auto_with_a_gpu_that_containers_cannot_use() -> None:
 
 def test_none_never_takes_one() -> None:
     reporter = Recorded()
-    assert select_gpus(need("none", 0), with_gpus(T4), reporter.emit) == ""
+    assert choose_gpus_option(need("none", 0), with_gpus(T4), reporter.emit) == ""
     assert reporter.events == []
 
 
@@ -89,7 +89,7 @@ def test_none_never_takes_one() -> None:
     ],
 )
 def test_a_need_that_the_server_meets(asked: Need, facts: ServerFacts) -> None:
-    assert select_gpus(asked, facts) == "all"
+    assert choose_gpus_option(asked, facts) == "all"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_need_that_the_server_meets(asked: Need, facts: ServerFacts) -> None:
 )
 def test_a_need_that_the_server_does_not_meet(asked: Need, facts: ServerFacts, words: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        select_gpus(asked, facts)
+        choose_gpus_option(asked, facts)
     assert words in caught.value.why
     assert caught.value.hint
 
@@ -311,5 +311,5 @@ def test_a_server_that_is_ended_beneath_its_preparation_is_named(tmp_path: Path)
 
 def test_an_option_is_not_blamed_on_lab_yaml() -> None:
     with pytest.raises(PolicyError) as caught:
-        select_gpus(need("A100", 1), with_gpus(T4), hint=OTHER_SERVER)
+        choose_gpus_option(need("A100", 1), with_gpus(T4), hint=OTHER_SERVER)
     assert caught.value.hint == OTHER_SERVER

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from labctl.agent.files import checkpoints, commit, edits, files, outputs, push_target, unpack
+from labctl.agent.files import checkpoints, commit, edits, files, outputs, push_target, unpacking
 from labctl.agent.reply import Failure
 from labctl.wire.codec import from_json, to_json
 from labctl.wire.files import (
@@ -533,7 +533,7 @@ def test_archives_are_unpacked_without_links(tmp_path: Path, kind: str) -> None:
             link.external_attr = 0o120777 << 16
             zipped.writestr(link, "/etc/passwd")
         left_out = 1
-    assert unpack.unpack(path, path.name, into) == (1, left_out)
+    assert unpacking.unpack(path, path.name, into) == (1, left_out)
     assert tree(into) == {"d/x": b"hi"}
 
 
@@ -543,7 +543,7 @@ def test_archives_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> 
     into.mkdir()
     (tmp_path / "a.tar").write_bytes(archive({name: b"x"}))
     with pytest.raises(Failure, match="leaves"):
-        unpack.unpack(tmp_path / "a.tar", "a.tar", into)
+        unpacking.unpack(tmp_path / "a.tar", "a.tar", into)
     assert tree(into) == {}
     assert not (tmp_path / "x").exists()
 
@@ -551,11 +551,11 @@ def test_archives_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> 
 def test_an_archive_larger_than_the_disk_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpack, "count_free_bytes", lambda _: files.RESERVE_BYTES + 5)
+    monkeypatch.setattr(unpacking, "count_free_bytes", lambda _: files.RESERVE_BYTES + 5)
     (tmp_path / "a.tar").write_bytes(archive({"a": b"123", "b": b"456"}))
     (tmp_path / "into").mkdir()
     with pytest.raises(Failure, match="no room"):
-        unpack.unpack(tmp_path / "a.tar", "a.tar", tmp_path / "into")
+        unpacking.unpack(tmp_path / "a.tar", "a.tar", tmp_path / "into")
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", archive({"a": b"x" * 3000})[:1000]])
@@ -564,4 +564,4 @@ def test_damaged_archives_are_told(tmp_path: Path, name: str, content: bytes) ->
     (tmp_path / name).write_bytes(content)
     (tmp_path / "into").mkdir()
     with pytest.raises(Failure, match="damaged or not an archive"):
-        unpack.unpack(tmp_path / name, name, tmp_path / "into")
+        unpacking.unpack(tmp_path / name, name, tmp_path / "into")

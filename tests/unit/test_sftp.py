@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_sshd import find_free_port, find_lacks, make_key, run_sshd
+from store_sshd import ensure_key_pair, find_free_port, find_lacks, run_sshd
 
 from labctl.errors import BusyError
 from labctl.events import SilentReporter
@@ -21,13 +21,14 @@ from labctl.transports.fabric import FabricTransport
 
 pytestmark = pytest.mark.skipif(bool(find_lacks()), reason=f"needs {find_lacks()}")
 
-# An SFTP server that greets, and then answers no request.
+# An SFTP server that greets, and then answers no request until the connection ends.
 GREETS = """\
-import sys, time
+import sys
 sys.stdin.buffer.read(9)
 sys.stdout.buffer.write(b"\\0\\0\\0\\5\\2\\0\\0\\0\\3")
 sys.stdout.buffer.flush()
-time.sleep(600)
+while sys.stdin.buffer.read1():
+    pass
 """
 
 
@@ -35,13 +36,13 @@ time.sleep(600)
 def serve(kind: str, folder: Path, server: str) -> Iterator[Transport]:
     """A transport of this kind to an sshd whose SFTP server is `server`."""
     port = find_free_port()
-    (folder / "authorized_keys").write_text(make_key(folder / "user") + "\n")
+    (folder / "authorized_keys").write_text(ensure_key_pair(folder / "user") + "\n")
     endpoint = Endpoint(
         host="127.0.0.1",
         port=port,
         user=getpass.getuser(),
         identity=str(folder / "user"),
-        host_key=make_key(folder / "host"),
+        host_key=ensure_key_pair(folder / "host"),
     )
     with run_sshd(folder, port, f"Subsystem sftp {server}\n"):
         connections = Connections(folder / "ssh", folder / "none")
@@ -71,7 +72,7 @@ def test_an_sftp_server_that_hangs_ends_the_copy(
 ) -> None:
     monkeypatch.setattr(sftp, "SILENCE_S", 1.0)
     (tmp_path / "hangs.py").write_text(GREETS)
-    server = f"{sys.executable} {tmp_path}/hangs.py" if greets else "/bin/sleep 600"
+    server = f"{sys.executable} {tmp_path}/hangs.py" if greets else "cat >/dev/null"
     with serve(kind, tmp_path, server) as transport:
         with pytest.raises(BusyError, match="SFTP request within 1 s"):
             download_file(transport, "/etc/hostname", tmp_path / "b", SilentReporter())

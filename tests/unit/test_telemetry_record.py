@@ -188,7 +188,7 @@ def test_a_line_names_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_line_has_the_size_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = recorded(tmp_path, Readings(ContainerUsageRecord(2.0, 0.5)), monkeypatch)
     (tmp_path / "logs" / "run.log").write_text("Collecting torch\n")
-    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path))
+    write_due({"id": one}, Gpus(_no_library), host_reader(tmp_path), NO_PROGRAMS)
     (sample,) = read_samples(tmp_path / "logs" / NAME)
     assert sample.log_bytes == 17
 

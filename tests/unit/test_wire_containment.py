@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from labctl.agent.broker import image_archive, mounts
 from labctl.agent.broker.http import HttpRefusal
 from labctl.agent.broker.rules import BrokerAccount
-from labctl.agent.files import fetch_https, fetch_s3, unpack
+from labctl.agent.files import fetch_https, fetch_s3, unpacking
 from labctl.agent.host.paths import CheckedPaths, resolve_inside
 from labctl.agent.mirror import ssh_gateway
 from labctl.agent.reply import Failure
@@ -92,11 +92,11 @@ def test_an_unpacked_member_stays_in_its_directory(name: str, tmp_path: Path) ->
     with tarfile.open(packed, "w", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(tarfile.TarInfo(name.replace("\0", "\x01")), io.BytesIO())
     with pytest.raises(Failure):
-        unpack.unpack(packed, "set.tar", into)
+        unpacking.unpack(packed, "set.tar", into)
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as zipped:
         zipped.writestr(name.replace("\0", "\x01"), b"")
     with pytest.raises(Failure):
-        unpack.unpack(tmp_path / "set.zip", "set.zip", into)
+        unpacking.unpack(tmp_path / "set.zip", "set.zip", into)
     assert list(into.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"into", "set.tar", "set.zip"}
 
@@ -104,14 +104,14 @@ def test_an_unpacked_member_stays_in_its_directory(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["a\\..\\x", "code//x", "code/./x", "a\x7fb"])
 def test_an_unpacked_member_with_an_odd_name_is_refused(name: str) -> None:
     with pytest.raises(Failure):
-        unpack._check_member_name(name)
+        unpacking._check_member_name(name)
 
 
 @pytest.mark.parametrize(
     ("name", "plain"), [("./", ""), (".", ""), ("./a/b", "a/b"), ("a/", "a"), ("././a", "a")]
 )
 def test_an_unpacked_member_may_start_with_the_directory_itself(name: str, plain: str) -> None:
-    assert unpack._check_member_name(name) == plain
+    assert unpacking._check_member_name(name) == plain
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "..", "a\0b", "a/.."])

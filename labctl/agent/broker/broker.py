@@ -55,7 +55,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/containers/json", Calls.list_containers_of),
     ("POST", "/containers/create", Calls.create),
     ("GET", "/containers/([^/]+)/json", Calls.inspect),
-    ("GET", "/containers/([^/]+)/archive", Calls.send_archive),
+    ("GET", "/containers/([^/]+)/archive", Calls.send_passwd_file),
     ("POST", "/containers/([^/]+)/start", Calls.start),
     ("POST", "/containers/([^/]+)/exec", Calls.exec),
     ("GET", "/containers/([^/]+)/(?:logs|stats|top)", Calls.pass_to_container),

@@ -202,7 +202,7 @@ class Calls:
             reply = json.loads(engine.call("POST", f"/containers/{container.Id}/exec", command))
         send_response(request.link, 201, reply)
 
-    def send_archive(self, account: BrokerAccount, request: Request, ref: str) -> None:
+    def send_passwd_file(self, account: BrokerAccount, request: Request, ref: str) -> None:
         """Send /etc/passwd of a container that has not run: a running one could swap links."""
         container = self._inspect_own(account, ref)
         if container.State.Status != "created" or request.query.get("path") != "/etc/passwd":

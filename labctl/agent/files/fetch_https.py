@@ -15,7 +15,7 @@ from ..host.retry import retry_on
 from ..reply import Failure
 from .curl import RESUME, BrokenError, CurlResponse, StatusError, open_address
 from .fetch import DataSetFetch, check_room
-from .unpack import is_archive, unpack
+from .unpacking import is_archive, unpack
 
 TRIES = 5
 NO_NAME = "data"

@@ -37,7 +37,7 @@ def require_buildkit() -> None:
         raise Failure("policy", "this shared server cannot build images", why, hint)
 
 
-def build(
+def build_image(
     request: BuildImageRequest, context: Path, log: Path, streamed: Streamed
 ) -> tuple[int, list[str]]:
     """Build an image from the Dockerfile in `context`; return the exit code and the last lines."""

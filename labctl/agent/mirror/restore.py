@@ -27,7 +27,7 @@ from ...wire.verbs import SHOW_DISK, UP_COMMAND, HintPart
 from ..files.checkpoints import read_checkpoint_manifest
 from ..files.files import RESERVE_BYTES
 from ..files.records import merge_records
-from ..files.unpack import unpack
+from ..files.unpacking import unpack
 from ..host.paths import (
     count_free_bytes,
     drop_tree,

@@ -91,7 +91,7 @@ def build(request: BuildImageRequest) -> None:
         if inspect_image(request.tag):
             send_closing_reply(BuildResult(0, (), str(log)))
         elif is_brokered():
-            code, lines = rootless.build(request, context, log, run_and_tee)
+            code, lines = rootless.build_image(request, context, log, run_and_tee)
             send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
         else:
             words = ["docker", "build", "--progress", "plain", "--tag", request.tag]

@@ -13,7 +13,7 @@ from ...wire.runs import (
     DiskRestoreRecord,
     ExitRecord,
     LimitRecord,
-    ResumedRecord,
+    LogOffsetRecord,
     RunRecord,
     RunSpec,
 )
@@ -79,11 +79,11 @@ def read_reached_limit(directory: Path) -> str:
 def read_log_offset(directory: Path) -> int:
     """Return the byte of the log at which the last attempt began, 0 for a run never resumed."""
     path = directory / ".labctl" / "resumed.json"
-    return (read_record(ResumedRecord, path) or ResumedRecord()).offset
+    return (read_record(LogOffsetRecord, path) or LogOffsetRecord()).offset
 
 
 def write_log_offset(directory: Path, offset: int) -> None:
-    write_json(directory / ".labctl" / "resumed.json", to_json(ResumedRecord(offset)))
+    write_json(directory / ".labctl" / "resumed.json", to_json(LogOffsetRecord(offset)))
 
 
 def read_restored_container(directory: Path) -> str:

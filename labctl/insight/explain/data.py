@@ -37,7 +37,7 @@ from labctl.insight.explain.sources import DATA_LOADER, SHARED_MEMORY, TUNING
 from labctl.insight.explain.wording import (
     WORKERS,
     build_command,
-    find_number,
+    find_numeric_option,
     number,
     percent,
     too_few_samples_text,
@@ -132,7 +132,7 @@ def _suggest_loading(material: RunData, processor: float | None) -> tuple[str, s
 def _count_workers(material: RunData) -> float | None:
     """Return the number of DataLoader workers that the run logged, or that its command sets."""
     logged_workers = read_setting(material.scalars, "workers")
-    return logged_workers if logged_workers is not None else find_number(material, WORKERS)
+    return logged_workers if logged_workers is not None else find_numeric_option(material, WORKERS)
 
 
 def check_workers(material: RunData) -> Iterator[Answer]:

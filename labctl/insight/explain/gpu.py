@@ -33,7 +33,7 @@ from labctl.insight.explain.wording import (
     BATCH,
     WORKERS,
     build_command,
-    find_number,
+    find_numeric_option,
     percent,
     too_few_samples_text,
 )
@@ -252,7 +252,7 @@ def _cause(material: RunData, card: GpuSummary, waited: float | None) -> tuple[s
             next_ = "prepare the data once instead of in every epoch (smaller images, decoded "
             return why, next_ + "arrays), or use a server with more cores: labctl offers"
         why = "it waits for data, although the CPU has idle cores: loading is too slow"
-        workers = find_number(material, WORKERS)
+        workers = find_numeric_option(material, WORKERS)
         more = str(int(workers * 2)) if workers else "8"
         otherwise = f"use {more} DataLoader workers and pin_memory=True"
         return why, build_command(material, {WORKERS: more}, otherwise)
@@ -266,7 +266,7 @@ def _cause(material: RunData, card: GpuSummary, waited: float | None) -> tuple[s
         why += "; or it waits for data, which the run does not log"
     if not has_room:
         return why, "labctl profile   # shows the gaps between kernels"
-    batch = find_number(material, BATCH)
+    batch = find_numeric_option(material, BATCH)
     larger = str(int(batch * 4)) if batch else "256"
     otherwise = f"use a larger batch ({larger}), with a learning rate tuned for it"
     return why, build_command(

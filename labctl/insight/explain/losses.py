@@ -41,7 +41,7 @@ from labctl.insight.explain.wording import (
     EPOCHS,
     build_command,
     find_accepted_option,
-    find_number,
+    find_numeric_option,
     join_suggestions,
     number,
     percent,
@@ -125,7 +125,7 @@ def _make_nan_finding(
 
 
 def _suggest_clipping(material: RunData) -> str:
-    if find_number(material, CLIP):
+    if find_numeric_option(material, CLIP):
         return ""
     return "" if find_accepted_option(material, CLIP) else "and clip gradients to a norm of 1"
 
@@ -213,7 +213,7 @@ def _make_rise_finding(material: RunData, series: Series, trend: Trend) -> Findi
 def _make_still_falling_finding(
     material: RunData, series: Series, trend: Trend, late: float
 ) -> Finding:
-    epochs = find_number(material, EPOCHS)
+    epochs = find_numeric_option(material, EPOCHS)
     more = str(int(epochs * 2)) if epochs else "20"
     text = (
         f"{series.tag}: {number(trend.first)} to {number(trend.last)}; {percent(late)} of that in "

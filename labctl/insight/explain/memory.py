@@ -24,7 +24,7 @@ from labctl.insight.explain.wording import (
     GIB,
     WORKERS,
     build_command,
-    find_number,
+    find_numeric_option,
     percent,
 )
 from labctl.insight.telemetry import Sample
@@ -96,7 +96,7 @@ def _find_exceeded_limit(run: Run) -> int | None:
 
 def find_batch_size(material: RunData) -> tuple[int, str]:
     """Return (batch size, its source): the command, the curves, else the log; 0 if unknown."""
-    option = find_number(material, BATCH)
+    option = find_numeric_option(material, BATCH)
     if option:
         return int(option), "the command"
     logged_size = read_setting(material.scalars, "batch_size")

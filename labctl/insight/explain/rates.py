@@ -9,7 +9,7 @@ from labctl.insight.explain.curves import (
     value_at,
 )
 from labctl.insight.explain.evidence import Evidence, RunData, from_events
-from labctl.insight.explain.wording import LEARNING_RATE, build_command, find_number, number
+from labctl.insight.explain.wording import LEARNING_RATE, build_command, find_numeric_option, number
 
 # Suggestions are never larger than this, however large the rate was.
 LARGEST_RATE = 0.1
@@ -21,7 +21,7 @@ def find_rate(material: RunData) -> float:
     """Return the command's learning rate, else the largest that was logged, else 0."""
     curve = find_learning_rate(material.scalars)
     logged_rates = [value for _, value in finite_points(curve) if value > 0] if curve else []
-    return find_number(material, LEARNING_RATE) or max(logged_rates, default=0.0)
+    return find_numeric_option(material, LEARNING_RATE) or max(logged_rates, default=0.0)
 
 
 def suggest_smaller_rate(material: RunData, factor: float = 10.0) -> str:

@@ -52,7 +52,7 @@ def find_option(material: RunData, names: Iterable[str]) -> tuple[str, str] | No
     return None
 
 
-def find_number(material: RunData, names: Iterable[str]) -> float | None:
+def find_numeric_option(material: RunData, names: Iterable[str]) -> float | None:
     """Return the numeric value of an option of the run's command; None if it has none."""
     option = find_option(material, names)
     return float(option[1]) if option and _NUMBER.fullmatch(option[1]) else None

@@ -11,8 +11,8 @@ TRUST = (
 )
 
 
-def add_role(backend: Backend) -> None:
-    """Create a role and a profile of one name. The role's permissions are not checked."""
+def add_instance_profile(backend: Backend) -> None:
+    """Create an instance profile, and a role of its name. Its permissions are not checked."""
     with backend.lock():
         iam = backend.get_moto_backend("iam", "aws")
         iam.create_role(PROFILE, TRUST, "/", None, "", [], "3600")
