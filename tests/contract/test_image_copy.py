@@ -32,7 +32,6 @@ class Copying:
     docker: Any
     provider: LocalProvider
     server_image: str
-    monkeypatch: pytest.MonkeyPatch
     source: str = ""
     target: str = ""
     notes: list[str] = field(default_factory=list)
@@ -46,10 +45,12 @@ class Copying:
 
     def copy(self) -> list[str]:
         """Copy; return the notes."""
-        self.monkeypatch.setattr(image_copy, "_find_volume_with", lambda *_: self.source)
         context = msgspec.structs.replace(self.provider.context, note=self.notes.append)
         name = f"{self.target}-claim"
-        image_copy.copy_images(self.docker, context, self.server_image, "any:1", name, self.target)
+        has_images = image_copy.copy_images(
+            self.docker, context, self.server_image, self.source, name, self.target
+        )
+        assert has_images == (not self.notes)
         return self.notes
 
     def list_copied(self) -> list[str]:
@@ -85,7 +86,7 @@ def copying(
     around = local_provider.context
     with engine.connect() as docker:
         server_image = image.ensure(docker, IMAGE_SOURCE, around.base_image, around.progress)
-        copying = Copying(docker, local_provider, server_image, monkeypatch)
+        copying = Copying(docker, local_provider, server_image)
         copying.source, copying.target = make_volume(), make_volume()
         copying.sh(ENGINE_FILES)
         monkeypatch.setattr(image_copy, "SPARE_BYTES", 0)
