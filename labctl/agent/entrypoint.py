@@ -62,7 +62,6 @@ VERBS = {
 STREAMING_VERBS = {
     "follow": "runs.follow.follow",
     "run": "runs.follow.start_and_follow",
-    "send": "files.content_hashes.send",
     "build": "runs.images.build",
     "pull-image": "runs.images.pull",
     "service-image": "runs.services.build",

@@ -1,4 +1,4 @@
-"""Copy files to and from a directory of the server: by rsync if both sides have it, or a stream.
+"""Copy files to and from a directory of the server: by rsync if both sides have it, or tar.
 
 Both write to a private staging directory, and the caller verifies what arrived.
 """
@@ -12,16 +12,17 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from labctl.commands import rsync
 from labctl.errors import CommandError, PolicyError, TransferError
 from labctl.model import FileEntry, Value
 from labctl.servers.agent import AgentClient
 from labctl.sync.compression import is_compressible
+from labctl.sync.tar_extraction import TarExtraction
 from labctl.transports import Transport
 from labctl.transports.rsync import CopyResult, RsyncUnusableError, copy, find_program
-from labctl.wire.files import SEND, FilePart, PartsRequest
+from labctl.wire.files import FilePart, PartsRequest
+from labctl.wire.tar import TarError
 
 LONG_S = 6 * 3600.0  # for large transfers; a dead connection is noticed much earlier
 TIMED_FROM_BYTES = 16 * 1024**2  # for less, measuring the speed is not worth a round trip
@@ -29,6 +30,8 @@ TIMED_BYTES = 1024**2
 SLOW_BYTES_PER_S = 20e6  # zstd compresses at least this fast, beside everything else
 BLOCK_BYTES = 512 * 1024
 NO_PROGRAM = 127
+UNFIT_TAR_CODES = (1, 64, 126, 127)  # no tar, or one that does not know an option
+COMPLAINT_BYTES = 300
 
 
 class Destination(Value, frozen=True):
@@ -75,7 +78,7 @@ def send_files(
 
 
 class RemoteFolder(Value, frozen=True):
-    """A directory of the server to fetch files from: `request` asks its agent for some of them.
+    """A directory of the server to fetch files from; `request` is for their hashes there.
 
     `directory` is its path, as the server names it.
     """
@@ -123,7 +126,7 @@ def fetch_files(
         names = rsync.name_list(file.path for file in files)
         with contextlib.suppress(RsyncUnusableError):
             return copy(transport.endpoint, shell, argv, names, on_bytes, on_file)
-    return _fetch_stream(folder, files, partial, on_bytes)
+    return _fetch_tar(folder, files, partial, on_bytes)
 
 
 def _choose_fetch_compression(
@@ -143,62 +146,47 @@ def _choose_fetch_compression(
     return "zstd" if TIMED_BYTES / (time.monotonic() - started_s) < SLOW_BYTES_PER_S else ""
 
 
-def _fetch_stream(
+def _fetch_tar(
     folder: RemoteFolder,
     files: Sequence[FilePart],
     partial: Path,
     on_bytes: Callable[[int], None],
 ) -> CopyResult:
-    """Fetch files as one stream. Not as tar: with known sizes, there are no headers to parse."""
-    parts = folder.request._replace(parts=tuple(files))
-    with contextlib.closing(_StreamWriter(partial, files, on_bytes)) as writer:
-        folder.remote.stream(SEND, parts, on_reply=lambda reply: None, on_bytes=writer.feed)
-    return CopyResult(sent_bytes=writer.done)
+    """Fetch files as a tar archive. The server needs GNU tar; busybox's lacks --null.
+
+    The archive has each file at its present length: the caller cuts a log that has grown, and finds
+    any other change by size and hash, also where a directory became a link, which tar follows as
+    rsync does. Unlike rsync, tar starts a file that was interrupted again; complete ones stay.
+    """
+    # Without --hard-dereference, the second name of a file would come as a link to the first.
+    options = "--hard-dereference --no-recursion --null --files-from=-"
+    line = f"exec tar -C {shlex.quote(folder.directory)} -cf - {options}"
+    names = rsync.name_list(file.path for file in files)
+    complaint = bytearray()
+    code = 0
+    try:
+        with TarExtraction(partial, (file.path for file in files), on_bytes) as extraction:
+            code = folder.remote.transport.stream(
+                line,
+                stdin=names,
+                on_stdout=extraction.feed,
+                on_stderr=lambda block: complaint.extend(block[: COMPLAINT_BYTES - len(complaint)]),
+            )
+    except TarError as error:
+        raise _make_tar_error(error, code, complaint.decode(errors="replace")) from error
+    on_bytes(extraction.done_bytes)
+    # With another code, some files were missing or changed. The caller finds them.
+    return CopyResult(sent_bytes=extraction.done_bytes)
 
 
-class _StreamWriter:
-    """Writes a stream to files of known sizes, in their order; `close` it in any case."""
-
-    def __init__(
-        self, partial: Path, files: Sequence[FilePart], on_bytes: Callable[[int], None]
-    ) -> None:
-        self.done = 0
-        self._partial = partial
-        self._files = iter(files)
-        self._on_bytes = on_bytes
-        self._left = 0
-        self._file: BinaryIO | None = None
-        self._open_next()
-
-    def feed(self, chunk: bytes) -> None:
-        piece = memoryview(chunk)
-        while piece:
-            if self._file is None:
-                raise TransferError("the server sends more than it announced")
-            part, piece = piece[: self._left], piece[self._left :]
-            self._file.write(part)
-            self._left -= len(part)
-            self.done += len(part)
-            if not self._left:
-                self._open_next()
-        self._on_bytes(self.done)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open_next(self) -> None:
-        """Open the next file that has content; create empty ones on the way."""
-        self.close()
-        for file in self._files:
-            path = self._partial / file.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("wb")
-            self._left = file.size
-            if file.size:
-                return
-            self.close()
+def _make_tar_error(error: TarError, code: int, complaint: str) -> TransferError:
+    """Build the error of an archive that cannot be used. GNU tar completes one if it can run."""
+    reasons = (f"the tar archive from the server: {error}", complaint.strip())
+    return TransferError(
+        "the transfer was cut short",
+        why="; ".join(filter(None, reasons)),
+        hint="install rsync or GNU tar on the server" if code in UNFIT_TAR_CODES else "",
+    )
 
 
 def _choose_compression(

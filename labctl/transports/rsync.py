@@ -70,7 +70,7 @@ def copy(
 
     `on_file` is called with the path of each file that is complete, if `argv` asks for that.
 
-    RsyncUnusableError if a stream may work instead. LinkLostError and TransferError leave what has
+    RsyncUnusableError if tar may work instead. LinkLostError and TransferError leave what has
     arrived.
     """
     with (

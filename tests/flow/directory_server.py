@@ -46,7 +46,7 @@ class DirectoryServer(BoundedTransport):
 
     def _execute(self, execution: Execution) -> tuple[int, bytes]:
         line = str(execution.line)
-        if line.endswith(" send"):
+        if line.startswith("exec tar "):
             self.before_transfer()
         self.lines.append(line)
         self.on_line(line)

@@ -1,18 +1,12 @@
-"""Downloads: the hashes of a run's files, and their bytes where rsync is not available."""
+"""Downloads: the hashes of files on the server."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import stat
-import sys
 from pathlib import Path
-from typing import Iterator
 
 from ...wire.files import HashesReply, HashRecord, PartsRequest
-from ...wire.verbs import Empty
-from ..host.paths import CHUNK, HASHES, hash_file, lab_dir, resolve_inside, run_dir
-from ..reply import send_closing_reply, send_reply
+from ..host.paths import HASHES, hash_file, lab_dir, resolve_inside, run_dir
 from .records import merge_records, read_records
 
 
@@ -36,20 +30,6 @@ def hashes(request: PartsRequest) -> HashesReply:
         merge_records(HashRecord, path, fresh)
     ordered = (hashed[part.path] for part in request.parts)
     return HashesReply(tuple(record.sha256 if record else "" for record in ordered))
-
-
-def send(request: PartsRequest) -> None:
-    """Reply, then send the parts, one after another.
-
-    Zeros are sent for what cannot be read: its hash will not match.
-    """
-    base = _base_directory(request)
-    send_reply(Empty())
-    for part in request.parts:
-        for block in _read_blocks(base, part.path, part.size):
-            sys.stdout.buffer.write(block)
-    sys.stdout.buffer.flush()
-    send_closing_reply(Empty())
 
 
 def _base_directory(request: PartsRequest) -> Path:
@@ -90,24 +70,3 @@ def _is_same(path: Path, record: HashRecord) -> bool:
         return False
     identity = (status.st_size, status.st_mtime_ns)
     return stat.S_ISREG(status.st_mode) and identity == (record.size, record.mtime_ns)
-
-
-def _read_blocks(base: Path, name: str, size: int) -> Iterator[bytes]:
-    """Yield exactly `size` bytes, zeros for what cannot be read."""
-    remaining = size
-    with contextlib.suppress(OSError):
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(resolve_inside(base, name), flags)
-        try:
-            while stat.S_ISREG(os.fstat(descriptor).st_mode) and remaining:
-                block = os.read(descriptor, min(CHUNK, remaining))
-                if not block:
-                    break
-                remaining -= len(block)
-                yield block
-        finally:
-            os.close(descriptor)
-    while remaining:
-        block = bytes(min(CHUNK, remaining))
-        remaining -= len(block)
-        yield block
