@@ -8,7 +8,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, yes_option
-from labctl.cli.screen import print_json
+from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.setup import print_ready
 from labctl.lazy import lazy_imports
 
@@ -45,7 +45,8 @@ def _print_stopped(result: StopResult) -> None:
     click.echo(f"{clean(result.server.alias)} {state}.")
     if result.disk is not None:
         text = disks.describe_stopped_disk(result.disk)
-        click.echo(f"  {text[0].upper()}{text[1:]}.")
+        for line in wrap_text(f"{text[0].upper()}{text[1:]}.", 2):
+            click.echo(f"  {line}")
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
 

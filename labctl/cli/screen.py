@@ -97,7 +97,7 @@ class Screen:
             return True
         self.stop_drawing()
         if decision.detail:
-            click.echo(clean(decision.detail), err=True)
+            click.echo(_wrap_lines(clean(decision.detail)), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)} no (not a terminal; use --yes to answer yes)"
             click.echo(f"labctl: {text}", err=True)
@@ -282,6 +282,15 @@ def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
     """Wrap text into lines that fit the screen after the indent; words are never broken."""
     width = (width or shutil.get_terminal_size((100, 24)).columns) - indent
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+
+
+def _wrap_lines(text: str) -> str:
+    """Wrap each line that is wider than the terminal; on anything else, leave the lines as is."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size((100, 24)).columns
+    lines = (wrap_text(line) if len(line) > width else [line] for line in text.split("\n"))
+    return "\n".join(part for parts in lines for part in parts)
 
 
 def print_table(

@@ -105,8 +105,8 @@ def draft_lab_file(facts: ProjectFacts, name: str, provider: str, packages: str)
             "",
             *_draft_data(facts),
             "",
-            "# `labctl pull` downloads these. Write checkpoints to $LABCTL_CHECKPOINT_DIR and logs",
-            "# to $LABCTL_LOG_DIR. `labctl pull --all` downloads other new files too.",
+            "# `labctl pull` downloads these. Write checkpoints to $LABCTL_CHECKPOINT_DIR",
+            "# and logs to $LABCTL_LOG_DIR. `labctl pull --all` downloads other new files.",
             "outputs: [checkpoints, logs]",
             *_draft_secrets(facts),
             "",
@@ -192,7 +192,8 @@ def _draft_data(facts: ProjectFacts) -> list[str]:
         return ["# Directories or addresses that a run reads below $LABCTL_DATA_DIR:", "# data: {}"]
     name = facts.data[0]
     return [
-        f"# {name}/ is sent as a part of the code, unless .gitignore or .labignore excludes it.",
+        f"# {name}/ is sent as a part of the code, unless .gitignore or",
+        "# .labignore excludes it.",
         "# Large data is better sent once, as below; the code then reads it from",
         f"# $LABCTL_DATA_DIR/{name}:",
         f"# data: {{{name}: ./{name}}}",
@@ -204,7 +205,8 @@ def _draft_secrets(facts: ProjectFacts) -> list[str]:
         return []
     return [
         "",
-        "# The code imports wandb. Store your key with `labctl secret set WANDB_API_KEY`, then:",
+        "# The code imports wandb. Store your key with",
+        "# `labctl secret set WANDB_API_KEY`, then:",
         "# secrets: [WANDB_API_KEY]",
     ]
 

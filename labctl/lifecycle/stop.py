@@ -135,7 +135,7 @@ def _ask_for_consent(
     if is_used(context.state, context.lab_id, "run") and not active:
         lost += "Another `labctl run` of this lab is using the server. "
     question = f"{lost}stop the server {server.alias} ({server.provider})?"
-    detail = "Its disk is kept, with all runs, data and images. "
+    detail = "Its disk is kept, with all runs, data and images.\n"
     detail += _describe_price(server, usd_per_month)
     if not context.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError(

@@ -21,6 +21,14 @@ EXPORT = re.compile(r"^(?:#\d+ exporting to |Successfully built )")
 # A layer in the output of the engine, and of BuildKit with its bytes.
 LAYER = re.compile(r"^([0-9a-f]{12}): (Pulling fs layer|Already exists|Pull complete)$")
 LAYER_BYTES = re.compile(r"^#\d+ (sha256:[0-9a-f]{64}) ([\d.]+)([kMG]?B) / ([\d.]+)([kMG]?B)")
+# The failed instruction as Docker repeats it: the classic builder before and after its output, and
+# BuildKit after it.
+INSTRUCTION = re.compile(
+    r"(?P<start>Step \d+/\d+ : |The command '|.*\bprocess \")(?P<text>.*?)"
+    r"(?P<end>' returned a non-zero code: \d+|\" did not complete successfully: .*|)"
+)
+# characters of an instruction that a message shows
+INSTRUCTION_CHARS = 50
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 # What a RUN does. The first line that matches counts: it takes the longest.
 _ACTIONS = (
@@ -39,6 +47,21 @@ _ACTIONS = (
 def join_plain(lines: Sequence[str]) -> str:
     """Join lines of a program's output, without the colors that it has for a terminal."""
     return "\n".join(rich_text.Text.from_ansi(line.rstrip("\r")).plain for line in lines)
+
+
+def summarize_build(lines: Sequence[str]) -> str:
+    """Join the last lines of a build, with each long instruction of the Dockerfile cut.
+
+    Docker repeats the failed instruction before and after its output. A long one hides the reason.
+    """
+    return "\n".join(_cut_instruction(line) for line in join_plain(lines).split("\n"))
+
+
+def _cut_instruction(line: str) -> str:
+    match = INSTRUCTION.fullmatch(line)
+    if match is None or len(match["text"]) <= INSTRUCTION_CHARS:
+        return line
+    return f"{match['start']}{match['text'][: INSTRUCTION_CHARS - 1].rstrip()}…{match['end']}"
 
 
 class OutputLines:

@@ -14,7 +14,7 @@ from labctl.events import Step
 from labctl.lazy import lazy_imports
 from labctl.model import Server
 from labctl.runs import environment, image_jobs, image_sources, stored_images
-from labctl.runs.build_output import BuildLines, join_plain
+from labctl.runs.build_output import BuildLines, summarize_build
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.sync.ignore import NEVER_AT_TOP
@@ -251,7 +251,7 @@ def _build(
         raise BuildError(
             "the image build failed",
             log_path=closing.log,
-            why=join_plain(closing.tail),
+            why=summarize_build(closing.tail),
             hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))

@@ -569,6 +569,23 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_question_breaks_no_word_of_its_details(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    detail = "g5.xlarge: $0.34/h\n  " + "its disk is kept for 14 days; " * 6
+    assert Screen().confirm(Question(question="go?", detail=detail)) is False
+    assert detail in capsys.readouterr().err, "not a terminal"
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert Screen().confirm(Question(question="go?", detail=detail)) is False
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) <= columns
+    assert shown.split()[: len(detail.split())] == detail.split()
+
+
 def test_a_cost_that_no_guard_ends_is_typed_and_never_answered_by_yes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

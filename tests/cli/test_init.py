@@ -46,6 +46,7 @@ def test_code_becomes_a_lab_without_a_question(labctl: Any, home: Path, project:
     assert packages == ["numpy", "pillow", "torch", "wandb"]
     text = (project / "lab.yaml").read_text()
     assert "# The likeliest program; also found: main.py." in text
+    assert max(map(len, text.splitlines())) <= 80
     assert "# data: {data: ./data}" in text
     assert "labctl secret set WANDB_API_KEY" in text
     assert "labctl up" in said.out

@@ -83,6 +83,7 @@ def test_the_disk_stays_and_its_price_is_named_before_and_after(paid: World) -> 
     assert question.question == "stop the server digits (cloud)?"
     assert "Its disk is kept, with all runs, data and images." in question.detail
     assert "it costs $2.40 a month" in question.detail
+    assert max(map(len, question.detail.splitlines())) < 80
     assert paid.cloud.calls == ["create", "stop"]
     assert result.server.state == "stopped"
     assert result.disk is not None

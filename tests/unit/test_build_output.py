@@ -11,6 +11,7 @@ from labctl.runs.build_output import (
     PullLines,
     describe_instruction,
     join_plain,
+    summarize_build,
 )
 
 CLASSIC = """Sending build context to Docker daemon  3.072kB
@@ -125,3 +126,28 @@ def test_an_instruction_in_words(instruction: str, words: str) -> None:
 
 def test_the_colors_of_a_terminal_are_left_out() -> None:
     assert join_plain(["\x1b[91mE: no space\x1b[0m", "left\r"]) == "E: no space\nleft"
+
+
+LONG = "RUN set -eu;     export A=1;     if ! make; then         echo no;     fi; exit 1 # and more"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (f"Step 11/19 : {LONG}", "Step 11/19 : RUN set -eu;     export A=1;     if ! make; then…"),
+        (
+            f"The command '/bin/sh -c {LONG}' returned a non-zero code: 1",
+            "The command '/bin/sh -c RUN set -eu;     export A=1;     if !…'"
+            " returned a non-zero code: 1",
+        ),
+        (
+            f'ERROR: failed to solve: process "/bin/sh -c {LONG}" did not complete successfully: x',
+            'ERROR: failed to solve: process "/bin/sh -c RUN set -eu;     export A=1;     if !…"'
+            " did not complete successfully: x",
+        ),
+        ("Step 2/19 : RUN make", "Step 2/19 : RUN make"),
+        (f"error: {LONG}", f"error: {LONG}"),
+    ],
+)
+def test_a_long_instruction_is_cut_and_the_reason_is_not(line: str, shown: str) -> None:
+    assert summarize_build([line, "why"]) == f"{shown}\nwhy"
