@@ -141,9 +141,9 @@ class Service:
         self.thread.start()
 
     def forget_tokens(self) -> None:
-        from labctl.rehearsal.imds import Metadata
+        from labctl.rehearsal.imds import MetadataApp
 
-        self.server.app = Metadata(self.known.get)
+        self.server.app = MetadataApp(self.known.get)
 
     def close(self) -> None:
         self.server.shutdown()
