@@ -62,7 +62,7 @@ def compare(settings: Settings) -> Generator[Comparison]:
     rows = [
         _row(BASELINE, one, "1", sys.executable, "-c", "import click; print(1)"),
         _row("labctl --help", one, "forward", LABCTL, "--help", target=1.2),
-        _row("labctl --version", one, "version", LABCTL, "--version", target=1.2),
+        _row("labctl --version", one, "labctl ", LABCTL, "--version", target=1.2),
         _row("labctl status", one, "third", LABCTL, "status", target=2.0),
         _row(f"labctl status, {MANY_SERVERS} servers", many, "third", LABCTL, "status", target=2.0),
     ]
