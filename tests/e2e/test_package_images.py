@@ -52,7 +52,7 @@ RUN echo '{MICROMAMBA.encode().hex()}' \\
 FLAT = {
     ".python-version": "3.11\n",
     "requirements.txt": (
-        "--index-url https://pypi.org/simple\n"
+        "--index-url https://index.example/simple\n"
         "-r requirements/base.txt\n"
         "-e ./birdlib\n"
         f"-e git+http://127.0.0.1:{GIT_PORT}/repo.git#egg=songs\n"

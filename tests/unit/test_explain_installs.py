@@ -9,7 +9,7 @@ from labctl.insight.explain.installs import find_installs
 
 PIP = (
     "start\n"
-    "Looking in indexes: https://pypi.org/simple\n"
+    "Looking in indexes: https://index.example/simple\n"
     "Collecting torch\n"
     "  Downloading torch-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl (887.9 MB)\n"
     "Installing collected packages: mpmath, torch\n"
