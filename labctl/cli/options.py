@@ -177,7 +177,7 @@ def _remove_expired(lab: Lab) -> None:
 
 
 def stop_drawing(ctx: click.Context) -> None:
-    """Stop live drawing before another program's output begins."""
+    """Stop live drawing before other output begins."""
     ctx.meta[SCREEN].stop_drawing()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.setup import print_ready
 from labctl.lazy import lazy_imports
@@ -62,6 +62,7 @@ def start_command(ctx: click.Context, yes: bool, json_: bool) -> None:
     labctl start
     """
     server = open_lab(ctx, yes=yes, quiet=json_).start().server
+    stop_drawing(ctx)
     if json_:
         print_json({"server": server})
     else:

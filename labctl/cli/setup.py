@@ -19,6 +19,7 @@ from labctl.cli.options import (
     list_timings,
     need_options,
     open_lab,
+    stop_drawing,
     yes_option,
 )
 from labctl.cli.screen import Screen, print_json
@@ -153,6 +154,7 @@ def up_command(
     need = lab.config.server.need
     need_without_deadline = msgspec.structs.replace(need, deadline=False) if no_deadline else None
     server = lab.up(need_without_deadline).server
+    stop_drawing(ctx)
     if json_:
         print_json({"server": server, **list_timings(ctx)})
         return

@@ -57,7 +57,8 @@ def containers(bed: CourseBed) -> list[Any]:
     """Every server that was made for alice's seat and is still there, running or not."""
     label = f"labctl.lab-id={bed.course.find_seat('alice').lab_id}"
     with engine.connect() as docker:
-        every = docker.containers.list(all=True, filters={"label": label})
+        # The container that reads the volumes of the pool may end meanwhile.
+        every = docker.containers.list(all=True, ignore_removed=True, filters={"label": label})
         return [one for one in every if not cache.is_claim(one)]
 
 

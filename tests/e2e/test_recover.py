@@ -105,7 +105,10 @@ def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
     with engine.connect() as docker:
         labels = docker.containers.get(lab.server_id).labels
         labeled = {"label": f"{LAB_ID_LABEL}={labels[LAB_ID_LABEL]}"}
-        servers = [one.name for one in docker.containers.list(all=True, filters=labeled)]
+        servers = [
+            one.name
+            for one in docker.containers.list(all=True, ignore_removed=True, filters=labeled)
+        ]
     assert servers == [lab.server_id]
 
 
