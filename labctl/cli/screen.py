@@ -198,7 +198,8 @@ class Screen:
         if not sys.stderr.isatty():
             return
         self._update_bar(progress)
-        is_over = progress.total and progress.done >= progress.total and progress.unit == "bytes"
+        is_over = progress.total and progress.done >= progress.total
+        # A step ends its bar itself.
         if is_over and progress.name not in self.begun:
             self._remove_bar(progress.name)
 

@@ -700,6 +700,16 @@ def test_a_bar_of_bytes_stays_until_its_step_ends(monkeypatch: pytest.MonkeyPatc
     assert screen.live is None
 
 
+def test_a_bar_without_a_step_goes_when_its_work_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a provider's: what is printed next must not continue its line."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen = Screen()
+    screen.emit(Progress(name="copying images", done=0, total=1, unit="steps"))
+    assert "copying images" in screen.bars
+    screen.emit(Progress(name="copying images", done=1, total=1, unit="steps"))
+    assert screen.live is None
+
+
 def test_init_tells_of_every_provider_that_can_be_answered(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
