@@ -62,5 +62,6 @@ def test_a_build_that_fails_names_the_step_and_keeps_the_log(tmp_path: Path) -> 
     log.unlink()
     assert steps == [
         ("lab server image: FROM base", 0, 2),
+        ("lab server image: FROM base", 1, 1),
         ("lab server image: RUN false", 1, 2),
     ]

@@ -122,11 +122,18 @@ def _build(docker: DockerClient, image: str, source: Path, base: str, progress: 
         text = line.stream or line.error
         log.append(text)
         if match := re.match(_STEP, text):
+            if step:
+                progress(_describe_step(step), 1, 1)
             step = match[3].strip()
-            progress(f"lab server image: {step[:60]}", int(match[1]) - 1, int(match[2]))
+            progress(_describe_step(step), int(match[1]) - 1, int(match[2]))
         if line.error:
             raise _make_build_error(step, base, text.strip(), "".join(log))
-    progress("lab server image", 1, 1)
+    progress(_describe_step(step), 1, 1)
+
+
+def _describe_step(step: str) -> str:
+    """Name the bar of one step of the Dockerfile."""
+    return f"lab server image: {step[:60]}"
 
 
 def _make_build_error(step: str, base: str, reason: str, log: str) -> BuildError:
