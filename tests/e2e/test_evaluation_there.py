@@ -55,6 +55,7 @@ SAVE = """\
 save() {
     mkdir /lab/run/checkpoints/$1; cd /lab/run/checkpoints/$1
     printf '\\020\\0\\0\\0\\0\\0\\0\\0{}              ' >w.safetensors; echo '{}' >manifest.json
+    touch -d "$2 minutes ago" *  # A pull leaves what was written within its last seconds.
 }"""
 EVALUATE_NEWEST = """\
 import json, os, sys
@@ -173,7 +174,7 @@ def test_submit_knows_what_is_older_than_what(
         lab.holding("evaluate.py", EVALUATE_NEWEST),
         lab.holding("assignment.yaml", assignment),
     ):
-        process = followed("story", f"{SAVE}; save step-1; echo saved; {UNTIL_GO}; save step-2")
+        process = followed("story", f"{SAVE}; save step-1 2; echo saved; {UNTIL_GO}; save step-2 1")
         process.said("saved\n")
         for command in ("eval --on-server", "pull", "report"):
             lab.labctl(*command.split(), "story")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -120,8 +121,9 @@ def test_images_build_and_run_inside(loaded: LabServer, small_image: str) -> Non
 
 def test_memory_limit_of_a_container_holds(loaded: LabServer, small_image: str) -> None:
     limits = "--memory 32m --memory-swap 32m"
-    loaded.ssh(f"docker run --name eater {limits} {small_image} {EAT_MEMORY}", check=False)
-    assert state_of(loaded, "eater")["OOMKilled"] is True
+    eater = f"docker run --rm {limits} {small_image} {EAT_MEMORY}"
+    # The kernel's SIGKILL: nothing else kills here, and the engine may learn of it too late.
+    assert loaded.ssh(eater, check=False).returncode == 128 + signal.SIGKILL
 
 
 def test_killed_dockerd_comes_back_and_containers_go_on(
