@@ -94,7 +94,7 @@ def build(request: BuildImageRequest) -> None:
             code, lines = rootless.build_image(request, context, log, run_and_tee)
             send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
         else:
-            words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
+            words = ["docker", "build", "--tag", request.tag]
             run_build(words, request.args, request.wheelhouse, log, context)
 
 
