@@ -10,7 +10,8 @@ from labctl.errors import (
     NotFoundError,
     TransferError,
 )
-from labctl.wire.s3 import S3, S3Error, S3Problem
+from labctl.wire.s3 import S3
+from labctl.wire.s3_errors import S3Error, S3Problem
 
 
 def open_folder(url: str, prefix: str = "", profile: str = "") -> S3:
