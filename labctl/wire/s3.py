@@ -9,6 +9,7 @@ import base64
 import enum
 import functools
 import hashlib
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, NamedTuple, TypeVar, cast
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 CHUNK_BYTES = 1024 * 1024
+# Records in a store are smaller. Whoever else can write there must not fill a reader's memory.
+MOST_READ_BYTES = 64 * 1024 * 1024
 # A smaller file is sent in one request, whose response has the hash of what S3 has written.
 PARTS_FROM_BYTES = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10
@@ -83,7 +86,10 @@ class S3:
             raise self._convert_error(error) from None
 
     def read(self, key: str) -> bytes | None:
-        """Return the whole content; None if absent, or if only a listing could tell."""
+        """Return the whole content; None if absent, or if only a listing could tell.
+
+        An object of more than MOST_READ_BYTES is an error.
+        """
         return self._read_tagged(key)[0]
 
     def read_blocks(
@@ -232,7 +238,11 @@ class S3:
 
         def get(client: S3Client) -> tuple[bytes, str]:
             reply = client.get_object(Bucket=self.bucket, Key=self._full_key(key))
-            return reply["Body"].read(), reply["ETag"]
+            with closing(reply["Body"]) as body:
+                if reply["ContentLength"] > MOST_READ_BYTES:
+                    why = f"{key} has more than {MOST_READ_BYTES // 1024**2} MiB"
+                    raise S3Error(S3Problem.TOO_LARGE, why)
+                return body.read(), reply["ETag"]
 
         return self._call_for_object(get) or (None, "")
 

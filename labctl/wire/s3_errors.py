@@ -18,6 +18,7 @@ class S3Problem(enum.Enum):
     CHANGED_HERE = "changed here"  # the local file (named in `why`) differs from its hash
     CHANGED_THERE = "changed there"  # a condition on the object does not hold
     UNCONFIRMED = "unconfirmed"
+    TOO_LARGE = "too large"
     REFUSED = "refused"
 
 
