@@ -22,9 +22,10 @@ import tarfile
 import zlib
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Iterator, NamedTuple
+from typing import IO, Iterator, NamedTuple, cast
 
 from ...wire.codec import MessageError, decode, encode
+from ...wire.docker_archives import DockerCommandError, SavedArchive, feed_load, open_saved
 from ...wire.images import (
     LOAD_STORED_IMAGE,
     SEND_STORED_IMAGE,
@@ -98,7 +99,7 @@ def send(request: StoreImageRequest) -> Empty:
             image_id = _parse_digest(request.image_id)
             record = encode(StoredImageRecord(_send_blobs(folder, store, image_id)))
             store.write(_key(f"{image_id}.json"), record.encode())
-    except (StoreError, OSError, tarfile.TarError) as error:
+    except (StoreError, DockerCommandError, OSError, tarfile.TarError) as error:
         raise Failure("store", "the image was not stored", str(error)) from None
     return Empty()
 
@@ -163,28 +164,28 @@ def _send_blobs(folder: Path, store: MirrorStore, image_id: str) -> dict[str, St
     _require_space(folder, int(document["Size"]))
     wanted = {image_id, *map(_parse_digest, document["RootFS"]["Layers"])}
     sent: dict[str, StoredBlob] = {}
-    words, draft = ["docker", "save", _PREFIX + image_id], folder / "draft"
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        for content, size in _iterate_files(process.stdout):
+    draft = folder / "draft"
+    with open_saved(["docker", "save", _PREFIX + image_id]) as saved:
+        for content, size in _iterate_files(saved):
             digest = _compress(content, draft)
             if digest in wanted - sent.keys():
                 blob = StoredBlob(draft.stat().st_size, size)
                 store.send(_key(f"{digest}.gz"), draft, blob.size, hash_file(draft))
                 sent[digest] = blob
-    if process.returncode or wanted - sent.keys():
+    if wanted - sent.keys():
         raise StoreError("`docker save` did not write all layers of the image")
     return sent
 
 
-def _iterate_files(stream: IO[bytes]) -> Iterator[tuple[IO[bytes], int]]:
-    """Yield the files in a tar stream with their sizes; read the stream to its end."""
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
+def _iterate_files(saved: SavedArchive) -> Iterator[tuple[IO[bytes], int]]:
+    """Yield the files in an archive with their sizes; read the archive to its end."""
+    # tarfile only calls read.
+    with tarfile.open(fileobj=cast("IO[bytes]", saved), mode="r|") as archive:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             if content:
                 yield content, member.size
-    while stream.read(CHUNK):
+    while saved.read(CHUNK):
         pass
 
 
@@ -261,21 +262,18 @@ def _read_layers(path: Path) -> list[str]:
 
 def _feed_engine(files: dict[str, _FetchedBlob], manifest: bytes) -> None:
     """Pass an archive of these files to `docker load`."""
-    words, pipe = ["docker", "load", "--quiet"], subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
-        assert process.stdin
-        assert process.stderr
-        try:
-            with process.stdin as stdin, tarfile.open(fileobj=stdin, mode="w|") as archive:
-                for name, part in files.items():
-                    with gzip.open(part.path, "rb") as content:
-                        archive.addfile(_make_member(name, part.size), content)
-                archive.addfile(_make_member("manifest.json", len(manifest)), io.BytesIO(manifest))
-        except BrokenPipeError:  # its message says why
-            pass
-        message = process.stderr.read().decode(errors="replace").strip()[-300:]
-    if process.returncode:
-        raise StoreError(f"`docker load` failed: {message}")
+
+    def write(stdin: IO[bytes]) -> None:
+        with tarfile.open(fileobj=stdin, mode="w|") as archive:
+            for name, part in files.items():
+                with gzip.open(part.path, "rb") as content:
+                    archive.addfile(_make_member(name, part.size), content)
+            archive.addfile(_make_member("manifest.json", len(manifest)), io.BytesIO(manifest))
+
+    try:
+        feed_load(["docker", "load", "--quiet"], write)
+    except DockerCommandError as error:
+        raise StoreError(f"`docker load` failed: {error}") from None
 
 
 def _make_member(name: str, size: int) -> tarfile.TarInfo:
