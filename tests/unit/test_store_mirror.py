@@ -18,7 +18,7 @@ from engine_socket import Answer, engine_socket
 from shell_store import shell_store
 from store_bed import ABOUT, LAB_ID, PREFIX, DirectStore, Lab, metadata_service, sha256, tree
 
-from labctl.agent.mirror import boto3_python, images, restore, run_pass, store
+from labctl.agent.mirror import boto3_python, image_download, restore, run_pass, store
 from labctl.agent.mirror import mirror as store_mirror
 from labctl.agent.reply import Failure
 from labctl.agent.watchdog import mirroring
@@ -594,7 +594,7 @@ def test_a_server_reads_no_file_of_the_bucket_that_is_too_large(
     request = LoadStoredImageRequest(
         **ABOUT, image_id=f"sha256:{image_id}", reference="labctl/built:1"
     )
-    assert images.load(request).why == f"images/{image_id}.json has more than 0 MiB"
+    assert image_download.load(request).why == f"images/{image_id}.json has more than 0 MiB"
 
 
 def test_a_lease_is_taken_by_one(from_here: LabStore) -> None:

@@ -16,7 +16,7 @@ import pytest
 from engine_socket import Answer, engine_socket
 from store_bed import ABOUT, PREFIX, DirectStore, Lab
 
-from labctl.agent.mirror import images
+from labctl.agent.mirror import image_download, image_upload, images
 from labctl.agent.reply import Failure
 from labctl.wire.images import LoadStoredImageRequest, StoreImageRequest
 
@@ -94,17 +94,19 @@ def store(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """The directory of the lab's images in a store that is reached without an ssh."""
     directory = tmp_path / "store" / PREFIX
     monkeypatch.setattr(images, "open_store", lambda *_: DirectStore(directory))
-    monkeypatch.setattr(images, "lower_priority", lambda: None)
+    monkeypatch.setattr(image_upload, "lower_priority", lambda: None)
     Lab(tmp_path).config("ssh://student@store/labs")
     return directory / "images"
 
 
 def send(engine: Engine) -> None:
-    images.send(StoreImageRequest(**ABOUT, image_id=engine.id))
+    image_upload.send(StoreImageRequest(**ABOUT, image_id=engine.id))
 
 
 def load(engine: Engine) -> str:
-    return images.load(LoadStoredImageRequest(**ABOUT, image_id=engine.id, reference=NAME)).why
+    return image_download.load(
+        LoadStoredImageRequest(**ABOUT, image_id=engine.id, reference=NAME)
+    ).why
 
 
 def blob(store: Path, content: bytes) -> Path:
@@ -261,4 +263,4 @@ def test_what_a_killed_process_left_is_removed(engine: Engine, store: Path, tmp_
 
 def test_no_key_of_the_store_comes_from_a_name(engine: Engine, store: Path) -> None:
     request = LoadStoredImageRequest(**ABOUT, image_id="sha256:../../x", reference=NAME)
-    assert "is not the id of an image" in images.load(request).why
+    assert "is not the id of an image" in image_download.load(request).why
