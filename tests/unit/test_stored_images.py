@@ -16,6 +16,7 @@ import pytest
 from engine_socket import Answer, engine_socket
 from store_bed import ABOUT, PREFIX, DirectStore, Lab
 
+from labctl.agent.files import files
 from labctl.agent.mirror import image_download, image_upload, images
 from labctl.agent.reply import Failure
 from labctl.wire.images import LoadStoredImageRequest, StoreImageRequest
@@ -249,6 +250,45 @@ def test_a_record_cannot_hide_how_much_disk_an_image_needs(engine: Engine, store
     about["blobs"]["0" * 64] = [-(10**15), 0]
     record.write_text(json.dumps(about))
     assert "record of the image is damaged" in load(engine)
+    assert engine.loaded == {}
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"{}", b"[" * 100_000, b'{"blobs": {"x": [1]}}', b'{"blobs": {"x": ["1", 2]}}']
+)
+def test_a_record_of_another_shape_is_named(engine: Engine, store: Path, record: bytes) -> None:
+    send(engine)
+    (path,) = store.glob("*.json")
+    path.write_bytes(record)
+    assert load(engine) == "the store's record of the image is damaged"
+    assert engine.loaded == {}
+
+
+def test_an_image_is_not_loaded_or_sent_without_room_for_the_engines_own_copy(
+    engine: Engine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`docker save` and `docker load` write the archive to the disk before they go on."""
+    send(engine)
+    stored = sum(path.stat().st_size for path in store.glob("*.gz"))
+    content = len(engine.config) + sum(map(len, LAYERS))
+    free = files.RESERVE_BYTES + stored + 2 * content
+    monkeypatch.setattr(images, "count_free_bytes", lambda _: free - 1)
+    assert "no room" in load(engine)
+    monkeypatch.setattr(images, "count_free_bytes", lambda _: free)
+    assert load(engine) == ""
+    monkeypatch.setattr(images, "count_free_bytes", lambda _: files.RESERVE_BYTES + 1999)
+    with pytest.raises(Failure, match="not stored"):
+        send(engine)
+
+
+@pytest.mark.parametrize("config", [b"{}", b"[]", b"1", b"[" * 100_000, b'{"rootfs": []}'])
+def test_the_id_of_another_file_is_refused(engine: Engine, store: Path, config: bytes) -> None:
+    """A server says what the id of its image is."""
+    engine.config = config
+    engine.id = f"sha256:{sha256(config)}"
+    engine.save([config, *LAYERS])
+    send(engine)
+    assert load(engine)
     assert engine.loaded == {}
 
 

@@ -34,6 +34,7 @@ from .images import (
 )
 from .store import MirrorStore, StoreError, can_use_store, read_config, rerun_with_boto3
 
+_DAMAGED_RECORD = "the store's record of the image is damaged"
 # bytes of an image's configuration; the largest are some hundred KiB
 _MOST_CONFIG_BYTES = 16 * 1024 * 1024
 
@@ -51,7 +52,7 @@ def load(request: LoadStoredImageRequest) -> LoadStoredImageReply:
             _load(folder, store, parse_digest(request.image_id), request.reference)
     except Failure as failure:
         return LoadStoredImageReply(failure.report.why or failure.report.what)
-    except (StoreError, OSError, EOFError, MessageError, ValueError, zlib.error) as error:
+    except (StoreError, OSError, EOFError, ValueError, zlib.error) as error:
         return LoadStoredImageReply(str(error) or type(error).__name__)
     return LoadStoredImageReply("")
 
@@ -62,11 +63,9 @@ def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> No
     content = store.read(build_image_key(f"{image_id}.json"))
     if content is None:
         raise StoreError("the store does not have it")
-    blobs = decode(StoredImageRecord, content).blobs
-    # A negative size would hide a large one from the check of the disk's space.
-    if any(min(blob) < 0 for blob in blobs.values()):
-        raise StoreError("the store's record of the image is damaged")
-    require_space(folder, sum(blob.size + blob.content_size for blob in blobs.values()))
+    blobs = _parse_record(content)
+    # `docker load` writes all of the archive to the engine's disk, and then unpacks it.
+    require_space(folder, sum(blob.size + 2 * blob.content_size for blob in blobs.values()))
     config_file = _fetch(store, blobs, image_id, folder)
     layers = _read_layers(config_file.path)
     parts = {digest: _fetch(store, blobs, digest, folder) for digest in {*layers}}
@@ -77,6 +76,17 @@ def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> No
     _feed_engine(files, json.dumps([entry]).encode())
     if not _has_image(reference, image_id):
         raise StoreError("Docker did not load the image under its id")
+
+
+def _parse_record(content: bytes) -> dict[str, StoredBlob]:
+    try:
+        blobs = decode(StoredImageRecord, content).blobs
+    except MessageError:
+        raise StoreError(_DAMAGED_RECORD) from None
+    # A negative size would hide a large one from the check of the disk's space.
+    if any(min(blob) < 0 for blob in blobs.values()):
+        raise StoreError(_DAMAGED_RECORD)
+    return blobs
 
 
 def _has_image(reference: str, image_id: str) -> bool:
@@ -113,8 +123,11 @@ def _fetch(
 def _read_layers(path: Path) -> list[str]:
     """Return the hashes of the layers that an image's configuration names."""
     with gzip.open(path, "rb") as file:
-        config = json.loads(file.read(_MOST_CONFIG_BYTES))
-    return [parse_digest(digest) for digest in config["rootfs"]["diff_ids"]]
+        content = file.read(_MOST_CONFIG_BYTES)
+    try:
+        return [parse_digest(digest) for digest in json.loads(content)["rootfs"]["diff_ids"]]
+    except (KeyError, TypeError, RecursionError):
+        raise StoreError("the id is not that of an image's configuration") from None
 
 
 def _feed_engine(files: dict[str, _FetchedBlob], manifest: bytes) -> None:

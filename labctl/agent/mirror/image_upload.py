@@ -48,7 +48,8 @@ def _send_blobs(folder: Path, store: MirrorStore, image_id: str) -> dict[str, St
     document = inspect_image_document(PREFIX + image_id)
     if document is None:
         raise StoreError("the server no longer has the image")
-    require_space(folder, int(document["Size"]))
+    # `docker save` writes all of the image to the engine's disk first.
+    require_space(folder, 2 * int(document["Size"]))
     wanted = {image_id, *map(parse_digest, document["RootFS"]["Layers"])}
     sent: dict[str, StoredBlob] = {}
     draft = folder / "draft"
