@@ -18,6 +18,7 @@ from store_bed import ABOUT, PREFIX, DirectStore, Lab
 
 from labctl.agent.files import files
 from labctl.agent.mirror import image_download, image_upload, images
+from labctl.agent.mirror.store import Progress
 from labctl.agent.reply import Failure
 from labctl.wire.images import LoadStoredImageRequest, StoreImageRequest
 
@@ -94,7 +95,13 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 def store(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of the lab's images in a store that is reached without an ssh."""
     directory = tmp_path / "store" / PREFIX
-    monkeypatch.setattr(images, "open_store", lambda *_: DirectStore(directory))
+
+    def open_directly(root: Path, lab: str, lab_id: str, progress: Progress) -> DirectStore:
+        opened = DirectStore(directory)
+        opened.progress = progress
+        return opened
+
+    monkeypatch.setattr(images, "open_store", open_directly)
     monkeypatch.setattr(image_upload, "lower_priority", lambda: None)
     Lab(tmp_path).config("ssh://student@store/labs")
     return directory / "images"
@@ -279,6 +286,18 @@ def test_an_image_is_not_loaded_or_sent_without_room_for_the_engines_own_copy(
     monkeypatch.setattr(images, "count_free_bytes", lambda _: files.RESERVE_BYTES + 1999)
     with pytest.raises(Failure, match="not stored"):
         send(engine)
+
+
+def test_a_store_that_takes_longer_than_a_build_is_left(
+    engine: Engine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(engine)
+    monkeypatch.setattr(image_download, "MEASURE_S", 0.0)
+    assert load(engine) == ""
+    (engine.folder / "loaded").unlink()
+    monkeypatch.setattr(image_download, "MOST_REMAINING_S", 0.0)
+    assert "the link to the store is too slow: it would take" in load(engine)
+    assert engine.loaded == {}
 
 
 @pytest.mark.parametrize("config", [b"{}", b"[]", b"1", b"[" * 100_000, b'{"rootfs": []}'])

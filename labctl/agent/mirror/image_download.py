@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+import time
 import zlib
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -37,6 +38,10 @@ from .store import MirrorStore, StoreError, can_use_store, read_config, rerun_wi
 _DAMAGED_RECORD = "the store's record of the image is damaged"
 # bytes of an image's configuration; the largest are some hundred KiB
 _MOST_CONFIG_BYTES = 16 * 1024 * 1024
+# After this many seconds, the remaining time is estimated from the speed so far. If it is longer
+# than a typical build, the server builds the image instead.
+MEASURE_S = 10.0
+MOST_REMAINING_S = 300.0
 
 
 def load(request: LoadStoredImageRequest) -> LoadStoredImageReply:
@@ -48,8 +53,10 @@ def load(request: LoadStoredImageRequest) -> LoadStoredImageReply:
     try:
         if not can_use_store(url):
             return rerun_with_boto3(LOAD_STORED_IMAGE, request)
-        with open_folder(root, "load-image") as folder, open_lab_store(root, request) as store:
-            _load(folder, store, parse_digest(request.image_id), request.reference)
+        with open_folder(root, "load-image") as folder:
+            pace = _Pace(folder)
+            with open_lab_store(root, request, pace.check) as store:
+                _load(folder, store, pace, parse_digest(request.image_id), request.reference)
     except Failure as failure:
         return LoadStoredImageReply(failure.report.why or failure.report.what)
     except (StoreError, OSError, EOFError, ValueError, zlib.error) as error:
@@ -57,7 +64,32 @@ def load(request: LoadStoredImageRequest) -> LoadStoredImageReply:
     return LoadStoredImageReply("")
 
 
-def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> None:
+class _Pace:
+    """Stops a download that would take longer than a build."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started_s = 0.0
+        self._total = 0
+
+    def begin(self, total: int) -> None:
+        """Begin to measure: the files have so many compressed bytes."""
+        self._started_s = time.monotonic()
+        self._total = total
+
+    def check(self) -> None:
+        """Raise StoreError if the rest would take too long."""
+        elapsed_s = time.monotonic() - self._started_s
+        if not self._total or elapsed_s < MEASURE_S:
+            return
+        received = sum(path.stat().st_size for path in self._folder.iterdir())
+        remaining_s = (self._total - received) * elapsed_s / max(received, 1)
+        if remaining_s > MOST_REMAINING_S:
+            why = f"it would take {remaining_s:.0f} s more, and a build is usually faster"
+            raise StoreError(f"the link to the store is too slow: {why}")
+
+
+def _load(folder: Path, store: MirrorStore, pace: _Pace, image_id: str, reference: str) -> None:
     if _has_image(reference, image_id):
         return  # loaded while this call waited
     content = store.read(build_image_key(f"{image_id}.json"))
@@ -68,6 +100,7 @@ def _load(folder: Path, store: MirrorStore, image_id: str, reference: str) -> No
     require_space(folder, sum(blob.size + 2 * blob.content_size for blob in blobs.values()))
     config_file = _fetch(store, blobs, image_id, folder)
     layers = _read_layers(config_file.path)
+    pace.begin(sum(blobs[digest].size for digest in {image_id, *layers} & blobs.keys()))
     parts = {digest: _fetch(store, blobs, digest, folder) for digest in {*layers}}
     files = {f"{digest}.tar": parts[digest] for digest in parts}
     files[f"{image_id}.json"] = config_file

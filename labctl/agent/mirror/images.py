@@ -34,7 +34,7 @@ from ..files.files import RESERVE_BYTES
 from ..host.background import build_scope_words
 from ..host.paths import count_free_bytes, drop_tree, lab_dir
 from ..program import PROGRAM
-from .store import MirrorStore, StoreError, open_store, read_config
+from .store import MirrorStore, Progress, StoreError, open_store, read_config
 
 PREFIX = "sha256:"
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
@@ -92,10 +92,12 @@ def open_folder(root: Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def open_lab_store(
-    root: Path, request: StoreImageRequest | LoadStoredImageRequest
+    root: Path,
+    request: StoreImageRequest | LoadStoredImageRequest,
+    progress: Progress = lambda: None,
 ) -> Iterator[MirrorStore]:
     """Yield the lab's store, which is closed afterwards."""
-    store = open_store(root, request.lab, request.lab_id)
+    store = open_store(root, request.lab, request.lab_id, progress)
     try:
         yield store
     finally:
