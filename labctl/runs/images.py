@@ -295,4 +295,4 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
 
 def has_image(remote: AgentClient, reference: str) -> bool:
     """Return whether an image is on the server."""
-    return bool(remote.call(FIND_IMAGES, FindImagesRequest((reference,))).ids[reference])
+    return bool(remote.call(FIND_IMAGES, FindImagesRequest((reference,))).ids.get(reference))
