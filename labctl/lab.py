@@ -30,6 +30,7 @@ from labctl.config import (
     ensure_lab_id,
     find_lab,
     find_paths,
+    format_trust_command,
     is_trusted,
     list_trust_questions,
     load_lab,
@@ -143,7 +144,7 @@ class Lab:
         if not is_trusted(self.context.paths, self.config):
             # Report missing credentials before the question about the file.
             self.context.provider.get_account()
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         if need is not None:
             server_config = msgspec.structs.replace(self.config.server, need=need)
@@ -160,7 +161,7 @@ class Lab:
         keeper: str = "",
     ) -> None:
         """Raise the errors of `run` that this machine can find, before a server costs money."""
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         recorded = self.context.state.get_run(self.id, id) if id else None
         if recorded is not None and recover and self._is_unfinished(id):
@@ -198,7 +199,7 @@ class Lab:
         lab is handed over to. With `held`, the run's container is created and waits for the caller
         to start it, so that a terminal can attach first: `docker start --attach --interactive`.
         """
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
             self._report_found(id, tuple(command), on_start)
@@ -268,7 +269,7 @@ class Lab:
         server has ended, the files come from the lab's store or from its keeper's copy.
         """
         if reconcile.has_copies(self.context):
-            self._require_trust()
+            self.require_approval()
         reconcile.reconcile(self.context)
         run_id = run.id if isinstance(run, LabRun) else (run or "")
         ids = [] if all_runs else [runs.find_run(self.context, run_id).id]
@@ -305,7 +306,7 @@ class Lab:
 
     def start(self) -> LabServer:
         """Start the lab's stopped server and wait until it is ready; never creates a server."""
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         return LabServer(self, stop.start(self.context))
 
@@ -327,7 +328,7 @@ class Lab:
     ) -> ProbeResult:
         """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
         parsed_amount = probe.parse_amount(amount)
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         return probe.probe(
             self.context, tuple(command), parsed_amount, push=push, on_start=on_start
@@ -373,7 +374,8 @@ class Lab:
             return ""
         return recovery_lock.find_keeper(self.context)
 
-    def _require_trust(self) -> None:
+    def require_approval(self) -> None:
+        """Ask the user to approve this lab.yaml, unless that was done. PolicyError after a no."""
         questions = list_trust_questions(self.config)
         if is_trusted(self.context.paths, self.config):
             return
@@ -382,10 +384,11 @@ class Lab:
             question="approve this lab.yaml?", detail=f"{self.config.path} would:\n{detail}"
         )
         if not self.context.reporter.confirm(decision):
+            command = format_trust_command(self.config)
             raise PolicyError(
                 f"{self.config.path} was not approved",
                 why="it uses your secrets, files or money; read it first",
-                hint="labctl trust",
+                hint=f"{command}   # shows what it would do, and asks",
             )
         trust(self.context.paths, self.config)
 

@@ -458,13 +458,34 @@ def test_a_lab_that_wants_what_is_yours_is_approved_first(labctl: Any, home: Pat
     assert refused.code == 3
     assert "give your TOKEN" in refused.err
     assert "next: labctl trust" in refused.err
-    said = labctl("trust")
+    for answer in ("", "y\n"):
+        unasked = labctl("trust", stdin=answer)
+        assert (unasked.code, unasked.out) == (3, ""), "a pipe approves nothing"
+        assert "give your TOKEN" in unasked.err
+        assert "approve this lab.yaml? no (not a terminal; use --yes" in unasked.err
+    said = labctl("trust", "--yes")
     assert (said.code, said.out.splitlines()[-1]) == (0, "approved")
     assert "TOKEN" in said.out
+    assert labctl("trust").out.splitlines()[-1] == "approved"
     assert labctl("run").code == 255, "no server, but no question either"
     assert "approve" not in labctl("run").err
     lab.write_text(lab.read_text() + "store: s3://bucket/x\n")
     assert "was not approved" in labctl("up").err
+
+
+def test_the_question_does_not_blame_lab_yaml_for_an_option(labctl: Any, home: Path) -> None:
+    lab = home / "digits" / "lab.yaml"
+    run = "lab: digits\nrun: [python, train.py]\n"
+    lab.write_text(run + "server: {provider: local, gpu: T4}\n")
+    said = labctl("trust")
+    assert (said.code, said.out.split(":")[0]) == (0, "There is nothing to approve")
+    lab.write_text(run + "server: {provider: local, gpu: T4, local: {memory: 4GB}}\n")
+    assert "use a server from local on this machine (memory" in labctl("trust").err
+    said = labctl("trust", "--provider", "static")
+    assert said.code == 3
+    assert "lab.yaml would:\n  - choose gpu T4 for the server from static\n" in said.err
+    assert "next: labctl trust --provider static\n" in said.err
+    assert labctl("trust", "--provider", "static", "--yes").code == 0
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -192,7 +192,7 @@ def test_the_labs_own_secrets_are_found_in_the_logs(
 ) -> None:
     assigned()
     (home / "digits" / "lab.yaml").write_text("lab: digits\nsecrets: [MY_TOKEN]\n")
-    assert labctl("trust").code == 0
+    assert labctl("trust", "--yes").code == 0
     monkeypatch.setenv("MY_TOKEN", "correct-horse-battery")
     (run / "logs" / "run.log").write_text("one\nlogged in with correct-horse-battery\n")
     said = labctl("submit", "--dry-run")
