@@ -76,7 +76,7 @@ with lazy_imports(__name__):
         stop,
         up,
     )
-    from labctl.runs import first_run, probe, runs
+    from labctl.runs import first_run, missing_script, probe, runs
     from labctl.servers import adoption
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
@@ -95,6 +95,7 @@ class Lab:
         self.context = context
         self.config = context.config
         self.id = context.lab_id
+        self._has_warned_of_script = False
 
     @classmethod
     def load(
@@ -169,6 +170,7 @@ class Lab:
         elif recorded is not None:
             run_server.require_not_ended(self.context, recorded)
         run_server.check_inputs(self.context, tuple(command), id, keeper)
+        self._warn_of_missing_script(command)
 
     def push(self, *, force: bool = False) -> list[PushedTree]:
         """Send code and data to the server.
@@ -214,6 +216,7 @@ class Lab:
         adoption.renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
         if push:
+            self._warn_of_missing_script(command)
             self._push_for_run(server, spec)
         if recover:
             restore.keep_code(self.context, spec)
@@ -330,6 +333,8 @@ class Lab:
         parsed_amount = probe.parse_amount(amount)
         self.require_approval()
         check_files(self.config)
+        if push:
+            self._warn_of_missing_script(command)
         return probe.probe(
             self.context, tuple(command), parsed_amount, push=push, on_start=on_start
         )
@@ -391,6 +396,13 @@ class Lab:
                 hint=f"{command}   # shows what it would do, and asks",
             )
         trust(self.context.paths, self.config)
+
+    def _warn_of_missing_script(self, command: Sequence[str]) -> None:
+        """Warn once, before a run starts, that the lab does not have the script of its command."""
+        text = missing_script.describe_missing_script(self.config.root, command or self.config.run)
+        if text and not self._has_warned_of_script:
+            self._has_warned_of_script = True
+            self.context.reporter.emit(Note(text=text, level="warning"))
 
 
 def _require_same_command(run: Run, command: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from labctl import Lab
 from labctl.agent import reply
 from labctl.config import ImageConfig
 from labctl.errors import BuildError, LinkLostError, LockHeldError, PolicyError
-from labctl.events import Part
+from labctl.events import Event, Note, Part
 from labctl.lifecycle import up
 from labctl.parallel import on_cancel
 from labctl.runs import first_run
@@ -215,6 +215,29 @@ def test_a_build_without_the_python_of_lab_yaml_names_the_one_of_the_base(
     with pytest.raises(BuildError) as failed:
         run(lab)
     assert failed.value.hint.startswith("labctl ssh -- cat build.log")
+
+
+def test_a_mistyped_script_is_named_once_and_before_the_push(lab: World, engine: Engine) -> None:
+    reporter, pushes = Recorded(), list[int]()
+
+    def note_pushes(event: Event) -> None:
+        if isinstance(event, Note) and event.level == "warning":
+            pushes.append(engine.verbs.count("plan"))
+
+    def start(made: Lab, name: str, *, push: bool = True) -> int:
+        """Run it; return how often the script was named so far."""
+        made.run(["python", "trian.py"], id=name, push=push, follow=True)
+        return reporter.said.count("there is no trian.py in this lab; did you mean train.py?")
+
+    reporter.on_event = note_pushes
+    checked = Lab(lab.context(reporter))
+    checked.check_run(["python", "trian.py"])
+    assert start(checked, "first") == 1
+    before = engine.verbs.count("plan")
+    assert start(Lab(lab.context(reporter)), "second") == 2
+    assert pushes == [0, before]
+    later = start(Lab(lab.context(reporter)), "third", push=False)
+    assert later == 2, "without a push, the code on the server counts"
 
 
 def test_code_that_was_edited_there_stops_the_image(lab: World, engine: Engine) -> None:
