@@ -91,6 +91,25 @@ def assigned(home: Path, run: Path, labctl: Labctl) -> Callable[..., Assignment]
     return make
 
 
+def test_a_refused_assignment_leaves_the_students_file_as_it_was(
+    labctl: Labctl, home: Path
+) -> None:
+    drop, file = str(home / "drop"), home / "hw3.yaml"
+    labctl("receive", "init", drop)
+    words = ("receive", "assignment", drop, "hw3", "--out", str(file))
+    refused = labctl(*words, "--at", str(home))
+    assert refused.code == 2
+    assert "  --at: " in refused.err
+    assert "Students also use ssh where they share a machine or file system" in refused.err
+    assert not file.exists()
+    said = labctl(*words, "--at", AT, "--host-key", HOST_KEY)
+    assert (said.code, said.out) == (0, "")
+    assert load_assignment(file).hand_in == AT
+    before = file.read_bytes()
+    assert labctl(*words, "--at", "s3:/x").code == 2
+    assert file.read_bytes() == before
+
+
 def dry(labctl: Labctl, *words: str) -> Any:
     said = labctl("submit", "--dry-run", "--json", *words)
     assert said.code == 0, said.err
@@ -451,7 +470,7 @@ def test_an_assignment_that_makes_no_sense_says_all_of_it(labctl: Labctl, home: 
         *("--late", "sometimes", "--max-size", "lots", "--at", "ftp://x", "--penalty", "300"),
     )
     assert said.code == 2
-    for word in ("late:", "max_size:", "hand_in:", "penalty:"):
+    for word in ("--late:", "--max-size:", "--at:", "--penalty:"):
         assert word in said.err, word
     words = ("receive", "assignment", drop, "hw3", "--at", AT)
     assert "not a time with a zone" in labctl(*words, "--due", "tomorrow").err
