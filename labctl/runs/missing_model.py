@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path, PurePosixPath
 
 from labctl.errors import LabError, NotFoundError
@@ -44,7 +45,7 @@ def make_no_script_error() -> LabError:
     )
     return NotFoundError(
         "this lab has no evaluate.py",
-        why=f"{needs}\n\n{EXAMPLE}",
+        why=f"{needs}\n\n{textwrap.indent(EXAMPLE, '    ')}",
         hint="labctl eval --example > evaluate.py   # beside lab.yaml; adapt it to your code\n"
         "labctl eval",
     )
