@@ -150,6 +150,39 @@ def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     assert "digits has no server" in labctl("exec", "r1", "--", "ls").err
 
 
+@pytest.mark.parametrize(
+    ("command", "suggested"),
+    [
+        ("nvidia-smi", "labctl ssh -- nvidia-smi"),
+        ("nvidia-smi -L", "labctl ssh -- nvidia-smi -L"),
+        ("bash", "labctl run -it -- bash"),
+        ("python evaluate.py", "labctl run -- python evaluate.py"),
+    ],
+)
+def test_exec_in_a_run_that_has_ended_suggests_what_still_works(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, command: str, suggested: str
+) -> None:
+    lab = Lab.load(".")
+    ended = Run(id="r1", lab_id=lab.id, server_id="s1", state="exited", exit_code=0)
+    lab.context.state.save_run(ended)
+    server = Server(
+        id="s1", provider="local", lab="digits", lab_id=lab.id, alias="digits", state="running",
+        endpoint=Endpoint(host="127.0.0.1"), offer=Offer(provider="local", type="container"),
+        created_at=1.0,
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    monkeypatch.setattr("labctl.runs.runs.refresh", lambda context, server: None)
+    said = labctl("exec", "--", *command.split())
+    assert said.code == 255
+    assert "run r1 has ended" in said.err
+    assert f"next: {suggested}\n" in said.err
+    other = Run(id="r0", lab_id=lab.id, server_id="s1", state="running")
+    lab.context.state.save_run(other)
+    said = labctl("exec", "r1", "--", *command.split())
+    assert f"next: labctl exec r0 -- {command}\n" in said.err
+    assert f"        {suggested}\n" in said.err
+
+
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
 def test_not_found_is_4_elsewhere(labctl: Any, words: tuple[str, ...]) -> None:
     said = labctl(*words)
