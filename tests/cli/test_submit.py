@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import stat
 import sys
 import time
@@ -623,3 +624,22 @@ def test_fresh_needs_the_server_for_files_that_are_not_final(labctl: Labctl, sta
     assert said.code == 4
     assert "has no server" in said.err
     assert (stale / "report.html").read_text() == before
+
+
+def test_a_model_that_a_pull_left_out_is_explained(labctl: Labctl, stale: Path, home: Path) -> None:
+    """The pull came while the run was writing its checkpoint."""
+    for name in ("step-00000040", "step-00000080"):
+        shutil.rmtree(stale / "checkpoints" / name)
+    (stale / "evaluation.json").unlink()
+    said = labctl("submit", "--dry-run")
+    assert said.code == 4
+    assert f"requires the model, but run {RUN} has none on this machine\n" in said.err
+    assert "the files on this machine are not the final ones of the run\n" in said.err
+    assert f"next: labctl pull {RUN}\n" in said.err
+    lab = Lab.load(home / "digits", record_only=True)
+    run = lab.context.state.get_run(lab.id, RUN)
+    assert run is not None
+    lab.context.state.save_run(msgspec.structs.replace(run, state="running", ended_at=None))
+    said = labctl("submit", "--dry-run")
+    assert "a pull leaves out files that it is still writing\n" in said.err
+    assert f"next: labctl pull --follow {RUN}\n" in said.err
