@@ -109,7 +109,7 @@ def trust_command(ctx: click.Context, provider: str | None, yes: bool) -> None:
     \b
     labctl trust
     """
-    lab = open_lab(ctx, yes=yes, overrides={"provider": provider})
+    lab = open_lab(ctx, yes=yes, overrides={"provider": provider} if provider else None)
     questions = list_trust_questions(lab.config)
     if not questions:
         click.echo("There is nothing to approve: it uses none of your secrets, files or money.")
