@@ -5,6 +5,7 @@ The answer is stored under the hash of the file, so a changed file needs a new a
 
 from __future__ import annotations
 
+import re
 import time
 
 import msgspec
@@ -77,7 +78,8 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     section = f"server.{provider}."
     named_keys = {key for key in from_lab if key.startswith(section)}
     if not config.server.on_this_machine:
-        named_keys = {key for key in from_lab if key.startswith("server.")}
+        # Settings of another provider, as in server.local.memory, are not in use.
+        named_keys |= {key for key in from_lab if re.fullmatch(r"server\.[^.]+", key)}
     details = [
         f"{key.removeprefix(section).removeprefix('server.')} {value}"
         for key, value, _ in list_settings(config)
@@ -87,8 +89,19 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     ]
     if not named_keys:
         return []
+    if "server.provider" not in from_lab:
+        choices = details or [key.removeprefix("server.") for key in sorted(named_keys)]
+        return [f"choose {escape('; '.join(choices))} for the server from {provider}"]
     text = f" ({escape('; '.join(details))})" if details else ""
-    return [f"use a server from {provider}, a shared or paid machine{text}"]
+    where = " on this machine" if config.server.on_this_machine else ", a shared or paid machine"
+    return [f"use a server from {provider}{where}{text}"]
+
+
+def format_trust_command(config: LabConfig) -> str:
+    """Return the command that approves this lab.yaml as it is used now."""
+    if config.origins.get("server.provider") == "--provider":
+        return f"labctl trust --provider {config.server.provider}"
+    return "labctl trust"
 
 
 def _is_named(key: str, named: str) -> bool:

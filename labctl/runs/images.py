@@ -252,7 +252,12 @@ def _build(
             "the image build failed",
             log_path=closing.log,
             why=summarize_build(closing.tail),
-            hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
+            hint="\n".join(
+                [
+                    *filter(None, [environment.suggest_python(context.config.image, closing.tail)]),
+                    context.subject.ssh(f"cat {closing.log}   # the full log"),
+                ]
+            ),
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))
     architecture = image_sources.find_architecture(context, server)
