@@ -99,7 +99,7 @@ def two(
     capsys: pytest.CaptureFixture[str],
 ) -> TwoAccounts:
     with_market(cloud)
-    # An address that refuses at once, instead of a stranger's, which lets every ssh run out of time.
+    # An address that refuses at once, not a stranger's, where every ssh runs out of time.
     monkeypatch.setattr("moto.ec2.models.elastic_network_interfaces.random_public_ip", _loopback)
     get_backend("iam").reset()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "LABCTL_STATE_DIR"):
