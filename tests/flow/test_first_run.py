@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import json
+import signal
 import threading
 from collections.abc import Callable
 from contextvars import Context
@@ -255,7 +255,8 @@ def test_an_interrupt_ends_all_parts(lab: World, engine: Engine) -> None:
 
     def interrupt() -> None:
         wait_for(building)
-        _thread.interrupt_main()
+        # A real signal: it also ends a wait of the main thread.
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         wait_for_cancel()
 
     def build() -> None:
