@@ -15,6 +15,10 @@ from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.config.show import list_settings
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import hashlib
 
 
 def list_trust_questions(config: LabConfig) -> list[str]:
@@ -85,14 +89,18 @@ def _is_named(key: str, named: str) -> bool:
 
 def is_trusted(paths: Paths, config: LabConfig) -> bool:
     """Whether there is nothing to ask, or exactly this file was approved before."""
-    return not list_trust_questions(config) or config.file_hash in _read_answers(paths)
+    return not list_trust_questions(config) or _hash_file(config) in _read_answers(paths)
 
 
 def trust(paths: Paths, config: LabConfig) -> None:
     """Store the user's approval of exactly this file."""
     answers = _read_answers(paths)
-    answers[config.file_hash] = {"lab": str(config.path), "at": round(time.time())}
+    answers[_hash_file(config)] = {"lab": str(config.path), "at": round(time.time())}
     write_private(paths.config_dir / "trust.json", msgspec.json.encode(answers))
+
+
+def _hash_file(config: LabConfig) -> str:
+    return hashlib.sha256(config.content).hexdigest()
 
 
 def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:

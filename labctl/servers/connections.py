@@ -10,9 +10,7 @@ Only this module decides which transport is used.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -39,6 +37,9 @@ from labctl.transports import Transport
 from labctl.transports.ssh_client import runtime_dir
 
 with lazy_imports(__name__):
+    import hashlib
+    import socket
+
     from labctl.transports import fabric, fabric_login, forced_command, openssh
 
 # seconds to wait for another process that writes the ssh_config
