@@ -336,6 +336,7 @@ print(*(set(sys.modules) - before))
     assert "labctl.agent.runs.runs" in imported
     assert not imported & {
         "labctl.agent.files.fetch",
+        "labctl.wire.files",
         "labctl.agent.runs.services",
         "http.client",
         "ssl",
