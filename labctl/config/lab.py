@@ -180,7 +180,7 @@ class LabConfigReader:
         self.problems = problems
         self.providers = ""
 
-    def build_config(self, content: bytes) -> LabConfig | None:
+    def build_config(self, content: bytes = b"") -> LabConfig | None:
         """Return the lab, or None if there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)

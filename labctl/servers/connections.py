@@ -46,6 +46,8 @@ with lazy_imports(__name__):
 LOCK_WAIT_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+# With 2, a server that is ready would on average wait for another third of its boot.
+PAUSE_GROWTH = 1.25
 
 
 class Connections:
@@ -181,6 +183,7 @@ class Connections:
             (BusyError, AuthenticationError),
             pause_s=FIRST_PAUSE_S,
             longest_pause_s=LONGEST_PAUSE_S,
+            growth=PAUSE_GROWTH,
             deadline_s=deadline_s,
         )
         try:
