@@ -65,12 +65,13 @@ def retry_on(
 def retry_rejected_logins(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function, and repeat the call while sshd rejects its login for load, for about 3 s.
 
-    Pauses stay short: whichever client sshd accepts next has waited about as long.
+    Pauses stay short: whichever client sshd accepts next has waited about as long, and a server
+    that boots in a second would otherwise be ready for half of one before the next try.
     """
     return _retry_lazily(
         lambda: function(*args, **kwargs),
         TurnedAwayError,
-        lambda: retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5),
+        lambda: retry_on(TurnedAwayError, pause_s=0.2, longest_pause_s=1.5, growth=1.5, tries=7),
     )
 
 
