@@ -16,6 +16,10 @@ from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.config.show import list_settings
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import hashlib
 
 # Key of an answer that also covers the upload of images; earlier versions never asked about it.
 IMAGES = "images"
@@ -116,19 +120,23 @@ def is_trusted(paths: Paths, config: LabConfig) -> bool:
     """
     if not list_trust_questions(config):
         return True
-    answer = _read_answers(paths).get(config.file_hash)
+    answer = _read_answers(paths).get(_hash_file(config))
     return answer is not None and bool(answer.get(IMAGES) or not _uploads_images(config))
 
 
 def trust(paths: Paths, config: LabConfig) -> None:
     """Store the user's approval of exactly this file."""
     answers = _read_answers(paths)
-    answers[config.file_hash] = {
+    answers[_hash_file(config)] = {
         "lab": str(config.path),
         "at": round(time.time()),
         IMAGES: int(_uploads_images(config)),
     }
     write_private(paths.config_dir / "trust.json", msgspec.json.encode(answers))
+
+
+def _hash_file(config: LabConfig) -> str:
+    return hashlib.sha256(config.content).hexdigest()
 
 
 def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:

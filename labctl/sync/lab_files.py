@@ -22,7 +22,7 @@ from labctl.sync.ignored_files import describe_ignored
 from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers, share_transfers
-from labctl.wire.files import CHECK_DATA, CheckDataRequest
+from labctl.wire.server_data import CHECK_DATA, CheckDataRequest
 
 if TYPE_CHECKING:  # a push starts faster without the modules for downloads
     from labctl.sync.edits import EditsResult

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import secrets
-import tarfile
 import time
 from typing import TYPE_CHECKING
 
@@ -22,6 +20,9 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 with lazy_imports(__name__):
+    import secrets
+    import tarfile
+
     from docker import errors as docker_errors
     from docker import utils as docker_utils
 
