@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,14 @@ from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
 from labctl.config import parse_duration
 from labctl.errors import UsageError
+from labctl.errors.subject import Subject
 from labctl.lazy import lazy_imports
 from labctl.text import dollars_text, duration_text, names_text, price_text
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
     from labctl.courses.leftovers import ProviderLeftovers
+    from labctl.courses.seat_results import FailureText, SeatFailure, SeatResult
     from labctl.courses.servers import SeatOutcome
     from labctl.courses.teardown import EndProof, SeatEnding
     from labctl.model import Server
@@ -29,8 +32,8 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl.courses import broadcast, end_of_term, forget, material, servers, teardown
 
-# placeholder for a seat's name, so that equal messages of several seats compare equal
-SEAT = "\0"
+# For this subject, equal failures of several seats have equal texts.
+EACH = Subject("seat", "each")
 MAX_NAMES = 8
 
 
@@ -74,7 +77,7 @@ def up_command(
             make_staff(course, screen), seats, login_only=login_only, at_once=at_once
         )
     if json_:
-        print_json({"seats": outcomes})
+        print_json({"seats": [outcome.as_json() for outcome in outcomes]})
     else:
         _print_up(outcomes)
     ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
@@ -106,26 +109,23 @@ def _print_unready(servers: list[Server]) -> None:
     click.echo(click.style(text, fg="yellow"), err=True)
 
 
-def _print_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
-    """Print failures on standard error; seats with the same failure share one entry.
-
-    Texts that differ only in the seat's name are the same failure. This only shortens the output.
-    """
-    seats_by_failure: dict[tuple[str, ...], list[str]] = {}
+def _print_failures(outcomes: Sequence[SeatResult]) -> None:
+    """Print failures on standard error; seats with the same failure share one entry."""
+    groups: dict[FailureText, list[tuple[str, SeatFailure]]] = {}
     for outcome in outcomes:
-        if outcome.error:
-            texts = (outcome.error, outcome.why, outcome.hint)
-            failure = tuple(text.replace(outcome.seat, SEAT) for text in texts)
-            seats_by_failure.setdefault(failure, []).append(outcome.seat)
-    for (error, why, hint), seats in seats_by_failure.items():
-        subject = seats[0] if len(seats) == 1 else "each"
-        text = clean(error.replace(SEAT, subject))
-        click.echo(
-            f"{click.style(clean(names_text(seats, MAX_NAMES)), fg='red')}: {text}", err=True
-        )
-        for line in why.replace(SEAT, subject).splitlines():
+        if outcome.failure:
+            key = outcome.failure.render(EACH)
+            groups.setdefault(key, []).append((outcome.seat, outcome.failure))
+    for group in groups.values():
+        seats, failures = zip(*group, strict=True)
+        subjects = [failure.subject for failure in failures]
+        failure = failures[0].render(subjects[0] if len(subjects) == 1 else EACH)
+        names = click.style(clean(names_text(seats, MAX_NAMES)), fg="red")
+        click.echo(f"{names}: {clean(failure.what)}", err=True)
+        for line in failure.why.splitlines():
             click.echo(f"  {clean(line)}", err=True)
-        print_next(hint.replace(SEAT, ",".join(seats)))
+        together = Subject("seat", ",".join(subject.seat for subject in subjects))
+        print_next(failures[0].render(together).hint)
 
 
 @click.command("down")
@@ -178,7 +178,7 @@ def down_command(
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
         endings = teardown.end_seats(make_staff(course, screen), seats, discard=discard)
     if json_:
-        print_json({"seats": endings})
+        print_json({"seats": [ending.as_json() for ending in endings]})
     else:
         _print_down(endings)
     ctx.exit(1 if any(ending.error for ending in endings) else 0)
@@ -216,7 +216,7 @@ def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None
             discard=discard,
         )
     if json_:
-        print_json({"clean": proof.is_clean, "proof": proof})
+        print_json({"clean": proof.is_clean, "proof": proof.as_json()})
     else:
         _print_proof(proof)
     ctx.exit(0 if proof.is_clean else 1)
@@ -293,7 +293,7 @@ def push_command(
     with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
         outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
     if json_:
-        print_json({"files": names, "seats": outcomes})
+        print_json({"files": names, "seats": [outcome.as_json() for outcome in outcomes]})
     else:
         complete = sum(not outcome.error for outcome in outcomes)
         click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")

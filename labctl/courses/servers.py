@@ -20,11 +20,12 @@ from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.ledger_servers import read_servers, up_line
 from labctl.courses.seat_reporter import make_done_notifier, make_seat_reporter, report_stopping
+from labctl.courses.seat_results import SeatFailure, SeatResult
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet
 from labctl.lifecycle import up as server_up
-from labctl.model import Need, Offer, Server, Value
+from labctl.model import Need, Offer, Server
 from labctl.runs import images
 from labctl.servers import adoption, attempts, deadlines, guard, reachability
 from labctl.servers.context import LabContext
@@ -68,16 +69,11 @@ class CourseOperator:
         )
 
 
-class SeatOutcome(Value, frozen=True):
-    """The result for one seat: its server, or what failed, why, and the next command."""
+class SeatOutcome(SeatResult, frozen=True):
+    """The result for one seat: its server, or what failed."""
 
-    seat: str
-    students: tuple[str, ...]
     server: Server | None = None
     made: bool = False
-    error: str = ""
-    why: str = ""
-    hint: str = ""
 
 
 def bring_up_servers(
@@ -294,13 +290,12 @@ def _describe_outcome(
 ) -> SeatOutcome:
     server = outcome.value or outcome.context.state.get_lab_server(seat.lab_id)
     before = servers_before.get(seat.lab_id)
-    error = outcome.error
+    subject, error = outcome.context.subject, outcome.error
+    hint = "" if error and error.hint else (lambda subject: subject.up)
     return SeatOutcome(
         seat=seat.name,
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=error.what if error else "",
-        why=error.why if error else "",
-        hint=error.hint or outcome.context.subject.up if error else "",
+        failure=SeatFailure(subject, error, hint) if error else None,
     )
