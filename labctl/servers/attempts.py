@@ -142,7 +142,13 @@ def _remove_unused_resources(context: LabContext) -> None:
 
 
 def list_pending_attempts(context: LabContext, *, every_lab: bool = False) -> list[Attempt]:
-    """List the attempts that may still become servers here: recent ones without a reply."""
+    """List the attempts that may still become servers here: recent ones without a reply.
+
+    Recent by this machine's clock, since a request may be older than this boot. If the clock was
+    set back, they look recent for too long, so a caller waits for at most `settle_s`. If it was set
+    forward, they look old too soon. A server that the provider shows only later has a deadline, and
+    the lab's tag, by which the next `up`, `status --refresh` and `orphans` find it.
+    """
     horizon = time.time() - context.provider.settle_s
     attempts = context.state.list_open_attempts(None if every_lab else context.lab_id)
     return [
