@@ -27,8 +27,7 @@ from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
 from labctl.retry import retry_rejected_logins
-from labctl.transports import Body, RemoteShell, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport, Execution
+from labctl.transports import Body, Execution, RemoteShell, Transport, failures, iterate_blocks
 from labctl.transports.framing import Frame, MarkedOutputParser, frame
 from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
 
@@ -48,7 +47,7 @@ _PIPE_BYTES = 1024 * 1024
 _POLL_S = 0.05
 
 
-class OpenSshTransport(BoundedTransport):
+class OpenSshTransport(Transport):
     """Runs commands through `ssh -F config_path`, which describes the server as `server_id`.
 
     With `master` False every command makes its own connection. Threads may share one transport.
