@@ -6,7 +6,8 @@ a whole class.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -109,7 +110,7 @@ def bring_up_servers(
         finally:
             _record_start(staff, by_lab[context.lab_id], context)
 
-    try:
+    with _explain_interrupt():
         outcomes = fleet.run_for_each(
             contexts,
             bring_up,
@@ -117,16 +118,22 @@ def bring_up_servers(
             on_result=make_done_notifier(staff.reporter, by_lab),
             stopping=partial(report_stopping, staff.reporter),
         )
+    _record_refusals(staff, by_lab, outcomes)
+    return [
+        _describe_outcome(by_lab[outcome.context.lab_id], outcome, before) for outcome in outcomes
+    ]
+
+
+@contextmanager
+def _explain_interrupt() -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
         raise InterruptError(
             "interrupted while servers were being created",
             why="servers that were started exist, and may cost money",
             hint="labctl course up   # continues\nlabctl course down   # ends them",
         ) from None
-    _record_refusals(staff, by_lab, outcomes)
-    return [
-        _describe_outcome(by_lab[outcome.context.lab_id], outcome, before) for outcome in outcomes
-    ]
 
 
 def _prepare_seats(

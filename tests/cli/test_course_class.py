@@ -256,7 +256,7 @@ def make_failed(seat: str, error: LabError, server: Server | None = None) -> Sea
 
 def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Also for a seat whose name is a part of the text."""
-    from labctl.cli.course_servers import _print_failures
+    from labctl.cli.course_results import print_failures
 
     def fail() -> LabError:
         return LabError(
@@ -264,7 +264,7 @@ def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> N
         )
 
     names = ["m", *(f"s{n}" for n in range(9))]
-    _print_failures(
+    print_failures(
         [
             *(make_failed(name, fail()) for name in names),
             make_failed("bob", LabError("no key", why="\x1b[2J", hint="ask")),
@@ -316,7 +316,7 @@ def test_only_one_drawing_is_live_and_none_is_left(monkeypatch: pytest.MonkeyPat
 def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from labctl.cli.course_servers import _print_up
+    from labctl.cli.course_results import print_up
     from labctl.model import Endpoint, Offer, Server
 
     offer = Offer(provider="cloud", type="small", price_usd_per_hour=0.5)
@@ -325,7 +325,7 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
         endpoint=Endpoint(host="h"), offer=offer, created_at=1.0, state="running",
     )  # fmt: skip
     failed = [make_failed(seat, LabError("no image"), server) for seat in ("ada", "bob")]
-    _print_up([*failed, make_failed("eve", LabError("no machine"))])
+    print_up([*failed, make_failed("eve", LabError("no machine"))])
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
     assert "2 servers are up without being ready, at $1.00/h" in said.err
