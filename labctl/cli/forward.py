@@ -72,7 +72,13 @@ def forward_command(
     labctl forward --stop
     """
     if all_ and not stop:
-        raise _make_all_error(list_)
+        raise UsageError(
+            "--all can only be used with --stop",
+            why="--list always includes the background forwards of all labs"
+            if list_
+            else "it selects the background forwards to stop",
+            hint="labctl forward --list" if list_ else "labctl forward --stop --all",
+        )
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if stop:
         _stop_forwards(lab, services, all_, json_)
@@ -80,7 +86,12 @@ def forward_command(
     if list_:
         _list_forwards(lab, json_)
         return
-    _require_services(services, port)
+    if not services:
+        raise UsageError("no service was named", hint="labctl forward tensorboard jupyter")
+    if port and len(services) > 1:
+        raise UsageError(
+            "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
+        )
     ready = _ReadyUrls(ctx.meta[SCREEN], open_, json_)
     if detach:
         several_forwards.detach_forwards(lab.context, services, port, ready.add)
@@ -91,26 +102,6 @@ def forward_command(
         several_forwards.open_forwards(lab.context, services, port, ready.add) as forwards,
     ):
         _wait(forwards, ready)
-
-
-def _make_all_error(list_: bool) -> UsageError:
-    return UsageError(
-        "--all can only be used with --stop",
-        why="--list always includes the background forwards of all labs"
-        if list_
-        else "it selects the background forwards to stop",
-        hint="labctl forward --list" if list_ else "labctl forward --stop --all",
-    )
-
-
-def _require_services(services: Sequence[str], port: int) -> None:
-    """UsageError without a service, or with one port for several."""
-    if not services:
-        raise UsageError("no service was named", hint="labctl forward tensorboard jupyter")
-    if port and len(services) > 1:
-        raise UsageError(
-            "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
-        )
 
 
 def _wait(forwards: Sequence[Forwarding], ready: _ReadyUrls) -> None:
