@@ -15,6 +15,7 @@ from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.first_output import FirstOutputLine, describe_activity
 from labctl.cli.options import (
+    RUN,
     SCREEN,
     SSH_AT_ONCE,
     SSH_JSON,
@@ -320,7 +321,7 @@ def ssh_command(
 
 
 @click.command("cancel")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.option("--grace", default=60, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
 @json_option
 @click.pass_context

@@ -38,8 +38,20 @@ with lazy_imports(__name__):
     from labctl.lifecycle import lab_draft, sample_project
 
 
+def _parse_directory(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> Path | None:
+    if value == "":
+        raise UsageError(
+            "DIRECTORY is empty",
+            why="perhaps a shell variable has no value",
+            hint="labctl init digits   # a sample; in a directory with your own code: labctl init",
+        )
+    return None if value is None else Path(value)
+
+
 @click.command("init")
-@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.argument("directory", required=False, type=click.Path(), callback=_parse_directory)
 @click.option(
     "--provider",
     shell_complete=complete_providers,

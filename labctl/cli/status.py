@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import FOLLOW, TAIL, json_option, open_lab
+from labctl.cli.options import FOLLOW, RUN, TAIL, json_option, open_lab
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
@@ -231,7 +230,7 @@ def _elapsed_text(run: Run, now: float) -> str:
 
 
 @click.command("logs")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @FOLLOW
 @TAIL
 @click.pass_context

@@ -142,6 +142,23 @@ def test_an_unknown_option_is_not_taken_for_a_command(
     assert said.err.endswith(f"next: {next_command}")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("attach", ""), ("cancel", ""), ("eval", ""), ("exec", "", "--", "ls")),
+        *(("explain", ""), ("logs", ""), ("profile", ""), ("pull", ""), ("report", "")),
+        *(("submit", ""), ("init", "")),
+    ],
+)
+def test_an_empty_name_is_not_the_default(labctl: Any, home: Path, words: tuple[str, ...]) -> None:
+    before = sorted(home.rglob("*"))
+    result = labctl(*words)
+    assert result.code in (2, 255)
+    assert " is empty\n" in result.err
+    assert "next: labctl " in result.err
+    assert sorted(home.rglob("*")) == before
+
+
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
