@@ -94,7 +94,12 @@ TIMINGS = click.option(
 )
 FOLLOW = click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
 TAIL = click.option(
-    "-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines."
+    "-n",
+    "--tail",
+    type=click.IntRange(min=1),
+    callback=lambda ctx, parameter, value: value or 0,
+    metavar="LINES",
+    help="Start with the last LINES lines.",
 )
 
 

@@ -57,9 +57,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         return
     server: Server | None = status["server"]
     if server is None:
-        click.echo(f"{status['lab']}: no server. Next: labctl up")
-        for reason in list(status["ended"].values())[:1]:
-            click.echo(f"  its last server ended: {reason}")
+        _print_no_server(status)
     else:
         _print_server(status, server, is_current)
     if status["keeper"]:
@@ -89,6 +87,17 @@ def _read_status(
     except (BusyError, ProviderError) as error:
         click.echo(f"showing the last known state: {clean(error.what)}", err=True)
         return {**lab.status(), "keeper": lab.keeper}, False
+
+
+def _print_no_server(status: dict[str, Any]) -> None:
+    if status["unfinished_up"]:
+        click.echo(f"{status['lab']}: no server known, but an interrupted labctl up may have one")
+        click.echo("  labctl up      continue")
+        click.echo("  labctl down    remove the server if it exists")
+        return
+    click.echo(f"{status['lab']}: no server. Next: labctl up")
+    for reason in list(status["ended"].values())[:1]:
+        click.echo(f"  its last server ended: {reason}")
 
 
 def _print_kept(disks: list[KeptDisk]) -> None:

@@ -257,6 +257,21 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
 
 
+def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, home: Path) -> None:
+    lab = Lab.load(".")
+    offer = Offer(provider="local", type="container")
+    request = CreateServerRequest(
+        lab="digits", lab_id=lab.id, token="t1", public_key="", identity="", need=Need()
+    )
+    lab.context.state.begin_attempt("t1", request, offer)
+    lab.context.state.close()
+    said = labctl("status")
+    assert said.code == 0
+    assert "an interrupted labctl up may have" in said.out
+    assert "  labctl up " in said.out
+    assert "  labctl down " in said.out
+
+
 def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +349,13 @@ def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Pa
     lines = labctl("status").out.splitlines()
     assert f"  not idle: {busy[0]}" in lines
     assert f"            {busy[2]}" in lines
+
+
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_logs_refuses_a_number_of_lines_that_is_none(labctl: Any, home: Path, count: str) -> None:
+    said = labctl("logs", "-n", count)
+    assert said.code == 2
+    assert f"{count} is not in the range x>=1" in said.err
 
 
 def test_a_pulled_log_is_shown_after_its_server_has_ended(labctl: Any, home: Path) -> None:
