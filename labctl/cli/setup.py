@@ -85,7 +85,9 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
         return
     sample_project.check_new_directory(target)  # before a question whose answer would be lost
     provider = _choose_provider(provider)
-    sample_project.create_project(find_data_dir() / "templates", target, provider, Screen())
+    screen = Screen()
+    ctx.call_on_close(screen.stop_drawing)
+    sample_project.create_project(find_data_dir() / "templates", target, provider, screen)
     click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
 
 

@@ -32,6 +32,7 @@ from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
+from labctl.lifecycle import sample_project
 from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
@@ -747,6 +748,25 @@ def test_a_bar_without_a_step_goes_when_its_work_is_over(monkeypatch: pytest.Mon
     assert "copying images" in screen.bars
     screen.emit(Progress(name="copying images", done=1, total=1, unit="steps"))
     assert screen.live is None
+
+
+def test_an_interrupted_init_ends_its_bar(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the bar draws when the process ends would come after the message."""
+    screens: list[Screen] = []
+
+    def interrupt(directory: Path, reporter: Screen) -> bool:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        reporter.emit(Step(name="creating the data set"))
+        assert reporter.live is not None
+        screens.append(reporter)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample_project, "_make_dataset", interrupt)
+    assert labctl("init", str(home / "new"), "--provider", "local").code == 130
+    assert screens[0].live is None
+    assert not (home / "new").exists()
 
 
 def test_init_tells_of_every_provider_that_can_be_answered(
