@@ -273,6 +273,19 @@ def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, h
     assert "  labctl down " in said.out
 
 
+def test_canceling_the_run_of_an_earlier_server_says_that_it_has_ended(
+    labctl: Any, home: Path
+) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    lab.context.state.save_server(msgspec.structs.replace(server, id="box-2"))
+    lab.context.state.drop_server(server.id)
+    lab.context.state.close()
+    said = labctl("cancel", "night")
+    assert said.code == 0, said.err
+    assert said.out.startswith("Run night had already ended: failed")
+
+
 def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
