@@ -57,7 +57,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         return
     server: Server | None = status["server"]
     if server is None:
-        _print_no_server(status)
+        _print_no_server(status["lab"], status["unfinished_up"], [*status["ended"].values()])
     else:
         _print_server(status, server, is_current)
     if status["keeper"]:
@@ -89,14 +89,14 @@ def _read_status(
         return {**lab.status(), "keeper": lab.keeper}, False
 
 
-def _print_no_server(status: dict[str, Any]) -> None:
-    if status["unfinished_up"]:
-        click.echo(f"{status['lab']}: no server known, but an interrupted labctl up may have one")
+def _print_no_server(lab: str, has_unfinished_up: bool, ends: list[str]) -> None:
+    if has_unfinished_up:
+        click.echo(f"{lab}: no server known, but an interrupted labctl up may have created one")
         click.echo("  labctl up      continue")
         click.echo("  labctl down    remove the server if it exists")
         return
-    click.echo(f"{status['lab']}: no server. Next: labctl up")
-    for reason in list(status["ended"].values())[:1]:
+    click.echo(f"{lab}: no server. Next: labctl up")
+    for reason in ends[:1]:
         click.echo(f"  its last server ended: {reason}")
 
 

@@ -268,7 +268,7 @@ def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, h
     lab.context.state.close()
     said = labctl("status")
     assert said.code == 0
-    assert "an interrupted labctl up may have" in said.out
+    assert "an interrupted labctl up may have created one\n" in said.out
     assert "  labctl up " in said.out
     assert "  labctl down " in said.out
 
