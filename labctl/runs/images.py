@@ -252,7 +252,12 @@ def _build(
             "the image build failed",
             log_path=closing.log,
             why=summarize_build(closing.tail),
-            hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
+            hint="\n".join(
+                [
+                    *filter(None, [environment.suggest_python(context.config.image, closing.tail)]),
+                    context.subject.ssh(f"cat {closing.log}   # the full log"),
+                ]
+            ),
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))
     architecture = image_sources.find_architecture(context, server)
@@ -295,4 +300,4 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
 
 def has_image(remote: AgentClient, reference: str) -> bool:
     """Return whether an image is on the server."""
-    return bool(remote.call(FIND_IMAGES, FindImagesRequest((reference,))).ids[reference])
+    return bool(remote.call(FIND_IMAGES, FindImagesRequest((reference,))).ids.get(reference))
