@@ -38,8 +38,20 @@ with lazy_imports(__name__):
     from labctl.lifecycle import lab_draft, sample_project
 
 
+def _parse_directory(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> Path | None:
+    if value == "":
+        raise UsageError(
+            "DIRECTORY is empty",
+            why="perhaps a shell variable has no value",
+            hint="labctl init digits   # a sample; in a directory with your own code: labctl init",
+        )
+    return None if value is None else Path(value)
+
+
 @click.command("init")
-@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.argument("directory", required=False, type=click.Path(), callback=_parse_directory)
 @click.option(
     "--provider",
     shell_complete=complete_providers,
@@ -71,7 +83,9 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
         return
     sample_project.check_new_directory(target)  # before a question whose answer would be lost
     provider = _choose_provider(provider)
-    sample_project.create_project(find_data_dir() / "templates", target, provider, Screen())
+    screen = Screen()
+    ctx.call_on_close(screen.stop_drawing)
+    sample_project.create_project(find_data_dir() / "templates", target, provider, screen)
     name = target.resolve().name
     click.echo(f"{name} is ready. Next:\n\n{_format_cd(target)}  labctl up\n  labctl run")
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name
+from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name, expand_user
 from labctl.config.document import escape
 from labctl.errors import NotFoundError, PolicyError
 from labctl.lifecycle.project_lists import CONDA, comment_out
@@ -22,7 +22,8 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 def scan_candidate(root: Path) -> ProjectFacts:
     """Return what is known of a directory that may become a lab.
 
-    PolicyError if it is a lab already or nobody may write there, NotFoundError if there is no code.
+    PolicyError if it is a lab already, or a home directory, or nobody may write there.
+    NotFoundError if there is no code.
     """
     if (root / LAB_FILE).exists():
         is_inside = Path.cwd().is_relative_to(root.resolve())
@@ -31,6 +32,12 @@ def scan_candidate(root: Path) -> ProjectFacts:
             f"{root.resolve()} is already a lab",
             why=f"it has a {LAB_FILE}, which labctl init never changes",
             hint=f"{enter}labctl config   # shows its settings",
+        )
+    if root.resolve() == expand_user("~").resolve():
+        raise PolicyError(
+            f"{root.absolute()} is your home directory",
+            why="labctl would send everything in it to servers",
+            hint="labctl init digits && cd digits   # a sample; or cd to your code: labctl init",
         )
     facts = scan_project(root)
     if not facts.has_code:

@@ -23,6 +23,7 @@ from labctl.lifecycle.project_lists import (
     read_pyproject,
 )
 from labctl.model import Value
+from labctl.sync.ignore import ENVIRONMENT_MARKS
 
 # more files than this are not read: a home directory is not a project
 MAX_FILES = 400
@@ -107,6 +108,9 @@ def _list_files(root: Path) -> Iterator[str]:
     count = 0
     for directory, folders, files in os.walk(root):
         depth = len(Path(directory).relative_to(root).parts)
+        if depth and ENVIRONMENT_MARKS & {*files, *folders}:
+            folders.clear()
+            continue
         hidden = {name for name in folders if name.startswith(".")}
         skipped = SKIPPED | hidden | (set(DATA_NAMES) if depth == 0 else set())
         folders[:] = sorted(set(folders) - skipped) if depth < 3 else []

@@ -14,6 +14,8 @@ with lazy_imports(__name__):
 
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
+# A directory with one of these names in it is an environment of packages, whatever its own name is.
+ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "server-home", "assignment.yaml"})
 
 

@@ -32,6 +32,7 @@ from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
+from labctl.lifecycle import sample_project
 from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
@@ -140,6 +141,23 @@ def test_an_unknown_option_is_not_taken_for_a_command(
     assert said.code == 255
     assert what in said.err
     assert said.err.endswith(f"next: {next_command}")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("attach", ""), ("cancel", ""), ("eval", ""), ("exec", "", "--", "ls")),
+        *(("explain", ""), ("logs", ""), ("profile", ""), ("pull", ""), ("report", "")),
+        *(("submit", ""), ("init", "")),
+    ],
+)
+def test_an_empty_name_is_not_the_default(labctl: Any, home: Path, words: tuple[str, ...]) -> None:
+    before = sorted(home.rglob("*"))
+    result = labctl(*words)
+    assert result.code in (2, 255)
+    assert " is empty\n" in result.err
+    assert "next: labctl " in result.err
+    assert sorted(home.rglob("*")) == before
 
 
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
@@ -273,6 +291,34 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
 
 
+def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, home: Path) -> None:
+    lab = Lab.load(".")
+    offer = Offer(provider="local", type="container")
+    request = CreateServerRequest(
+        lab="digits", lab_id=lab.id, token="t1", public_key="", identity="", need=Need()
+    )
+    lab.context.state.begin_attempt("t1", request, offer)
+    lab.context.state.close()
+    said = labctl("status")
+    assert said.code == 0
+    assert "an interrupted labctl up may have created one\n" in said.out
+    assert "  labctl up " in said.out
+    assert "  labctl down " in said.out
+
+
+def test_canceling_the_run_of_an_earlier_server_says_that_it_has_ended(
+    labctl: Any, home: Path
+) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    lab.context.state.save_server(msgspec.structs.replace(server, id="box-2"))
+    lab.context.state.drop_server(server.id)
+    lab.context.state.close()
+    said = labctl("cancel", "night")
+    assert said.code == 0, said.err
+    assert said.out.startswith("Run night had already ended: failed")
+
+
 def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +396,13 @@ def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Pa
     lines = labctl("status").out.splitlines()
     assert f"  not idle: {busy[0]}" in lines
     assert f"            {busy[2]}" in lines
+
+
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_logs_refuses_a_number_of_lines_that_is_none(labctl: Any, home: Path, count: str) -> None:
+    said = labctl("logs", "-n", count)
+    assert said.code == 2
+    assert f"{count} is not in the range x>=1" in said.err
 
 
 def test_a_pulled_log_is_shown_after_its_server_has_ended(labctl: Any, home: Path) -> None:
@@ -762,6 +815,25 @@ def test_a_bar_without_a_step_goes_when_its_work_is_over(monkeypatch: pytest.Mon
     assert "copying images" in screen.bars
     screen.emit(Progress(name="copying images", done=1, total=1, unit="steps"))
     assert screen.live is None
+
+
+def test_an_interrupted_init_ends_its_bar(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the bar draws when the process ends would come after the message."""
+    screens: list[Screen] = []
+
+    def interrupt(directory: Path, reporter: Screen) -> bool:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        reporter.emit(Step(name="creating the data set"))
+        assert reporter.live is not None
+        screens.append(reporter)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample_project, "_make_dataset", interrupt)
+    assert labctl("init", str(home / "new"), "--provider", "local").code == 130
+    assert screens[0].live is None
+    assert not (home / "new").exists()
 
 
 def test_init_tells_of_every_provider_that_can_be_answered(

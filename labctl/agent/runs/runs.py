@@ -316,13 +316,16 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
     before = inspect_run(directory, {})
     if before.state not in UNENDED:
         return CancelRunReply(before, already=True)
-    (directory / ".labctl" / "cancel").touch()
-    if before.container:
-        run_docker("stop", "--time", str(request.grace_s), before.container, check=False)
-    after = inspect_run(directory, {})
-    if after.state == "claimed":
-        after = after._replace(state="cancelled", summary="canceled before it started")
-        write_final_record(directory, after)
+    # A launch that is under way would start the container after this.
+    with lock_launch(directory):
+        before = inspect_run(directory, {})
+        (directory / ".labctl" / "cancel").touch()
+        if before.container:
+            run_docker("stop", "--time", str(request.grace_s), before.container, check=False)
+        after = inspect_run(directory, {})
+        if after.state == "claimed":
+            after = after._replace(state="cancelled", summary="canceled before it started")
+            write_final_record(directory, after)
     run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
     return CancelRunReply(after, already=False)
 
