@@ -32,7 +32,7 @@ from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
-from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
+from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Resource, Run, Server
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import choose_server_gpus_option
@@ -414,6 +414,21 @@ def test_down_after_a_failed_up_on_an_unreachable_machine_forgets_the_attempt(
     assert "digits has no server on record; nothing was removed." in said.out
     assert "127.0.0.1 refuses connections to port 9" in said.out
     assert json.loads(labctl("down", "--json").out)["unchecked"]
+
+
+def test_orphans_lists_the_image_caches_that_down_counts(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "kept for the next up; images and layers: docker volume rm labctl-cache-1"
+    cache = Resource(provider="local", kind="cache", id="labctl-cache-1", note=note)
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [cache])
+    said = labctl("orphans", "--terminate", "--yes")
+    assert (said.code, said.out) == (
+        0,
+        "Found nothing but image caches that labctl created.\n"
+        f"image cache labctl-cache-1: free, {note}\n",
+    )
 
 
 def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
