@@ -148,6 +148,8 @@ def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     assert labctl("exec", "r1").err.endswith("next: labctl exec r1 -- bash\n")
     assert "there is no run r2" in labctl("exec", "r2", "--", "ls").err
     assert "digits has no server" in labctl("exec", "r1", "--", "ls").err
+    # As people type it for docker exec and labctl run.
+    assert "digits has no server" in labctl("exec", "-it", "r1", "--", "bash").err
 
 
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
