@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -416,6 +417,28 @@ def test_down_after_a_failed_up_on_an_unreachable_machine_forgets_the_attempt(
     assert "digits has no server on record; nothing was removed." in said.out
     assert "127.0.0.1 refuses connections to port 9" in said.out
     assert json.loads(labctl("down", "--json").out)["unchecked"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "next_"),
+    [
+        ("run: python train.py\n", "  labctl run        start the training\n"),
+        ("", "  labctl forward jupyter  open JupyterLab\n"),
+    ],
+)
+def test_up_names_commands_that_the_lab_has(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, setting: str, next_: str
+) -> None:
+    server = Server(
+        id="srv", provider="local", lab="digits", lab_id="b", alias="digits",
+        endpoint=Endpoint(host="127.0.0.1", port=1, user="student", identity=""),
+        offer=Offer(provider="local", type="container"), created_at=0.0, state="running",
+    )  # fmt: skip
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\n{setting}")
+    monkeypatch.setattr(Lab, "up", lambda self, need=None: SimpleNamespace(server=server))
+    said = labctl("up")
+    assert next_ in said.out
+    assert ("start the training" in said.out) == bool(setting)
 
 
 def test_orphans_lists_the_image_caches_that_down_counts(
