@@ -86,6 +86,13 @@ class _ExecCommand(OwnCommand):
     metavar="[RUN] -- COMMAND",
     shell_complete=_complete_run_or_command,
 )
+@click.option(
+    "-it",
+    "tty",
+    is_flag=True,
+    expose_value=False,
+    help="Has no effect, as exec uses your terminal if there is one.",
+)
 @click.pass_context
 def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...]) -> None:
     """Run COMMAND inside the container of RUN (default: the latest run), which must be running.

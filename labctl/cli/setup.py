@@ -31,6 +31,7 @@ from labctl.providers import describe_provider, list_provider_names
 from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
+    from labctl.lab import Lab
     from labctl.lifecycle.project_scan import ProjectFacts
     from labctl.model import Server
 
@@ -179,14 +180,22 @@ def up_command(
         return
     if timeline := find_timeline(ctx):
         timeline.print_once()
-    print_ready(server)
+    print_ready(lab, server)
 
 
-def print_ready(server: Server) -> None:
+def print_ready(lab: Lab, server: Server) -> None:
     """Print that the server is ready, its price, and what to do next."""
     price = server.offer.price_usd_per_hour
     cost = price_or_free_text(price)
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")
-    click.echo("  labctl run        start the training")
-    click.echo(f"  ssh {server.alias:<14}open a shell on the server")
-    click.echo("  labctl down       remove the server when you are done")
+    rows = [("labctl run", "start the training")]
+    if not lab.config.run:
+        rows = [
+            ("labctl run -- COMMAND", "run a command"),
+            ("labctl forward jupyter", "open JupyterLab"),
+        ]
+    rows.append((f"ssh {server.alias}", "open a shell on the server"))
+    rows.append(("labctl down", "remove the server when you are done"))
+    width = max(16, *(len(command) for command, _ in rows))
+    for command, text in rows:
+        click.echo(f"  {command:<{width}}  {text}")

@@ -200,10 +200,19 @@ def _draft_data(facts: ProjectFacts) -> list[str]:
     if not facts.data:
         return ["# Directories or addresses that a run reads below $LABCTL_DATA_DIR:", "# data: {}"]
     name = facts.data[0]
+    if facts.data_rule:
+        where = [
+            f"# {name}/ is not sent with the code ({_one_line(facts.data_rule)}).",
+            "# If runs need it, send it as below; the code then reads it from",
+        ]
+    else:
+        where = [
+            f"# {name}/ is sent as a part of the code, without files that .gitignore or",
+            "# .labignore excludes.",
+            "# Large data is better sent once, as below; the code then reads it from",
+        ]
     return [
-        f"# {name}/ is sent as a part of the code, unless .gitignore or",
-        "# .labignore excludes it.",
-        "# Large data is better sent once, as below; the code then reads it from",
+        *where,
         f"# $LABCTL_DATA_DIR/{name}:",
         f"# data: {{{name}: ./{name}}}",
     ]

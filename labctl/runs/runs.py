@@ -83,7 +83,7 @@ def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) ->
         raise UsageError(
             "nothing to run",
             why="lab.yaml has no `run:` and nothing follows `--`",
-            hint="labctl run -- python train.py",
+            hint="labctl run -- python train.py\nlabctl forward jupyter   # for a notebook",
         )
     if not NAME_PATTERN.fullmatch(run_id):
         clean = re.sub(r"[^a-z0-9-]+", "-", run_id.lower()).strip("-")[:38]

@@ -102,7 +102,7 @@ def find_rule(ignore: Ignore, name: str, *, is_folder: bool) -> IgnoreRule | Non
 
 
 def find_ignored_name(root: Path, name: str) -> IgnoredName | None:
-    """Return what leaves the file `name` out of a push: itself, or a directory above it.
+    """Return what leaves `name` out of a push: itself, or a directory above it.
 
     `name` is relative to the lab's directory `root`. None if no rule excludes it.
     """
@@ -111,7 +111,7 @@ def find_ignored_name(root: Path, name: str) -> IgnoredName | None:
     for depth, part in enumerate(parts):
         prefix = "".join(f"{above}/" for above in parts[:depth])
         ignore = (*ignore, (prefix, read_rules(root, prefix, IGNORE_FILES).rules))
-        is_folder = depth < len(parts) - 1
+        is_folder = depth < len(parts) - 1 or (root / name).is_dir()
         if rule := find_rule(ignore, prefix + part, is_folder=is_folder):
             return IgnoredName(prefix + part, is_folder, rule)
     return None

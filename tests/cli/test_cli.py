@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -33,7 +34,7 @@ from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Pr
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
 from labctl.lifecycle import sample_project
-from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
+from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Resource, Run, Server
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import choose_server_gpus_option
@@ -166,6 +167,8 @@ def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     assert labctl("exec", "r1").err.endswith("next: labctl exec r1 -- bash\n")
     assert "there is no run r2" in labctl("exec", "r2", "--", "ls").err
     assert "digits has no server" in labctl("exec", "r1", "--", "ls").err
+    # As people type it for docker exec and labctl run.
+    assert "digits has no server" in labctl("exec", "-it", "r1", "--", "bash").err
 
 
 @pytest.mark.parametrize(
@@ -500,6 +503,43 @@ def test_down_after_a_failed_up_on_an_unreachable_machine_forgets_the_attempt(
     assert "digits has no server on record; nothing was removed." in said.out
     assert "127.0.0.1 refuses connections to port 9" in said.out
     assert json.loads(labctl("down", "--json").out)["unchecked"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "next_"),
+    [
+        ("run: python train.py\n", "  labctl run        start the training\n"),
+        ("", "  labctl forward jupyter  open JupyterLab\n"),
+    ],
+)
+def test_up_names_commands_that_the_lab_has(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, setting: str, next_: str
+) -> None:
+    server = Server(
+        id="srv", provider="local", lab="digits", lab_id="b", alias="digits",
+        endpoint=Endpoint(host="127.0.0.1", port=1, user="student", identity=""),
+        offer=Offer(provider="local", type="container"), created_at=0.0, state="running",
+    )  # fmt: skip
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\n{setting}")
+    monkeypatch.setattr(Lab, "up", lambda self, need=None: SimpleNamespace(server=server))
+    said = labctl("up")
+    assert next_ in said.out
+    assert ("start the training" in said.out) == bool(setting)
+
+
+def test_orphans_lists_the_image_caches_that_down_counts(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "kept for the next up; images and layers: docker volume rm labctl-cache-1"
+    cache = Resource(provider="local", kind="cache", id="labctl-cache-1", note=note)
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [cache])
+    said = labctl("orphans", "--terminate", "--yes")
+    assert (said.code, said.out) == (
+        0,
+        "Found nothing but image caches that labctl created.\n"
+        f"image cache labctl-cache-1: free, {note}\n",
+    )
 
 
 def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(

@@ -54,6 +54,14 @@ def test_code_becomes_a_lab_without_a_question(labctl: Any, home: Path, project:
     assert labctl("status").out.startswith("bird-songs: no server")
 
 
+def test_init_names_the_rule_that_leaves_out_the_data(labctl: Any, project: Path) -> None:
+    (project / ".gitignore").write_text("*.bin\ndata/\n")
+    assert labctl("init").code == 0
+    text = (project / "lab.yaml").read_text()
+    assert "# data/ is not sent with the code (data/ in .gitignore).\n" in text
+    assert "# data: {data: ./data}" in text
+
+
 @pytest.mark.parametrize(
     ("file", "text", "image"),
     [

@@ -98,8 +98,9 @@ def test_what_a_run_is(lab: World) -> None:
             runs.build_spec(context, server, (), name, False)
         assert caught.value.hint.startswith("labctl run --id ")
     (lab.home / "lab" / "lab.yaml").write_text("lab: digits\n")
-    with pytest.raises(UsageError, match="nothing to run"):
+    with pytest.raises(UsageError, match="nothing to run") as refused:
         runs.build_spec(lab.context(), server, (), "night", False)
+    assert "labctl forward jupyter" in refused.value.hint
 
 
 def test_names_made_for_runs_are_good_ones_and_differ() -> None:
