@@ -23,12 +23,12 @@ _JOINER = "\x1f"
 
 
 def read_width() -> int:
-    """Return the columns of the terminal that messages go to."""
+    """Return the columns of the terminal that messages go to; 100 if it does not say."""
     try:
-        size = os.get_terminal_size(sys.stderr.fileno())
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
     except (OSError, ValueError):
-        size = os.terminal_size((100, 24))
-    return shutil.get_terminal_size(size).columns
+        columns = 0
+    return shutil.get_terminal_size((columns or 100, 24)).columns
 
 
 def wrap_lines(text: str, indent: int = 0) -> list[str]:

@@ -298,17 +298,21 @@ def _lives(pid: int) -> bool:
 def inside(container: str, line: str, **how: str) -> tuple[int, str]:
     """A shell line in a container, through the engine: its exit code, and what it printed.
 
-    An engine that is busy may lose what a short command has printed: where the mark behind it is
-    missing, the line is asked again. `how` is the Docker SDK's `user`, `workdir`.
+    An engine that is busy may lose what a short command has printed. The line runs once: where the
+    mark behind its output is missing, the output is read again. `how` is the Docker SDK's `user`,
+    `workdir`.
     """
-    framed = f"(\n{line}\n) 2>&1\ncode=$?; printf '{_END}'; exit $code"
+    output_file = f"/dev/shm/.output-{secrets.token_hex(8)}"
+    show = f"cat {output_file}; printf '{_END}'"
     with engine.connect() as docker:
         box = docker.containers.get(container)
+        words = ["sh", "-c", f"(\n{line}\n) >{output_file} 2>&1\ncode=$?; {show}; exit $code"]
+        code, output = box.exec_run(words, **how)
         for _ in range(5):
-            code, output = box.exec_run(["sh", "-c", framed], **how)
             text = str(output.decode(errors="replace"))
             if text.endswith(_END) or code != 0:
                 break
+            _, output = box.exec_run(["sh", "-c", show], **how)
         else:
             raise AssertionError(f"the engine loses what is printed: {line}")
     return int(code), text.removesuffix(_END)

@@ -132,7 +132,7 @@ def test_new_files_outside_the_outputs_are_named_and_can_be_had(lab: LabDirector
     config = (lab.root / "lab.yaml").read_text()
     assert "outputs: [checkpoints, logs]\n" in config
     with lab.holding("lab.yaml", config.replace("outputs: [checkpoints, logs]\n", outputs)):
-        lab.labctl("trust")
+        lab.labctl("trust", "--yes")
         assert "new files outside" not in lab.run(line, "--id", "leaves-again").stderr
         lab.labctl("pull", "leaves-again")
         assert (lab.root / "runs/leaves-again/code/model.pth").read_text() == "m\n"
