@@ -4,7 +4,7 @@
 `image_sources`; how this machine keeps it: `image_cache`, `image_jobs`; without a Dockerfile of the
 lab: `environment`), `outputs` and `saved_copies` get its results from the server or from where they
 were saved, `probe` predicts a whole run from a short one, `evaluate` measures a checkpoint,
-`provenance` records where a run came from.
+`provenance` records where a run came from, `active_runs` names those that a new run starts beside.
 
 May import: sync, stores, servers and the layers below.
 """
