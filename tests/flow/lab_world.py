@@ -290,8 +290,8 @@ class RunMachine(Machine):
 
     def _follow(self, request: dict[str, Any]) -> Result:
         run = self.runs[request["run"]]
-        closing = self._end if request["wait"] else lambda run, first: _reply(first, {"run": run})
-        return closing(run, {"run": run, "offset": 0})
+        first = {"run": run, "offset": 0}
+        return self._end(run, first) if request["wait"] else _reply(first, {"run": run}, self.log)
 
     def _end(self, run: dict[str, Any], first: dict[str, Any]) -> Result:
         ended = {**run, "state": "exited", "exit_code": 0, "told": "done"}
