@@ -24,6 +24,7 @@ from labctl.cli.options import (
     json_option,
     list_timings,
     open_lab,
+    print_timings_of_failure,
     stop_drawing,
     yes_option,
 )
@@ -40,12 +41,11 @@ from labctl.text import bytes_text, names_text, price_or_free_text
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Run
-    from labctl.servers.context import LabContext
 
 with lazy_imports(__name__):
     from labctl import config
     from labctl.cli import fan_out, results, run_server
-    from labctl.runs import runs
+    from labctl.lifecycle import cancel
 
 OWN_FAILURE = 255
 DETACHED = 130
@@ -143,10 +143,11 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
-    if options.up or options.down:
-        ctx.exit(run_server.run_with_server(lab, options, started_runs, work))
-    with hold_use(lab.context.state, lab.id, "run"):
-        run = work()
+    with print_timings_of_failure(ctx, quiet=options.json_):
+        if options.up or options.down:
+            ctx.exit(run_server.run_with_server(lab, options, started_runs, work))
+        with hold_use(lab.context.state, lab.id, "run"):
+            run = work()
     if run is not None:
         ctx.exit(_finish(ctx, lab, run, options.json_))
 
@@ -194,6 +195,7 @@ def _start_and_follow(
         ).last_known
     except KeyboardInterrupt as interrupt:
         waiting.stop()
+        stop_drawing(ctx)
         if not started_runs:
             raise
         if options.down:
@@ -335,16 +337,11 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     \b
     labctl cancel
     """
-    lab = open_lab(ctx, quiet=json_)
-    context: LabContext = lab.context
-    ended_run, had_ended = runs.find_run(context, run), True
-    current = context.state.get_lab_server(context.lab_id)
-    # The server does not know a run that ended on an earlier one; a lost run may have moved here.
-    is_final = ended_run.has_ended and ended_run.state != "lost"
-    if not is_final or (current and current.id == ended_run.server_id):
-        ended_run, had_ended = runs.cancel(context, context.get_server(), ended_run.id, grace)
+    ended_run, had_ended = cancel.cancel(open_lab(ctx, quiet=json_).context, run, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
+    elif had_ended and not ended_run.has_ended:
+        click.echo(f"Run {ended_run.id} has ended with its server.")
     elif had_ended:
         click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import FOLLOW, RUN, TAIL, json_option, open_lab
+from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
 
 with lazy_imports(__name__):
+    from labctl.cli import first_output
     from labctl.cli import runs as run_commands
     from labctl.lifecycle import reconcile
     from labctl.runs import runs
@@ -114,6 +116,9 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     click.echo(f"{clean(server.alias)}: {state}, {kind}")
     if status["why"]:
         click.echo(f"  {clean(status['why'])}")
+    if status["reachable"] is False:
+        click.echo("  labctl up      connect again, or say why that fails")
+        click.echo("  labctl down    remove the server")
     price = server.offer.price_usd_per_hour
     cost_usd = dollars_text(status["cost_usd"])
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"
@@ -254,19 +259,53 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     server = _find_server_for_logs(lab, run)
     run_id = runs.find_run(lab.context, run).id
     if server is None:
-        run_commands.write_log(_last_lines(reconcile.read_saved_log(lab.context, run_id), tail))
-        click.echo("the server has ended; this is the log that was saved or pulled", err=True)
+        _print_saved_log(lab, run_id, tail)
         return
+    waiting = first_output.FirstOutputLine(
+        ctx.meta[SCREEN], lambda run_id: first_output.describe_activity(lab.top(), lab.id, run_id)
+    )
+    log = _CountedLog(waiting.watch_log(run_commands.write_log))
+    if follow:
+        waiting.start(run_id)
     try:
-        shown = runs.watch(
-            lab.context, server, run_id, tail=tail, follow=follow, on_log=run_commands.write_log
-        )
+        shown = runs.watch(lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write)
     except KeyboardInterrupt:
+        stop_drawing(ctx)
         text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
         click.echo(f"\n{text}", err=True)
         ctx.exit(130)
-    if shown.has_ended:
-        click.echo(f"run {shown.id}: {clean(shown.summary)}", err=True)
+    finally:
+        waiting.stop()
+    _print_end_of_log(shown, has_output=log.size_bytes > 0)
+
+
+class _CountedLog:
+    """Passes on a log and counts its bytes."""
+
+    def __init__(self, on_log: Callable[[bytes], None]) -> None:
+        self._on_log = on_log
+        self.size_bytes = 0
+
+    def write(self, block: bytes) -> None:
+        self.size_bytes += len(block)
+        self._on_log(block)
+
+
+def _print_end_of_log(run: Run, *, has_output: bool) -> None:
+    """Print how the run ended, and that its log is empty if it is: nothing else would say so."""
+    if not has_output:
+        empty = "ended without output" if run.has_ended else "has not printed anything yet"
+        click.echo(f"run {run.id} {empty}", err=True)
+    if run.has_ended:
+        click.echo(f"run {run.id}: {clean(run.summary)}", err=True)
+
+
+def _print_saved_log(lab: Lab, run_id: str, tail: int) -> None:
+    """Print the log of a run whose server has ended, from a saved or pulled copy."""
+    text = reconcile.read_saved_log(lab.context, run_id)
+    run_commands.write_log(_last_lines(text, tail))
+    empty = "" if text else f"; run {run_id} had not printed anything"
+    click.echo(f"the server has ended; this is the log that was saved or pulled{empty}", err=True)
 
 
 def _find_server_for_logs(lab: Lab, run: str) -> Server | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.events import Progress, Reporter
-from labctl.model import Run, Value
+from labctl.model import Value
 from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import read_evaluation
 from labctl.submissions.bundle import BundleSource
@@ -82,14 +82,6 @@ def hash_files(
     index.save(keep=True)
 
 
-def read_pulled_run(file: Path) -> Run | None:
-    """Read the record that a pull wrote beside the run's files; None if it cannot be read."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Run)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
 def find_best_checkpoint(home: Path) -> str:
     """Return the name of the evaluated checkpoint, else the best on validation, else the last.
 
@@ -119,7 +111,7 @@ def require_complete_checkpoint(
             raise TransferError(
                 f"the checkpoint {checkpoint} is incomplete: {name}",
                 why="the file does not match the checkpoint's manifest",
-                hint="labctl pull",
+                hint=f"labctl pull {home.name}",
             )
 
 
@@ -143,7 +135,7 @@ def _list_model(home: Path, chosen: str, notes: list[str]) -> Iterator[RunFile]:
 
 def _checkpoint_hint(home: Path) -> str:
     names = sorted(path.name for path in (home / CHECKPOINTS).glob("*"))
-    return f"labctl submit --checkpoint {names[-1]}" if names else "labctl pull"
+    return f"labctl submit --checkpoint {names[-1]}" if names else f"labctl pull {home.name}"
 
 
 def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Iterator[RunFile]:

@@ -6,6 +6,7 @@ provider's API and the wire are not.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -17,9 +18,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from labctl.agent import reply
 from labctl.config import Paths, find_paths, load_lab
 from labctl.errors import ConnectError, LabError, LinkLostError
-from labctl.events import Event, Note, Question
+from labctl.events import Event, Note, Question, Reporter
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -243,6 +245,75 @@ class Machine:
         return directory
 
 
+class RunMachine(Machine):
+    """A server whose Docker Engine is a script: its runs, and what they print, are set here.
+
+    `log` is all that each run prints; `verbs` are the calls of the program.
+    """
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.log = b""
+        self.verbs: list[str] = []
+
+    def put_run(self, run_id: str, **fields: Any) -> None:
+        record = {"id": run_id, "lab_id": LAB_ID, "image": "small:1", "created_at": len(self.runs)}
+        self.runs[run_id] = {**record, "command": ["true"], "state": "running", **fields}
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        verb = line.split()[-1]
+        request = json.loads(stdin.split(b"\n")[0]) if stdin.startswith(b"{") else {}
+        is_known = "run" not in request or request["run"] in self.runs
+        scripted = ("status", "image", "start", "run", "follow", "cancel")
+        if self.error is None and verb in scripted and is_known:
+            self.lines.append(line)
+            self.verbs.append(verb)
+            return getattr(self, f"_{verb}")(request)
+        return super()._answer(line, stdin)
+
+    def _status(self, request: dict[str, Any]) -> Result:
+        wanted = request["runs"] or list(self.runs)
+        runs = [self.runs[name] for name in wanted if name in self.runs]
+        disk = {"free_bytes": 10**9, "total_bytes": 10**10}
+        return _reply({"runs": runs, "disk": disk, "uptime_s": 1.0, "now": time.time()})
+
+    def _image(self, request: dict[str, Any]) -> Result:
+        return _reply({"ids": {name: name for name in request["references"]}})
+
+    def _start(self, request: dict[str, Any]) -> Result:
+        self.put_run(request["spec"]["id"])
+        return _reply({"run": self.runs[request["spec"]["id"]], "found": False})
+
+    def _run(self, request: dict[str, Any]) -> Result:
+        self.put_run(request["spec"]["id"])
+        began = self.runs[request["spec"]["id"]]
+        return self._end(began, {"run": began, "found": False})
+
+    def _follow(self, request: dict[str, Any]) -> Result:
+        run = self.runs[request["run"]]
+        first = {"run": run, "offset": 0}
+        return self._end(run, first) if request["wait"] else _reply(first, {"run": run}, self.log)
+
+    def _end(self, run: dict[str, Any], first: dict[str, Any]) -> Result:
+        ended = {**run, "state": "exited", "exit_code": 0, "told": "done"}
+        self.runs[run["id"]] = ended
+        return _reply(first, {"run": ended}, self.log)
+
+    def _cancel(self, request: dict[str, Any]) -> Result:
+        run = {**self.runs[request["run"]], "state": "cancelled", "told": "canceled (SIGTERM)"}
+        self.runs[request["run"]] = run
+        return _reply({"run": run, "already": False})
+
+
+def _reply(
+    first: dict[str, Any], closing: dict[str, Any] | None = None, data: bytes = b""
+) -> Result:
+    stdout = reply.encode_line(first) + data
+    stderr = reply.encode_line(closing).decode() if closing is not None else ""
+    return Result(code=0, stdout=stdout.decode(), stderr=stderr)
+
+
 class Wires(Connections):
     """Real ssh files; every transport leads to one Machine, and patience is short."""
 
@@ -253,8 +324,14 @@ class Wires(Connections):
     def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         return self.machine.transport()
 
-    def wait_for_ssh(self, server: Server, deadline_s: float, name: str = "") -> Transport:
-        return super().wait_for_ssh(server, 0.2, name)
+    def wait_for_ssh(
+        self,
+        server: Server,
+        deadline_s: float,
+        name: str = "",
+        before_retry: Callable[[BaseException], None] | None = None,
+    ) -> Transport:
+        return super().wait_for_ssh(server, 0.2, name, before_retry)
 
 
 @dataclass
@@ -269,7 +346,7 @@ class World:
     def places(self) -> Paths:
         return find_paths({"HOME": str(self.home)})
 
-    def context(self, reporter: Recorded | None = None, need: Need | None = None) -> LabContext:
+    def context(self, reporter: Reporter | None = None, need: Need | None = None) -> LabContext:
         """As a new process would make it."""
         config = load_lab(self.home / "lab", environ={"HOME": str(self.home)})
         if need is not None:
@@ -289,6 +366,18 @@ def world(directory: Path, kind: type[Cloud] = DiskCloud) -> World:
     (directory / "machine").mkdir()
     key = ensure_key_pair(directory / "host").rpartition(" ")[0]
     return World(home, kind(key), Machine(directory / "machine"))
+
+
+class Output(Value, frozen=True):
+    """What one command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+# Calls the command line as a new process would: labctl(lab, "logs", "-f").
+Labctl = Callable[..., Output]
 
 
 def unreachable() -> ConnectError:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import msgspec
 import pytest
-from lab_world import Recorded, World, unreachable
+from lab_world import LAB_ID, Labctl, Recorded, World, unreachable
 
-from labctl.errors import ConnectError, InterruptError, NotFoundError, UsageError
+from labctl.errors import ConnectError, InterruptError, NotFoundError, PolicyError, UsageError
 from labctl.lifecycle import up
 from labctl.lifecycle.extend import extend
 from labctl.lifecycle.status import read_status
-from labctl.model import Run
-from labctl.runs import runs
+from labctl.model import ProviderAccount, Run
+from labctl.runs import run_specs, runs
 from labctl.servers import guard
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import WatchRecord
@@ -51,6 +52,46 @@ def test_status_after_an_interrupted_up_says_that_there_may_be_a_server(
     assert not read_status(lab.context(), refresh=False)["unfinished_up"]
 
 
+def _interrupt_before_create(lab: World) -> None:
+    """Leave an open attempt, of which no server ever appears."""
+    lab.cloud.create_error = KeyboardInterrupt()
+    with pytest.raises(InterruptError):
+        up.up(lab.context())
+    lab.cloud.create_error = None
+
+
+def test_a_refresh_that_finds_no_server_ends_the_doubt(lab: World, labctl: Labctl) -> None:
+    _interrupt_before_create(lab)
+    lab.cloud.settle_s = 0.0
+    assert "an interrupted labctl up may have created one" in labctl(lab, "status").out
+    assert labctl(lab, "status", "--refresh").out == "digits: no server. Next: labctl up\n"
+    assert labctl(lab, "status").out == "digits: no server. Next: labctl up\n"
+
+
+def test_a_server_may_appear_later_than_the_refresh(lab: World) -> None:
+    _interrupt_before_create(lab)
+    assert read_status(lab.context(), refresh=True)["unfinished_up"]
+    assert len(lab.context().state.list_open_attempts()) == 1
+
+
+def test_the_attempt_of_an_up_that_is_at_work_stays_open(lab: World) -> None:
+    _interrupt_before_create(lab)
+    lab.cloud.settle_s = 0.0
+    with lab.context().state.lock(LAB_ID, "up"):
+        read_status(lab.context(), refresh=True)
+    assert len(lab.context().state.list_open_attempts()) == 1
+
+
+def test_an_attempt_with_other_credentials_stays_open(lab: World) -> None:
+    lab.cloud.account = ProviderAccount(id="1111")
+    _interrupt_before_create(lab)
+    lab.cloud.settle_s = 0.0
+    lab.cloud.account = ProviderAccount(id="2222")
+    with pytest.raises(PolicyError):
+        read_status(lab.context(), refresh=True)
+    assert len(lab.context().state.list_open_attempts()) == 1
+
+
 def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
     up.up(lab.context())
     lab.machine.run_with("night")
@@ -61,6 +102,23 @@ def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
     lab.machine.error = unreachable()
     said = read_status(lab.context(), refresh=True)
     assert (said["reachable"], said["why"]) == (False, "no answer")
+
+
+@pytest.mark.parametrize("cause", ["no answer", "digits has no address"])
+def test_a_server_that_is_not_reachable_comes_with_the_next_commands(
+    lab: World, labctl: Labctl, cause: str
+) -> None:
+    server = up.up(lab.context())
+    if cause == "no answer":
+        lab.machine.error = unreachable()
+    else:
+        endpoint = msgspec.structs.replace(server.endpoint, host="")
+        lab.cloud.change(server.id, endpoint=endpoint)
+    assert labctl(lab, "status", "--refresh").out.startswith(
+        f"digits: NOT REACHABLE, cloud small\n  {cause}\n"
+        "  labctl up      connect again, or say why that fails\n"
+        "  labctl down    remove the server\n"
+    )
 
 
 def test_more_time_is_what_status_shows_from_then_on(
@@ -90,23 +148,23 @@ def test_a_lab_without_a_server(lab: World) -> None:
 def test_what_a_run_is(lab: World) -> None:
     server = up.up(lab.context())
     context = lab.context()
-    wanted = runs.build_spec(context, server, (), "night", False)
+    wanted = run_specs.build_spec(context, server, (), "night", False)
     assert wanted.command == ("python", "train.py")
-    assert runs.build_spec(context, server, ("ls",), "night", False).command == ("ls",)
+    assert run_specs.build_spec(context, server, ("ls",), "night", False).command == ("ls",)
     for name in ("Night Run", "", "a\n", "x" * 40):
         with pytest.raises(UsageError) as caught:
-            runs.build_spec(context, server, (), name, False)
+            run_specs.build_spec(context, server, (), name, False)
         assert caught.value.hint.startswith("labctl run --id ")
     (lab.home / "lab" / "lab.yaml").write_text("lab: digits\n")
     with pytest.raises(UsageError, match="nothing to run") as refused:
-        runs.build_spec(lab.context(), server, (), "night", False)
+        run_specs.build_spec(lab.context(), server, (), "night", False)
     assert "labctl forward jupyter" in refused.value.hint
 
 
 def test_names_made_for_runs_are_good_ones_and_differ() -> None:
     from labctl.model import NAME_PATTERN
 
-    names = {runs.make_run_id() for _ in range(20)}
+    names = {run_specs.make_run_id() for _ in range(20)}
     assert all(NAME_PATTERN.fullmatch(name) for name in names)
     assert len(names) > 15
 
