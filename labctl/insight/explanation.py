@@ -25,7 +25,7 @@ from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
 from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
-from labctl.sync.ignore import IgnoredName, find_ignored_name, rule_text
+from labctl.sync.ignore import NEVER_AT_TOP, IgnoredName, find_ignored_name, rule_text
 from labctl.wire.containment import is_contained
 
 if TYPE_CHECKING:
@@ -175,6 +175,8 @@ def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:
         if source.path and source.inside_lab and (root / name).is_relative_to(source.path):
             inner = PurePosixPath(key, (root / name).relative_to(source.path))
             return LeftOutPath(path=name, in_data=f"$LABCTL_DATA_DIR/{inner}")
+    if name.split("/")[0] in NEVER_AT_TOP:
+        return None  # no ignore rule changes that
     if ignored := find_ignored_name(root, name):
         directory = ignored.name if ignored.is_folder else ""
         return LeftOutPath(path=name, rule=rule_text(ignored.rule), directory=directory)
