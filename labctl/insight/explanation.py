@@ -19,7 +19,7 @@ from labctl.insight.explain.evidence import Finding, LeftOutPath, MemoryFit, Run
 from labctl.insight.explain.installs import find_installs
 from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.explain.missing_path import find_missing_path
-from labctl.insight.model_measurement import ModelSource, measure_model
+from labctl.insight.model_measurement import ModelSource, measure_model, suggest_target
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
@@ -115,6 +115,7 @@ def _load_material(context: LabContext, run: Run) -> RunData:
             now=time.time(),
             left_out=_find_left_out(context, find_missing_path(log)),
             installs=find_installs(_read_log_start(directory / "logs" / "run.log")),
+            model_function=suggest_target(root),
         )
     except OSError as error:
         raise LabError(
