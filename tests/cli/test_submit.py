@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -13,13 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from labctl.cli.exit_codes import run_and_exit
+from labctl.cli.groups import cli
 from labctl.events import Question, SilentReporter
 from labctl.lab import Lab
 from labctl.model import Run
@@ -360,6 +363,39 @@ class Host:
         self.receiver.write(*about, 0, file.read())
         on_bytes(size)
         return self.receiver.finish(*about)
+
+
+class InterruptedTerminal(io.StringIO):
+    """A terminal at which somebody presses Ctrl-C instead of an answer."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, *_: Any) -> str:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_the_question_submits_nothing_and_says_so(
+    assigned: Callable[..., Assignment],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from labctl.submissions import submit
+
+    assigned()
+    receiver = Receiver(home / "drop")
+    monkeypatch.setattr(submit, "open_receiver", lambda *_: nullcontext(Host(receiver)))
+    monkeypatch.setattr(sys, "stdin", InterruptedTerminal())
+    monkeypatch.setattr(sys, "argv", ["labctl", "submit", "--checkpoint", "step-00000080"])
+    assert run_and_exit(cli) == 130
+    error = capsys.readouterr().err
+    assert "submit hw3 to" in error
+    assert error.endswith(
+        "labctl: interrupted; nothing was submitted\n"
+        "  next: labctl submit --checkpoint step-00000080\n"
+    )
+    assert receiver.students("hw3") == []
 
 
 def test_a_receipt_is_verified_without_a_network(
