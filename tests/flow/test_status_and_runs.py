@@ -101,6 +101,7 @@ def test_what_a_run_is(lab: World) -> None:
     with pytest.raises(UsageError, match="nothing to run") as refused:
         runs.build_spec(lab.context(), server, (), "night", False)
     assert "labctl forward jupyter" in refused.value.hint
+    assert "the CMD of an image is not used" in refused.value.why
 
 
 def test_names_made_for_runs_are_good_ones_and_differ() -> None:
