@@ -819,6 +819,18 @@ def test_a_step_ends_with_its_duration(
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"building x {shown}")
 
 
+def test_the_line_of_a_long_step_is_wrapped_at_the_edge_of_the_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("labctl.cli.screen.time.monotonic", lambda: 100.0)
+    name = "creating a server: aws g4dn.2xlarge in eu-central-1a on demand"
+    Screen().emit(Step(name=name, done=True, detail="i-0123456789abcdef0"))
+    lines = click.unstyle(capsys.readouterr().err).splitlines()
+    assert lines == [f"✓ {name}", "  (i-0123456789abcdef0) 0.0 s"]
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_two_transfers_at_once_fit_on_the_screen(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
