@@ -76,7 +76,15 @@ with lazy_imports(__name__):
         stop,
         up,
     )
-    from labctl.runs import active_runs, first_run, missing_script, probe, run_specs, runs
+    from labctl.runs import (
+        active_runs,
+        first_run,
+        missing_script,
+        probe,
+        run_specs,
+        runs,
+        shell_variables,
+    )
     from labctl.servers import adoption
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
@@ -95,7 +103,7 @@ class Lab:
         self.context = context
         self.config = context.config
         self.id = context.lab_id
-        self._has_warned_of_script = False
+        self._warnings: set[str] = set()
 
     @classmethod
     def load(
@@ -170,7 +178,7 @@ class Lab:
         elif recorded is not None:
             run_server.require_not_ended(self.context, recorded)
         run_server.check_inputs(self.context, tuple(command), id, keeper)
-        self._warn_of_missing_script(command)
+        self._warn_of_command(command, push=True)
 
     def push(self, *, force: bool = False) -> list[PushedTree]:
         """Send code and data to the server.
@@ -218,8 +226,8 @@ class Lab:
             self.context, server, tuple(command), id or run_specs.make_run_id(), tty
         )
         active_runs.note_active_runs(self.context, server, spec.id)
+        self._warn_of_command(command, push=push)
         if push:
-            self._warn_of_missing_script(command)
             self._push_for_run(server, spec)
         if recover:
             restore.keep_code(self.context, spec)
@@ -336,8 +344,7 @@ class Lab:
         parsed_amount = probe.parse_amount(amount)
         self.require_approval()
         check_files(self.config)
-        if push:
-            self._warn_of_missing_script(command)
+        self._warn_of_command(command, push=push)
         return probe.probe(
             self.context, tuple(command), parsed_amount, push=push, on_start=on_start
         )
@@ -400,12 +407,16 @@ class Lab:
             )
         trust(self.context.paths, self.config)
 
-    def _warn_of_missing_script(self, command: Sequence[str]) -> None:
-        """Warn once, before a run starts, that the lab does not have the script of its command."""
-        text = missing_script.describe_missing_script(self.config.root, command or self.config.run)
-        if text and not self._has_warned_of_script:
-            self._has_warned_of_script = True
-            self.context.reporter.emit(Note(text=text, level="warning"))
+    def _warn_of_command(self, command: Sequence[str], *, push: bool) -> None:
+        """Warn once, before a run starts, of what is probably a mistake in its command."""
+        words = command or self.config.run
+        texts = [shell_variables.describe_literal_variable(words)]
+        if push:  # otherwise the code on the server counts
+            texts.append(missing_script.describe_missing_script(self.config.root, words))
+        for text in texts:
+            if text and text not in self._warnings:
+                self._warnings.add(text)
+                self.context.reporter.emit(Note(text=text, level="warning"))
 
 
 def _require_same_command(run: Run, command: tuple[str, ...]) -> None:

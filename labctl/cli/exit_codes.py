@@ -90,9 +90,13 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except click.ClickException as error:
         error.show()
         return _own_code(error.exit_code)
+    except InterruptError as error:
+        end_interrupted_line()
+        print_error(error)
+        return INTERRUPTED
     except LabError as error:
         print_error(error)
-        return INTERRUPTED if isinstance(error, InterruptError) else _own_code(error.exit_code)
+        return _own_code(error.exit_code)
     except SystemExit as end:
         # Only click exits by itself, with 1, when the reader of a pipe has closed it
         # (`labctl logs | head`). That is not a failure.
@@ -101,6 +105,12 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         raise
     except Exception as error:  # a bug: print one line, keep the traceback in a file
         return _own_code(_report_bug(error))
+
+
+def end_interrupted_line() -> None:
+    """End the line into which the terminal has written ^C."""
+    if sys.stderr.isatty():
+        click.echo(err=True)
 
 
 def _print_interrupted(command: str) -> None:

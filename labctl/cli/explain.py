@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
 import textwrap
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean, format_next
+from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
 from labctl.lazy import lazy_imports
@@ -303,5 +303,4 @@ def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> Non
         )
         if open_:
             click.launch(forward.url)
-        with contextlib.suppress(KeyboardInterrupt):
-            forward.wait()
+        wait_until_interrupted([forward])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from labctl.cli.completion_values import complete_services
+from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.errors import UsageError
@@ -17,7 +16,6 @@ from labctl.lazy import lazy_imports
 if TYPE_CHECKING:
     from labctl.cli.screen import Screen
     from labctl.lab import Lab
-    from labctl.services.port_forward import Forwarding
     from labctl.services.several_forwards import ReadyForward
 
 with lazy_imports(__name__):
@@ -102,21 +100,10 @@ def forward_command(
         uses.hold_use(lab.context.state, lab.id, "forward"),
         several_forwards.open_forwards(lab.context, services, port, ready.add) as forwards,
     ):
-        _wait(forwards, ready)
-
-
-def _wait(forwards: Sequence[Forwarding], ready: _ReadyUrls) -> None:
-    """Keep the forwards open until Ctrl-C."""
-    try:
         ready.print_json()
         if forwards:
             click.echo("Press Ctrl-C to close; --detach keeps forwards open", err=True)
-        for forward in forwards:
-            forward.wait()
-    except KeyboardInterrupt:
-        # The terminal has written ^C into the line that the shell's prompt comes to.
-        end = "\n" if sys.stderr.isatty() else ""
-        click.echo(f"{end}closed", err=True)
+        wait_until_interrupted(forwards)
 
 
 class _ReadyUrls:

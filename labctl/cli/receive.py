@@ -15,7 +15,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.config import copy_environment, expand_user
-from labctl.errors import BusyError, NotFoundError
+from labctl.errors import BusyError, ConnectError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
@@ -31,6 +31,7 @@ DIRECTORY = click.argument(
     "directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path)
 )
 NAME = click.argument("name", metavar="ASSIGNMENT")
+HOST_KEY_FILE = "/etc/ssh/ssh_host_ed25519_key.pub"
 # seconds without data after which a student's connection is closed
 IDLE_S = 600
 
@@ -133,7 +134,14 @@ def _write_assignment(
         --late 48h --penalty 10 --max-size 200MB \\
         --at ssh://drop@course.example --out hw3.yaml
     """
-    text = receive.write_assignment(_open_receiver(directory), name, place, options)
+    try:
+        text = receive.write_assignment(_open_receiver(directory), name, place, options)
+    except ConnectError as error:
+        error.hint = (
+            f'{shlex.join(["labctl", *sys.argv[1:]])} --host-key "$(cat {HOST_KEY_FILE})"   '
+            "# on that SSH server; elsewhere, copy the content of this file"
+        )
+        raise
     click.echo(text, file=out, nl=False)
 
 

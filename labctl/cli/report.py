@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -44,7 +45,8 @@ def report_command(
         click.echo(clean(missing), err=True)
     click.echo(f"{clean(_relative_path(Path(report.file)))} ({bytes_text(report.bytes)})")
     if not open_:
-        call = " ".join(filter(None, ["labctl report", run, "--open"]))
+        names = [run] * bool(run) + (["--out", str(out)] if out else [])
+        call = shlex.join(["labctl", "report", *names, "--open"])
         click.echo(f"{clean(call)}   shows it in your browser", err=True)
 
 

@@ -187,8 +187,10 @@ class Screen:
         self._remove_bar(step.name)
         detail = f" ({step.detail})" if step.detail else ""
         took = f"{took_s:.1f} s" if took_s < 120 else duration_text(took_s)
-        mark, text = click.style("✓", fg="green"), _fit(f"{step.name}{detail} {took}", 2)
-        self._print(f"{mark} {text}".replace("\n", "\n  "))
+        # "creating a server: aws t3.micro" is no command.
+        text = clean(f"{step.name}{detail} {took}")
+        lines = wrapping.wrap_lines(text, 2, has_commands=False)
+        self._print("\n  ".join([f"{click.style('✓', fg='green')} {lines[0]}", *lines[1:]]))
 
     def _draw_step(self, step: Step) -> None:
         detail = step.detail

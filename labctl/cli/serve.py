@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -10,6 +9,7 @@ import msgspec
 
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
+from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.errors import UsageError
@@ -148,8 +148,7 @@ def _serve(
     ):
         _print_address(request, forward.url, forward.local_port, json_)
         click.echo("Press Ctrl-C to close the forward; labctl serve --stop stops it all", err=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            forward.wait()
+        wait_until_interrupted([forward])
 
 
 def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) -> None:

@@ -25,6 +25,7 @@ from labctl.cli.options import (
 )
 from labctl.cli.screen import Screen, print_json
 from labctl.config import DEFAULT_PROVIDER, find_data_dir, find_lab, load_lab
+from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
 from labctl.events import Note
 from labctl.lazy import lazy_imports
@@ -73,7 +74,7 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     """
     target = Path(ctx.find_root().obj or ".") / (directory or ".")
     if directory is None or (target.is_dir() and any(target.iterdir())):
-        facts = _adopt(target, provider)
+        facts = _adopt(ctx, target, provider)
         click.echo("\nThe file explains each guess. Check it, then:\n")
         click.echo(f"{_format_cd(target)}  labctl up")
         if facts.program.command:
@@ -84,7 +85,7 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
             click.echo("\nNo program was found. Add yours as run: in lab.yaml.")
         return
     sample_project.check_new_directory(target)  # before a question whose answer would be lost
-    provider = _choose_provider(provider)
+    provider = _choose_provider(ctx, provider)
     screen = Screen()
     ctx.call_on_close(screen.stop_drawing)
     sample_project.create_project(find_data_dir() / "templates", target, provider, screen)
@@ -98,7 +99,7 @@ def _format_cd(target: Path) -> str:
     return "" if is_there else f"  cd {shlex.quote(str(target))}\n"
 
 
-def _adopt(target: Path, provider: str | None) -> ProjectFacts:
+def _adopt(ctx: click.Context, target: Path, provider: str | None) -> ProjectFacts:
     """Write a lab.yaml for the code in `target`, print what it sets, and return what was found."""
     facts = lab_draft.scan_candidate(target)
     outer = find_lab(target)
@@ -109,7 +110,7 @@ def _adopt(target: Path, provider: str | None) -> ProjectFacts:
     if provider is None and "server.provider" in own.origins:
         chosen = ""  # config.yaml or the environment says it
     else:
-        chosen = _choose_provider(provider)
+        chosen = _choose_provider(ctx, provider)
     files = lab_draft.adopt_project(target, facts, chosen)
     click.echo(f"{' and '.join(clean(str(file)) for file in files)} written. The settings:\n")
     for line in files[-1].read_text(encoding="utf-8").splitlines():
@@ -118,7 +119,7 @@ def _adopt(target: Path, provider: str | None) -> ProjectFacts:
     return facts
 
 
-def _choose_provider(provider: str | None) -> str:
+def _choose_provider(ctx: click.Context, provider: str | None) -> str:
     """Return the provider; ask for it on a terminal. UsageError for an unknown one."""
     names = list_provider_names()
     if provider is None and sys.stdin.isatty():
@@ -130,10 +131,14 @@ def _choose_provider(provider: str | None) -> str:
         )
     provider = provider or DEFAULT_PROVIDER
     if provider not in names:
+        near = find_nearest(provider, names)
+        place, directory = ctx.find_root().obj, ctx.params["directory"]
+        words = ["labctl", *([] if place in (None, ".") else ["-C", str(place)]), "init"]
+        words += [str(directory)] if directory else []
         raise UsageError(
-            f"there is no provider {provider!r}",
+            f"there is no provider {provider!r}" + (f"; did you mean {near}?" if near else ""),
             why=f"the providers are {', '.join(names)}",
-            hint="labctl init --provider local   # in another directory: labctl init DIRECTORY ...",
+            hint=shlex.join([*words, "--provider", near or DEFAULT_PROVIDER]),
         )
     return provider
 

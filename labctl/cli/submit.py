@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from labctl.cli.submit_output import (
     print_verified,
 )
 from labctl.config import find_lab, find_paths
+from labctl.errors import InterruptError
 from labctl.submissions import receipts, submit
 from labctl.submissions.receiver_host import public_key
 
@@ -123,15 +126,23 @@ def _print_public_key(json_: bool) -> None:
 
 
 def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
+    def show_terms(terms: Terms) -> None:
+        if not json_:
+            print_terms(terms)
+
+    def show_contents(contents: BundleContents, terms: Terms) -> None:
+        if not json_:
+            print_bundle_contents(contents, terms, fresh_command=submit.fresh_command(choice))
+
+    try:
+        result = submit.submit(lab.context, choice, on_terms=show_terms, on_contents=show_contents)
+    except (KeyboardInterrupt, click.Abort):  # from packing on, it is an InterruptError
+        hint = shlex.join(["labctl", *sys.argv[1:]])
+        raise InterruptError("interrupted; nothing was submitted", hint=hint) from None
     if json_:
-        print_json({"handed_in": submit.submit(lab.context, choice)})
-        return
-
-    def print_contents(contents: BundleContents, terms: Terms) -> None:
-        print_bundle_contents(contents, terms, fresh_command=submit.fresh_command(choice))
-
-    result = submit.submit(lab.context, choice, on_terms=print_terms, on_contents=print_contents)
-    print_done(result, lab.config.root)
+        print_json({"handed_in": result})
+    else:
+        print_done(result, lab.config.root)
 
 
 def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:

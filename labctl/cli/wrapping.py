@@ -31,23 +31,25 @@ def read_width() -> int:
     return shutil.get_terminal_size((columns or 100, 24)).columns
 
 
-def wrap_lines(text: str, indent: int = 0) -> list[str]:
+def wrap_lines(text: str, indent: int = 0, *, has_commands: bool = True) -> list[str]:
     """Split a message into lines that fit the terminal, each below `indent` columns.
 
     Without a terminal these are the lines of the text. Commands, and lines that begin with four
-    spaces, are not wrapped.
+    spaces, are not wrapped. Without `has_commands`, words such as `aws` name no program.
     """
     lines = text.split("\n")
     if not sys.stderr.isatty():
         return lines
     width = max(read_width() - indent, 20)
-    return [part for line in lines for part in _wrap_line(line, width)]
+    return [part for line in lines for part in _wrap_line(line, width, has_commands)]
 
 
-def _wrap_line(line: str, width: int) -> list[str]:
-    if len(line) <= width or _FIXED.match(line):
+def _wrap_line(line: str, width: int, has_commands: bool) -> list[str]:
+    if len(line) <= width or (has_commands and _FIXED.match(line)):
         return [line]
-    joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINER), line)
+    joined = line
+    if has_commands:
+        joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINER), line)
     start = _START.match(joined)
     assert start is not None  # it matches every line
     parts = textwrap.wrap(

@@ -104,15 +104,19 @@ def parse_count(text: str) -> int:
     return number
 
 
-def require_consistent(plan: ModelPlan) -> ModelPlan:
-    """Return the plan if it is consistent; UsageError with what to type instead."""
+def require_consistent(plan: ModelPlan, target: str = "FILE.py:FUNCTION") -> ModelPlan:
+    """Return the plan if it is consistent; UsageError with what to type instead.
+
+    `target` names a function that builds a model, for this suggestion.
+    """
     if plan.kind != "network":
         return _check_table(plan)
     if not plan.params and plan.measured is None:
         raise UsageError(
             "there is no model to estimate",
-            why="labctl needs the number of its parameters, or a function that builds it",
-            hint="labctl estimate --params 8B\nlabctl estimate train.py:build_model --batch 64",
+            why="labctl needs the number of its parameters, or a function of your code that "
+            "returns it and takes no arguments",
+            hint=f"labctl estimate --params 8B\nlabctl estimate {target} --batch 64",
         )
     _check_precision(plan)
     _check_shape(plan)

@@ -47,7 +47,7 @@ from labctl.estimate.memory import (
     simple_activations,
 )
 from labctl.estimate.plan import ModelMeasurement, ModelPlan, require_consistent
-from labctl.insight.model_measurement import ModelSource, measure_model
+from labctl.insight.model_measurement import ModelSource, measure_model, suggest_target
 from labctl.model import GpuNeed, Need, Offer, Value
 from labctl.servers.context import LabContext
 
@@ -140,8 +140,9 @@ def estimate(
     if source is not None:
         require_consistent(replace(plan, measured=_placeholder()))
         plan = replace(plan, measured=measure_model(source, plan, context.reporter))
-    plan = require_consistent(plan)
-    _check_amount(plan, amount)
+    target = suggest_target(context.config.root)
+    plan = require_consistent(plan, target)
+    _check_amount(plan, amount, target)
     needed = estimate_memory(plan)
     gpu_verdict = judge_gpu(plan, amount)
     cards = select_cards(context.config.server.need.gpu)
@@ -182,7 +183,7 @@ def _placeholder() -> ModelMeasurement:
     )
 
 
-def _check_amount(plan: ModelPlan, amount: Workload) -> None:
+def _check_amount(plan: ModelPlan, amount: Workload, target: str) -> None:
     if plan.training and amount.requests_per_day:
         raise UsageError(
             "--requests-per-day cannot be combined with --train",
@@ -193,7 +194,7 @@ def _check_amount(plan: ModelPlan, amount: Workload) -> None:
         raise UsageError(
             "--items needs a model from code",
             why="the cost of one item cannot be derived from the model's size",
-            hint="labctl estimate train.py:build_model --items 60k   # or --tokens 100M",
+            hint=f"labctl estimate {target} --items 60k   # or --tokens 100M",
         )
     if amount.tokens and plan.measured is not None and not amount.per_second:
         raise UsageError(

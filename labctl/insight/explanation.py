@@ -19,13 +19,13 @@ from labctl.insight.explain.evidence import Finding, LeftOutPath, MemoryFit, Run
 from labctl.insight.explain.installs import find_installs
 from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.explain.missing_path import find_missing_path
-from labctl.insight.model_measurement import ModelSource, measure_model
+from labctl.insight.model_measurement import ModelSource, measure_model, suggest_target
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
 from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
-from labctl.sync.ignore import IgnoredName, find_ignored_name, rule_text
+from labctl.sync.ignore import NEVER_AT_TOP, IgnoredName, find_ignored_name, rule_text
 from labctl.wire.containment import is_contained
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def _load_material(context: LabContext, run: Run) -> RunData:
             now=time.time(),
             left_out=_find_left_out(context, find_missing_path(log)),
             installs=find_installs(_read_log_start(directory / "logs" / "run.log")),
+            model_function=suggest_target(root),
         )
     except OSError as error:
         raise LabError(
@@ -175,6 +176,8 @@ def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:
         if source.path and source.inside_lab and (root / name).is_relative_to(source.path):
             inner = PurePosixPath(key, (root / name).relative_to(source.path))
             return LeftOutPath(path=name, in_data=f"$LABCTL_DATA_DIR/{inner}")
+    if name.split("/")[0] in NEVER_AT_TOP:
+        return None  # no ignore rule changes that
     if ignored := find_ignored_name(root, name):
         directory = ignored.name if ignored.is_folder else ""
         return LeftOutPath(path=name, rule=rule_text(ignored.rule), directory=directory)

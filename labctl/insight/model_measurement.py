@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +26,11 @@ MARK = "labctl-measured:"
 TIME_LIMIT_S = 120
 TAIL_LINES = 6
 VENVS = (".venv", "venv")
+# A function with such a name and no required argument probably returns a model.
+_BUILDS = re.compile(r"(?:build|make|create|get)_\w*(?:model|net)\w*")
+ANY_TARGET = "FILE.py:FUNCTION"
+MOST_FILES = 20
+LARGEST_SOURCE_BYTES = 256 * 1024
 BY_SIZE = "labctl estimate --params 8B   # by its size, without code"
 
 
@@ -50,7 +58,8 @@ def parse_target(text: str, root: Path) -> tuple[Path, str]:
     if not colon or not name or not function.isidentifier():
         raise UsageError(
             f"{text!r} does not name a function in a file",
-            hint="labctl estimate train.py:build_model",
+            why=f"expected {ANY_TARGET}; the function returns the model and takes no arguments",
+            hint=f"labctl estimate {suggest_target(root)}",
         )
     here = Path.cwd()
     is_here = here.is_relative_to(root.resolve()) and (here / name).is_file()
@@ -59,9 +68,36 @@ def parse_target(text: str, root: Path) -> tuple[Path, str]:
         raise NotFoundError(
             f"{root} has no file {name}",
             why=_list_python_files(root),
-            hint="labctl -C DIR estimate train.py:build_model",
+            hint=f"labctl estimate {suggest_target(root)}\n"
+            f"labctl -C DIR estimate {shlex.quote(text)}",
         )
     return file, function
+
+
+def suggest_target(root: Path) -> str:
+    """Return a function of the lab that probably builds a model, else "FILE.py:FUNCTION"."""
+    for path in sorted(root.glob("*.py"))[:MOST_FILES]:
+        try:
+            if path.stat().st_size > LARGEST_SOURCE_BYTES:
+                continue
+            text = path.read_text(encoding="utf-8", errors="replace")
+            tree = ast.parse(text if _BUILDS.search(text) else "")
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and _builds_model(node):
+                return f"{path.name}:{node.name}"
+    return ANY_TARGET
+
+
+def _builds_model(function: ast.FunctionDef) -> bool:
+    parameters = function.args
+    required = len(parameters.posonlyargs) + len(parameters.args) - len(parameters.defaults)
+    return (
+        _BUILDS.fullmatch(function.name) is not None
+        and required == 0
+        and None not in parameters.kw_defaults
+    )
 
 
 def _list_python_files(root: Path) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from labctl.config import parse_name
+from labctl.config import clean_name, parse_name
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.events import Note, Reporter, Step
 from labctl.lazy import lazy_imports
@@ -30,11 +31,15 @@ def check_new_directory(target: Path) -> str:
     UsageError for an invalid lab name, PolicyError if `target` is not a new or empty directory, or
     cannot be created.
     """
+    typed = target.resolve().name
     try:
-        name = parse_name(target.resolve().name)
+        name = parse_name(typed)
     except ValueError as error:
+        near = target.parent / clean_name(typed) if target.name else Path(clean_name(typed))
         raise UsageError(
-            f"{target.name!r} is not a valid lab name", why=str(error), hint="labctl init digits"
+            f"{typed!r} is not a valid lab name",
+            why=str(error),
+            hint=f"labctl init {shlex.quote(str(near))}",
         ) from None
     if target.exists() and not target.is_dir():
         raise PolicyError(

@@ -51,7 +51,7 @@ def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) ->
     if not (command or context.config.run):
         raise UsageError(
             "nothing to run",
-            why="lab.yaml has no `run:` and nothing follows `--`",
+            why="lab.yaml has no `run:` and nothing follows `--`; the CMD of an image is not used",
             hint="labctl run -- python train.py\nlabctl forward jupyter   # for a notebook",
         )
     if not NAME_PATTERN.fullmatch(run_id):

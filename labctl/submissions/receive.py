@@ -15,7 +15,7 @@ import msgspec
 from labctl.config.identity import write_draft
 from labctl.config.scalars import parse_duration
 from labctl.config.times import parse_moment
-from labctl.errors import ConfigError, ConnectError, PolicyError, Problem, UsageError
+from labctl.errors import ConfigError, PolicyError, Problem, UsageError
 from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.submissions.assignment import (
@@ -47,7 +47,7 @@ def write_assignment(
 
     `options` has due, late, penalty, max_size, require, host_key and course as typed. A due time in
     a named time zone is written with its offset, so that other machines need not know the zone.
-    ConfigError for invalid values.
+    ConfigError for invalid values, ConnectError if the host key is needed and cannot be read.
     """
     due = str(options.get("due") or "")
     if due:
@@ -55,7 +55,7 @@ def write_assignment(
             due = str(parse_moment(due))
         except ValueError as error:
             raise _make_invalid_error(name, (Problem("due", 0, str(error)),)) from None
-    host_key = str(options.get("host_key") or "")
+    host_key = " ".join(str(options.get("host_key") or "").split()[:2])  # without its comment
     if place.startswith("ssh://") and not host_key:
         host_key = _read_host_key(place)
     require = options.get("require") or ("model",)
@@ -191,13 +191,7 @@ def _read_host_key(place: str) -> str:
     if match is None:
         return ""
     port = int(match["port"] or 22)
-    try:
-        return fabric_login.fetch_host_key(
-            Endpoint(host=match["host"], port=port, user=match["user"])
-        )
-    except ConnectError as error:
-        error.hint = "--host-key 'ssh-ed25519 AAAA...'   # from /etc/ssh/ssh_host_ed25519_key.pub"
-        raise
+    return fabric_login.fetch_host_key(Endpoint(host=match["host"], port=port, user=match["user"]))
 
 
 def _make_invalid_error(name: str, problems: tuple[Problem, ...]) -> ConfigError:

@@ -17,6 +17,7 @@ from labctl.sync.containment import find_name_problem
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_directories
 from labctl.sync.file_transfer import RemoteFolder
+from labctl.sync.ignore import create_ignored_directory
 from labctl.sync.scan import hash_file
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.files import (
@@ -70,6 +71,8 @@ def pull_edits(
             (saved if is_saved else brought).append(edit.path)
         targets = {path: directory / path for path in saved}
         targets |= {path: _resolve(root, path) for path in brought}
+        if saved:
+            create_ignored_directory(root / SAVED)
         for path, target in targets.items():
             _place(partial / path, target)
         if merge and saved:

@@ -15,6 +15,7 @@ from labctl.sync.containment import find_name_problem
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_directories
 from labctl.sync.file_transfer import LONG_S, RemoteFolder
+from labctl.sync.ignore import create_ignored_directory
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.wire.files import HOME_FILES, HomeFilesRequest, PartsRequest
 from labctl.wire.verbs import LabRequest
@@ -74,6 +75,7 @@ def pull_home_files(
                 f"{bad[0].path} in the server's home directory changed during the download",
                 hint=AGAIN,
             )
+        create_ignored_directory(root / SAVED)
         _place(good, partial, directory, root)
     return directory
 

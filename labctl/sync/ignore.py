@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -115,6 +116,20 @@ def find_ignored_name(root: Path, name: str) -> IgnoredName | None:
         if rule := find_rule(ignore, prefix + part, is_folder=is_folder):
             return IgnoredName(prefix + part, is_folder, rule)
     return None
+
+
+def create_ignored_directory(directory: Path) -> None:
+    """Create a directory for downloads, with a .gitignore that hides it from `git status`.
+
+    An existing directory stays as it is: it may be the user's own.
+    """
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        return
+    # Without this file, git lists the downloads, which is no reason to refuse them.
+    with contextlib.suppress(OSError):
+        (directory / IGNORE_FILES[0]).write_text("*\n")
 
 
 def rule_text(rule: IgnoreRule) -> str:

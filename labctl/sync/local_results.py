@@ -17,6 +17,7 @@ from labctl.model import Run, Value
 from labctl.sync.containment import find_name_problem, require_contained
 from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
+from labctl.sync.ignore import create_ignored_directory
 from labctl.sync.scan import HashIndex
 from labctl.wire.checkpoints import MANIFEST, find_checkpoint, list_checkpoints
 from labctl.wire.containment import find_link_on_way
@@ -103,7 +104,8 @@ def create_run_directory(home: Path) -> None:
             why="labctl does not write results through links",
             hint=f"{_move_away(home, '.link')}\nlabctl pull {home.name}",
         )
-    home.mkdir(parents=True, exist_ok=True)
+    create_ignored_directory(home.parent)
+    home.mkdir(exist_ok=True)
 
 
 def write_record(home: Path, record: Run | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -437,11 +438,42 @@ def test_json_is_one_object_with_a_version(labctl: Any, home: Path) -> None:
     assert body["server"]["id"] == "box-1"
 
 
-@pytest.mark.parametrize("name", ["Bad_Name", "-x", "a" * 40])
+@pytest.mark.parametrize("name", ["Bad_Name", "-x", "a" * 40, "My Lab/"])
 def test_init_refuses_names_that_no_lab_can_have(labctl: Any, home: Path, name: str) -> None:
-    said = labctl("init", "--provider", "local", "--", str(home / name))
+    said = labctl("init", "--provider", "local", "--", f"{home}/{name}")
     assert said.code == 2
     assert not (home / name).exists()
+    suggested = shlex.split(said.err.rpartition("next: ")[2])
+    assert suggested[:2] == ["labctl", "init"]
+    assert Path(suggested[2]).parent == home
+    assert labctl(*suggested[1:], "--provider", "local").code == 0
+
+
+def test_init_names_the_directory_in_which_it_is_typed(labctl: Any, home: Path) -> None:
+    (home / "A_B").mkdir()
+    os.chdir(home / "A_B")
+    said = labctl("init", ".")
+    assert "'A_B' is not a valid lab name" in said.err
+    assert "next: labctl init a-b\n" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (["init", "my labs/x", "--provider", "locla"], "init 'my labs/x' --provider local"),
+        (["init", "--provider=locla", "x"], "init x --provider local"),
+        (["-C", "..", "init", "x", "--provider", "nowhere"], "-C .. init x --provider local"),
+        (["-C", "../code", "init", "--provider", "stattic"], "-C ../code init --provider static"),
+    ],
+)
+def test_a_mistyped_provider_keeps_the_rest_of_the_command(
+    labctl: Any, home: Path, words: list[str], suggested: str
+) -> None:
+    (home / "code").mkdir()
+    (home / "code" / "train.py").touch()
+    said = labctl(*words)
+    assert said.code == 2
+    assert said.err.endswith(f"next: labctl {suggested}\n")
 
 
 def test_init_writes_only_into_what_is_empty(labctl: Any, home: Path) -> None:
@@ -785,6 +817,18 @@ def test_a_step_ends_with_its_duration(
     screen.emit(Step(name="building x"))
     screen.emit(Step(name="building x", done=True))
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"building x {shown}")
+
+
+def test_the_line_of_a_long_step_is_wrapped_at_the_edge_of_the_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("labctl.cli.screen.time.monotonic", lambda: 100.0)
+    name = "creating a server: aws g4dn.2xlarge in eu-central-1a on demand"
+    Screen().emit(Step(name=name, done=True, detail="i-0123456789abcdef0"))
+    lines = click.unstyle(capsys.readouterr().err).splitlines()
+    assert lines == [f"✓ {name}", "  (i-0123456789abcdef0) 0.0 s"]
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -140,6 +140,30 @@ def test_what_makes_no_sense_is_refused(labctl: Any, words: tuple[str, ...], sai
     assert answer.out == ""
 
 
+@pytest.mark.parametrize(
+    ("code", "target"),
+    [
+        ("def build_model(width=64): ...\n", "model.py:build_model"),
+        ("def make_net(*, width=64): ...\n", "model.py:make_net"),
+        ("def build_model(width): ...\ndef get_model(*, width): ...\n", "FILE.py:FUNCTION"),
+        ("class Net: ...\n", "FILE.py:FUNCTION"),
+        ("not Python", "FILE.py:FUNCTION"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", [[], ["model.py"], ["other.py:build_model"], ["--params", "8B", "--items", "60k"]]
+)
+def test_the_suggested_function_is_one_that_the_lab_has(
+    labctl: Any, home: Path, code: str, target: str, words: list[str]
+) -> None:
+    (home / "digits" / "broken.py").write_text("def build_model(:\n")
+    (home / "digits" / "model.py").write_text(code)
+    answer = labctl("estimate", *words)
+    assert answer.code in (2, 4)
+    assert f"labctl estimate {target}" in answer.err
+    assert "train.py" not in answer.err
+
+
 def test_a_named_function_and_a_size_are_one_too_many(labctl: Any, home: Path) -> None:
     (home / "digits" / "train.py").write_text("")
     answer = labctl("estimate", "train.py:build_model", "--params", "8B")

@@ -6,13 +6,18 @@ import json
 import math
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from labctl.cli.explain import _print_labeled
+from labctl.cli.explain import _print_labeled, _show_page
 from labctl.config import ensure_lab_id, find_paths
+from labctl.insight import profile
+from labctl.insight.explain.profile import Profile
+from labctl.insight.profile import ProfileResult
+from labctl.lab import Lab
 from labctl.model import Run
 from labctl.state import State
 from labctl.wire.codec import to_json
@@ -190,6 +195,29 @@ def test_a_profile_is_shown_again_without_its_server(labctl: Any, logs: Path) ->
     assert "\x1b" not in said.out
     body = json.loads(labctl("profile", "profile-1", "--json").out)
     assert (body["run"], body["there"]) == ("profile-1", False)
+
+
+class InterruptedForward:
+    """An open forward at whose terminal somebody presses Ctrl-C."""
+
+    url = "http://127.0.0.1:1/night/"
+
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_closes_the_page_of_a_profile_and_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile, "open_page", lambda *_: nullcontext(InterruptedForward()))
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    figures = Profile(
+        steps=1, step_us=1500.0, phases={}, operations=(), kernels=(), kernel_count=0.0,
+        kernel_us=0.0, gpu_busy=None, copies_us=0.0, syncs=0.0,
+    )  # fmt: skip
+    profiled = ProfileResult(run="night", directory="", there=True, profile=figures, findings=())
+    _show_page(lab, profiled, 0, open_=False)
+    assert capsys.readouterr().err.endswith("index.html\nclosed\n")
 
 
 def test_on_a_busy_server_what_else_runs_there_is_named(labctl: Any, logs: Path) -> None:

@@ -86,6 +86,12 @@ def test_what_lists_the_packages_is_used(
     assert (project / file).read_text() == text
 
 
+def test_a_dockerfile_gets_a_note_on_its_command(labctl: Any, home: Path) -> None:
+    adopt(labctl, home, {"Dockerfile": 'FROM scratch\nCMD ["python", "-m", "birds"]\n'})
+    text = (home / "repository" / "lab.yaml").read_text()
+    assert "the command is `run:`\n# below, not its CMD.\nimage: {build: .}\n" in text
+
+
 def adopt(labctl: Any, home: Path, files: dict[str, str]) -> LabConfig:
     """Make a lab of these files, and check it as the next command does."""
     root = home / "repository"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
@@ -93,6 +95,19 @@ def test_as_json_and_to_another_place_and_again(labctl: Any, pulled: Path) -> No
         assert (made["run"], Path(made["file"]).name) == (RUN, "results.html")
     assert [path.name for path in Path("hand-in").iterdir()] == ["results.html"]
     assert made["bytes"] == Path("hand-in/results.html").stat().st_size
+
+
+@pytest.mark.parametrize("words", [[], [RUN], ["--out", "hand in/page.html"]])
+def test_the_suggested_command_opens_the_report_that_was_written(
+    labctl: Any, pulled: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(click, "launch", opened.append)
+    said = labctl("report", *words)
+    written = Path(said.out.rpartition(" (")[0]).absolute()
+    suggested = said.err.splitlines()[-1].partition("   ")[0]
+    assert labctl(*shlex.split(suggested)[1:]).code == 0
+    assert opened == [written.as_uri()]
 
 
 def test_a_run_without_telemetry_curves_and_evaluation(labctl: Any, pulled: Path) -> None:

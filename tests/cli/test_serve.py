@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from labctl.cli.serve import ServeOptions, _build_request
+from labctl.cli.serve import ServeOptions, _build_request, _serve
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
@@ -112,6 +113,31 @@ def test_without_a_server_the_next_step_is_up(labctl: Any) -> None:
     said = labctl("serve")
     assert said.code == 4
     assert "next: labctl up" in said.err
+
+
+class InterruptedForward:
+    """An open forward at whose terminal somebody presses Ctrl-C."""
+
+    url, local_port = "http://127.0.0.1:1", 1
+
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_ctrl_c_closes_the_forward_and_says_so(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_terminal: bool,
+) -> None:
+    monkeypatch.setattr(model_serving, "forward", lambda *_: nullcontext(InterruptedForward()))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    options = ServeOptions(image="ollama/ollama", port=11434)
+    server = lab.context.get_server()
+    _serve(lab, server, wanted(lab, image="ollama/ollama", port=11434), options, json_=False)
+    own_line = "\n" if is_terminal else ""  # the terminal has written ^C
+    assert capsys.readouterr().err.endswith(f"stops it all\n{own_line}closed\n")
 
 
 def test_only_what_serve_started_is_its_own() -> None:

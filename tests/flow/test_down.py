@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 
+from labctl.config import ensure_lab_id
 from labctl.errors import (
     BusyError,
     HostKeyError,
@@ -64,6 +66,42 @@ def test_files_in_the_home_directory_are_offered_before_the_server_ends(
     assert "notes.txt" in reporter.asked[1].detail
     saved = [path.read_text() for path in (ready.home / "lab" / "server-home").rglob("notes.txt")]
     assert saved == ["by hand"] * count
+
+
+def list_untracked(directory: Path) -> list[str]:
+    argv = ["git", "-C", str(directory), "status", "--porcelain", "--untracked-files=all"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def download_all(ready: World) -> Path:
+    """End a server that has results, an edited file and files in its home; return the lab."""
+    lab = ready.home / "lab"
+    ensure_lab_id(lab)  # which hides .labctl
+    subprocess.run(["git", "init", "-q", str(lab)], check=True)
+    ready.machine.run_with("night", **{"model.pt": "weights"})
+    code = ready.machine.home / "labctl" / "digits" / "code"
+    code.mkdir(exist_ok=True)
+    (code / "train.py").write_text("edited there")
+    (ready.machine.home / "notes.txt").write_text("by hand")
+    ending = end(ready)
+    assert (ending.pulled_files, ending.saved_edits, ending.home_files) == (1, 1, 1)
+    return lab
+
+
+def test_git_status_lists_none_of_the_downloads(ready: World) -> None:
+    assert list_untracked(download_all(ready)) == ["?? lab.yaml"]
+
+
+def test_downloads_leave_existing_directories_as_they_are(ready: World) -> None:
+    lab = ready.home / "lab"
+    for name in ("runs", "server-home", "server-edits"):
+        (lab / name).mkdir()
+    (lab / "runs" / ".gitignore").write_text("*.pt\n")
+    untracked = list_untracked(download_all(ready))
+    assert (lab / "runs" / ".gitignore").read_text() == "*.pt\n"
+    assert "?? runs/night/run.json" in untracked
+    assert any(line.endswith("/notes.txt") for line in untracked)
+    assert any(line.endswith("/train.py") for line in untracked)
 
 
 def test_a_server_with_a_large_home_is_stopped_and_not_removed(

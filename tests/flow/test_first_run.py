@@ -253,6 +253,24 @@ def test_a_mistyped_script_is_named_once_and_before_the_push(lab: World, engine:
     assert later == 2, "without a push, the code on the server counts"
 
 
+def test_a_variable_that_no_shell_replaces_is_named_before_the_run(
+    lab: World, engine: Engine
+) -> None:
+    reporter, runs_before = Recorded(), list[int]()
+
+    def note_runs(event: Event) -> None:
+        if isinstance(event, Note) and "$LABCTL_DATA_DIR" in event.text:
+            runs_before.append(engine.verbs.count("run"))
+
+    reporter.on_event = note_runs
+    checked = Lab(lab.context(reporter))
+    command = ["python", "train.py", "--data", "$LABCTL_DATA_DIR/y"]
+    checked.run(command, id="first", follow=True)
+    checked.run(command, id="second", push=False, follow=True)
+    assert runs_before == [0], "before the first run, and only once"
+    assert """sh -c 'python train.py --data "$LABCTL_DATA_DIR/y"'""" in reporter.said
+
+
 def test_code_that_was_edited_there_stops_the_image(lab: World, engine: Engine) -> None:
     context = lab.context()
     lab_files.push(context, context.get_server(), force=False)

@@ -13,6 +13,7 @@ from labctl.insight.explanation import explain
 from labctl.lifecycle.reconcile import fetch_logs
 from labctl.lifecycle.up import up
 from labctl.model import Run
+from labctl.sync.ignore import create_ignored_directory
 from labctl.sync.lab_files import push
 
 NEXT_FOR_FILE = "add the line !/data/words/train.bin to .labignore"
@@ -114,9 +115,15 @@ def test_a_directory_with_pushed_files_was_not_left_out(there: World) -> None:
     assert "file-ignored" not in rule_of
 
 
-@pytest.mark.parametrize("missing", ["data/words/valid.bin", "../secret.bin", "/etc/passwd"])
+@pytest.mark.parametrize(
+    "missing", ["data/words/valid.bin", "../secret.bin", "/etc/passwd", "runs/first/model.pt"]
+)
 def test_a_file_that_no_rule_leaves_out_is_missing_as_before(there: World, missing: str) -> None:
-    (there.context().config.root.parent / "secret.bin").write_text("")
+    root = there.context().config.root
+    (root.parent / "secret.bin").write_text("")
+    create_ignored_directory(root / "runs")
+    (root / "runs" / "first").mkdir()
+    (root / "runs" / "first" / "model.pt").write_text("")
     log = f"FileNotFoundError: [Errno 2] No such file or directory: '{missing}'\n"
     rule_of = explain_run_with(there, log)
     assert "file-missing" in rule_of

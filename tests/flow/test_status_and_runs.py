@@ -159,6 +159,7 @@ def test_what_a_run_is(lab: World) -> None:
     with pytest.raises(UsageError, match="nothing to run") as refused:
         run_specs.build_spec(lab.context(), server, (), "night", False)
     assert "labctl forward jupyter" in refused.value.hint
+    assert "the CMD of an image is not used" in refused.value.why
 
 
 def test_names_made_for_runs_are_good_ones_and_differ() -> None:

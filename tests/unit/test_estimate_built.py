@@ -76,7 +76,7 @@ def test_a_target_is_a_file_and_a_function(tmp_path: Path) -> None:
 def test_what_is_no_target(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         parse_target(text, tmp_path)
-    assert "labctl estimate train.py:build_model" in raised.value.hint
+    assert raised.value.hint == "labctl estimate FILE.py:FUNCTION"
 
 
 def test_a_file_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:

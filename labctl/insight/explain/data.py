@@ -224,7 +224,7 @@ def check_cpu(material: RunData) -> Iterator[Answer]:
         from_record("the run had no GPU"),
     )
     if share >= BUSY:
-        yield _make_busy_finding(share, evidence)
+        yield _make_busy_finding(share, evidence, material.model_function)
     elif have >= 2 and 0.9 <= busy <= 1.2:
         yield _make_one_core_finding(have, evidence)
     elif share < 0.5:
@@ -257,14 +257,16 @@ def _make_idle_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:
     )
 
 
-def _make_busy_finding(share: float, evidence: tuple[Evidence, ...]) -> Finding:
+def _make_busy_finding(
+    share: float, evidence: tuple[Evidence, ...], model_function: str
+) -> Finding:
     return Finding(
         rule="processor-busy",
         level="good",
         what=f"the CPU was busy: {percent(share)} of its cores",
         why="the run is limited by computation, as it should be without a GPU",
         evidence=evidence,
-        next="labctl estimate train.py:build_model --batch 64 --items 60k   # is a GPU worth it?",
+        next=f"labctl estimate {model_function} --batch 64 --items 60k   # is a GPU worth it?",
         source=TUNING,
     )
 

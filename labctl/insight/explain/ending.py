@@ -145,7 +145,7 @@ KNOWN_MESSAGES = (
         "tensor shapes do not match",
         "the output size of one layer is not the input size of the next",
         "print the shapes before that line; or run the model on this machine: labctl estimate "
-        "train.py:build_model",
+        "FILE.py:FUNCTION",
         TUNING,
     ),
     _known_message(

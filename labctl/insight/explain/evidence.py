@@ -97,7 +97,7 @@ class RunData(Value, frozen=True):
     `log` is the end of its output. `options` are those that the lab's scripts accept ("--lr").
     `is_distributed` says whether these scripts can use several GPUs. `now` is Unix time, for an
     active run. `installs` are from the start of the log. `fit` is set if memory ran out and the
-    model could be built.
+    model could be built. `model_function` is what `labctl estimate` would call.
     """
 
     run: Run
@@ -110,6 +110,7 @@ class RunData(Value, frozen=True):
     fit: MemoryFit | None = None
     left_out: LeftOutPath | None = None
     installs: tuple[PackageInstall, ...] = ()
+    model_function: str = "FILE.py:FUNCTION"
 
 
 Rule = Callable[[RunData], Iterator[Answer]]

@@ -270,7 +270,7 @@ def _make_processor_finding(profile: Profile) -> Finding:
             )
             for row in top
         ),
-        next="labctl estimate train.py:build_model --batch 64   # is a GPU worth it?",
+        next="labctl estimate FILE.py:FUNCTION --batch 64   # is a GPU worth it?",
         source=TUNING,
     )
 

@@ -1,0 +1,23 @@
+"""Forwards that stay open until Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from labctl.cli.exit_codes import end_interrupted_line
+
+if TYPE_CHECKING:
+    from labctl.services.port_forward import Forwarding
+
+
+def wait_until_interrupted(forwards: Iterable[Forwarding]) -> None:
+    """Keep forwards open until Ctrl-C; the caller then closes them."""
+    try:
+        for forward in forwards:
+            forward.wait()
+    except KeyboardInterrupt:
+        end_interrupted_line()
+        click.echo("closed", err=True)
