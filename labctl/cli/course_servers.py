@@ -1,8 +1,7 @@
-"""The commands course up, down, push, message and extend: all that change servers."""
+"""The commands course up, down, message and extend: all that change servers."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from labctl.model import Server
 
 with lazy_imports(__name__):
-    from labctl.courses import broadcast, end_of_term, forget, material, servers, teardown
+    from labctl.courses import broadcast, end_of_term, forget, servers, teardown
 
 # placeholder for a seat's name, so that equal messages of several seats compare equal
 SEAT = "\0"
@@ -87,7 +86,7 @@ def _print_up(outcomes: list[SeatOutcome]) -> None:
     cost = f", {price_text(price)} together" if price else ""
     click.echo(f"{len(ready)} of {len(outcomes)} seats are ready, {created} new{cost}.")
     _print_unready([one.server for one in outcomes if one.error and one.server is not None])
-    _print_failures(outcomes)
+    print_failures(outcomes)
     if len(ready) == len(outcomes):
         click.echo("  labctl course status       show the state of every seat")
         click.echo("  labctl course ssh NAME     open a shell on a student's server")
@@ -106,7 +105,7 @@ def _print_unready(servers: list[Server]) -> None:
     click.echo(click.style(text, fg="yellow"), err=True)
 
 
-def _print_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
+def print_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
     """Print failures on standard error; seats with the same failure share one entry.
 
     Texts that differ only in the seat's name are the same failure. This only shortens the output.
@@ -191,7 +190,7 @@ def _print_down(endings: list[SeatEnding]) -> None:
         click.echo("No seat had a server.")
         return
     click.echo(f"Removed {len(ended)} of {len(endings)} servers; downloaded {files} files.")
-    _print_failures(endings)
+    print_failures(endings)
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
@@ -269,36 +268,6 @@ def _next_commands(proof: EndProof) -> list[str]:
         elif disk_labs and not left.former:
             commands.append(teardown.GIVE_UP)
     return commands or ["labctl course down --end-of-term   # again"]
-
-
-@click.command("push")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-@only_options
-@yes_option
-@json_option
-@click.pass_context
-def push_command(
-    ctx: click.Context, files: tuple[Path, ...], only: str, group: str, yes: bool, json_: bool
-) -> None:
-    """Copy FILES to handouts/, and send handouts/ to every lab on every running server.
-
-    A run finds them in /lab/data/handouts. Servers that start later get them too.
-
-    \b
-    labctl course push slides.pdf starter/
-    """
-    course = open_course(ctx, yes=yes, quiet=json_)
-    seats = select_seats(course, only, group)
-    names = material.add_handouts(course.folder, files)
-    with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
-        outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
-    if json_:
-        print_json({"files": names, "seats": outcomes})
-    else:
-        complete = sum(not outcome.error for outcome in outcomes)
-        click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")
-        _print_failures(outcomes)
-    ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 
 
 @click.command("message")

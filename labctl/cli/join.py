@@ -8,14 +8,22 @@ import click
 
 from labctl.cli.completion_values import complete_files
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import Screen, print_json
+from labctl.cli.starter_output import has_failed, print_starters
 from labctl.config import find_paths
-from labctl.courses.join import fetch_join_file, join_course, result_as_json
+from labctl.courses.course_update import update_course_lab
+from labctl.courses.join import (
+    JoinResult,
+    fetch_join_file,
+    join_course,
+    result_as_json,
+)
+from labctl.errors import UsageError
 
 
 @click.command("join")
-@click.argument("place", metavar="FILE-OR-URL", shell_complete=complete_files)
+@click.argument("place", metavar="[FILE-OR-URL]", default="", shell_complete=complete_files)
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
@@ -36,10 +44,18 @@ def join_command(
     the public key to the keeper. After that, labctl up, run, submit and the other commands work
     within the course's budget.
 
+    An assignment that hands out files gets a directory of its own. Without FILE-OR-URL, labctl
+    fetches new assignments and newer files into the course that you have joined. It keeps your
+    changes.
+
     \b
     labctl join ml-2026-alice.join
     cd ml-2026 && labctl up
+    labctl join
     """
+    if not place:
+        _update_course(ctx, into, key, yes, json_)
+        return
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.stop_drawing)
@@ -58,8 +74,36 @@ def join_command(
         click.echo(clean(joined.section))
     for name in joined.assignments:
         click.echo(f"  assignments/{name}.yaml")
-    directory = clean(str(joined.directory))
+    print_starters(joined)
+    _print_next_commands(joined)
+    ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _update_course(ctx: click.Context, into: Path | None, key: str, yes: bool, json_: bool) -> None:
+    """Update the joined course of -C's directory."""
+    if into is not None or key:
+        raise UsageError(
+            "--into and --key need a join file",
+            why="without one, labctl join updates the course of this directory",
+            hint="labctl join FILE --into DIR",
+        )
+    lab = open_lab(ctx, yes=yes, quiet=json_)
+    joined = update_course_lab(lab.context)
+    if json_:
+        print_json({"joined": result_as_json(joined)})
+    else:
+        count = len(joined.assignments)
+        click.echo(f"{joined.course}: {count} {'assignment' if count == 1 else 'assignments'}")
+        print_starters(joined)
+    ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _print_next_commands(joined: JoinResult) -> None:
+    ready = [starter for starter in joined.starters if starter.state != "failed"]
+    directory = clean(str(ready[0].directory if ready else joined.directory))
     click.echo(f"\n  cd {directory}\n  labctl up         start your server\n  labctl run")
-    if joined.assignments:
+    if ready:
+        click.echo("  labctl submit")
+    elif joined.assignments:
         first = joined.assignments[0]
         click.echo(f"  labctl submit --assignment assignments/{first}.yaml")

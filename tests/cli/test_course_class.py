@@ -247,11 +247,11 @@ def test_two_never_draw_on_one_terminal() -> None:
 
 
 def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    from labctl.cli.course_servers import _print_failures
+    from labctl.cli.course_servers import print_failures
     from labctl.courses.servers import SeatOutcome
 
     hint = "labctl course up --only {}"
-    _print_failures(
+    print_failures(
         [
             SeatOutcome(
                 seat=f"s{n}", students=(), error=f"none for s{n}", hint=hint.format(f"s{n}")
