@@ -196,6 +196,40 @@ def test_an_assignment_called_like_a_directory_of_a_lab_is_refused(tmp_path: Pat
     assert "is the name of a directory" in find_problem(folder)
 
 
+# Public tests.
+
+
+def test_public_tests_are_handed_out_below_tests(tmp_path: Path) -> None:
+    rules = "template: starter, tests: {public: assignments/hw3/tests}"
+    folder = make_course(tmp_path / "ml", rules)
+    public = folder.path / "assignments" / "hw3" / "tests"
+    (public / "data").mkdir(parents=True)
+    (public / "test_net.py").write_text("def test_net(): pass\n")
+    (public / "data" / "digit.txt").write_text("7")
+    (folder.path / "starter").mkdir()
+    (folder.path / "starter" / "train.py").touch()
+    starter = build(folder)
+    assert starter.tests == ("tests/data/digit.txt", "tests/test_net.py")
+    assert sorted(starter.by_path()) == ["tests/data/digit.txt", "tests/test_net.py", "train.py"]
+    (folder.path / "starter" / "tests").mkdir()
+    (folder.path / "starter" / "tests" / "test_net.py").touch()
+    assert "tests/test_net.py occurs twice" in find_problem(folder)
+
+
+def test_an_assignment_may_hand_out_tests_alone(tmp_path: Path) -> None:
+    folder = make_course(tmp_path / "ml", "tests: {public: tests}")
+    (folder.path / "tests").mkdir()
+    (folder.path / "tests" / "net_test.py").touch()
+    assert "no file test_*.py" in find_problem(folder)
+    (folder.path / "tests" / "test_net.py").touch()
+    assert build(folder).tests == ("tests/net_test.py", "tests/test_net.py")
+
+
+def test_a_directory_of_tests_that_is_missing_is_a_problem(tmp_path: Path) -> None:
+    folder = make_course(tmp_path / "ml", "tests: {public: tests/public}")
+    assert "there is no directory 'tests/public'" in find_problem(folder)
+
+
 # A template in a git repository.
 
 
