@@ -25,6 +25,7 @@ with lazy_imports(__name__):
 # The directories of each template of labctl; a file of a later one replaces that of an earlier one.
 BUILT_IN = {
     "image-classifier": ("image-classifier",),
+    "image-classifier-starter": ("image-classifier", "image-classifier-starter"),
 }
 LAB_TEMPLATE = Path("course") / "starter-lab.yaml.j2"
 

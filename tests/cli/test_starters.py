@@ -108,3 +108,31 @@ def test_a_student_reads_what_happened_to_each_file_and_what_to_do(
         "  next: labctl join",
     ]
     assert has_failed(joined)
+
+
+def test_a_new_course_may_have_the_sample_assignment(
+    labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "roster.csv").write_text("id,name\nalice,Alice\n")
+    words = ("course", "init", "ml", "--roster", "roster.csv", "--assignment", "hands-on")
+    said = labctl(*words, "--json")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["assignment"]["name"] == "hands-on"
+    plan = labctl("-C", "ml", "course", "plan", "--offline")
+    assert plan.code == 0, plan.err
+    assert "from image-classifier-starter, 1 test file; not published" in " ".join(plan.out.split())
+
+
+def test_the_course_yaml_of_an_existing_course_is_left_to_its_instructor(
+    labctl: Labctl, course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    before = (course / "course.yaml").read_bytes()
+    words = ("course", "init", "ml", "--roster", "roster.csv", "--assignment", "hands-on")
+    said = labctl(*words)
+    assert said.code == 0, said.err
+    assert "Add these lines to it:\n\nassignments:\n  hands-on:\n" in said.out
+    assert "scikit-learn is not installed here" in said.err
+    assert (course / "course.yaml").read_bytes() == before
+    assert (course / "assignments" / "hands-on" / "rubric.md").is_file()
