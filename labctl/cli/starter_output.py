@@ -48,7 +48,9 @@ def print_starters(joined: JoinResult) -> None:
             click.echo(f"  next: {clean(starter.next or 'labctl join')}")
             continue
         added = sum(change.action == "added" for change in starter.changes)
-        text = "no newer files" if starter.state == "current" else f"{count_files(added, 'new ')}"
+        text = "no newer files" if starter.state == "current" else "newer files"
+        if added:
+            text = count_files(added, "new ")
         click.echo(f"{name}: {text} in {clean(_relative(starter.directory))}")
         for action, words in VERBS.items():
             _print_paths(starter, action, words)

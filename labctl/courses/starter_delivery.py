@@ -7,7 +7,6 @@ the assignment's file. The keeper's messages are validated like any untrusted in
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from labctl.sync.starter import (
     StarterRecord,
     decode_starter,
     hash_document,
+    is_sha256,
     read_record,
     write_record,
 )
@@ -38,7 +38,6 @@ from labctl.sync.starter_update import FileChange, update_files
 MOST_STARTERS = 100
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
 IGNORE_FILE = ".labignore"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 # Returns the document of an assignment's starter with this sha256.
 Download = Callable[[str, str], bytes]
 
@@ -86,7 +85,7 @@ def deliver_starters(
     names = sorted(
         name
         for name, sha256 in starters.items()
-        if NAME_PATTERN.fullmatch(name) and name not in RESERVED and _SHA256.fullmatch(sha256)
+        if NAME_PATTERN.fullmatch(name) and name not in RESERVED and is_sha256(sha256)
     )[:MOST_STARTERS]
     delivered = []
     for name in names:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-from labctl.config import CourseConfig, Paths
+from labctl.config import AssignmentConfig, CourseConfig, Paths
 from labctl.config.document import Node, make_problems_error, parse
 from labctl.config.identity import replace_file, write_private
 from labctl.config.locations import parse_git_address
@@ -34,6 +36,7 @@ from labctl.sync.starter import (
     encode_starter,
     find_files_problem,
     hash_document,
+    is_sha256,
 )
 from labctl.wire.keeper import STARTER_PART_BYTES, FetchStarterReply, FetchStarterRequest
 
@@ -66,10 +69,19 @@ class PublishedStarter(Value, frozen=True):
     changed: bool
 
 
+def has_starter(rules: AssignmentConfig) -> bool:
+    """Whether an assignment hands out files."""
+    return bool(rules.template or rules.tests.public)
+
+
 def build_starters(
-    config: CourseConfig, paths: Paths, *, offline: bool = False
+    config: CourseConfig,
+    paths: Paths,
+    *,
+    offline: bool = False,
+    without: Collection[str] = (),
 ) -> tuple[Starter, ...]:
-    """Build the starter of every assignment that has a template or public tests.
+    """Build the starter of every assignment, but those in `without`, that hands out files.
 
     ConfigError lists everything that cannot be handed out, by the lines of course.yaml. `offline`
     leaves out templates that would have to be fetched.
@@ -78,7 +90,7 @@ def build_starters(
     problems: list[Problem] = []
     starters = []
     for name, rules in config.assignments.items():
-        if not rules.template and not rules.tests.public:
+        if name in without or not has_starter(rules):
             continue
         if offline and _needs_network(config, rules.template):
             continue
@@ -230,69 +242,78 @@ def publish_starters(
 ) -> list[PublishedStarter]:
     """Publish the starters of course.yaml, and withdraw those that it no longer has.
 
-    ConfigError as in `build_starters`; nothing is published then. `only_new` leaves a published
-    starter as it is. Each is also written into the handouts, for labs on servers.
+    ConfigError as in `build_starters`; nothing is published then. `only_new` leaves what was
+    published as it is. Each is also written into the handouts, for labs on servers.
     """
-    starters = build_starters(folder.config, paths)
     earlier = list_published(folder)
+    starters = build_starters(folder.config, paths, without=earlier.keys() if only_new else ())
     published = []
     for starter in starters:
-        if only_new and starter.assignment in earlier:
-            continue
         data = encode_starter(starter)
-        changed = earlier.get(starter.assignment) != hash_document(data)
+        sha256 = hash_document(data)
+        changed = earlier.get(starter.assignment) != sha256
         if changed:
-            _write_handouts(folder, starter)
-            write_private(_published_file(folder, starter.assignment), data)
+            _write_handouts(folder, starter, earlier.get(starter.assignment, ""))
+            write_private(_published_file(folder, starter.assignment, sha256), data)
+        _remove_others(folder, starter.assignment, sha256)
         published.append(
             PublishedStarter(
                 assignment=starter.assignment, files=len(starter.files), changed=changed
             )
         )
-    for name in earlier.keys() - {starter.assignment for starter in starters}:
-        _published_file(folder, name).unlink()
+    for name in earlier:
+        rules = folder.config.assignments.get(name)
+        if rules is None or not has_starter(rules):
+            _remove_others(folder, name, "")
     return published
 
 
-def _write_handouts(folder: CourseFolder, starter: Starter) -> None:
-    """Write the starter's files below handouts/; files of its earlier version are removed."""
+def _remove_others(folder: CourseFolder, assignment: str, sha256: str) -> None:
+    """Remove the published versions of an assignment's starter, except this one."""
+    for file in (folder.private / STARTERS / assignment).glob("[!.]*.json"):
+        if file.stem != sha256:
+            file.unlink()
+
+
+def _write_handouts(folder: CourseFolder, starter: Starter, earlier: str) -> None:
+    """Write the starter's files below handouts/; those of the version `earlier` are removed."""
     directory = folder.path / HANDOUTS / starter.assignment
-    for path in _list_earlier_paths(folder, starter.assignment) - starter.by_path().keys():
-        (directory / path).unlink(missing_ok=True)
+    if earlier:
+        data = _published_file(folder, starter.assignment, earlier).read_bytes()
+        for path in decode_starter(data).by_path().keys() - starter.by_path().keys():
+            (directory / path).unlink(missing_ok=True)
     for file in starter.files:
         target = directory / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, file.content, mode=0o755 if file.executable else 0o644)
 
 
-def _list_earlier_paths(folder: CourseFolder, assignment: str) -> set[str]:
-    try:
-        return {*decode_starter(_published_file(folder, assignment).read_bytes()).by_path()}
-    except FileNotFoundError:
-        return set()
-
-
 def list_published(folder: CourseFolder) -> dict[str, str]:
     """Return the sha256 of each published starter, by the assignment's name."""
-    files = sorted((folder.private / STARTERS).glob("[!.]*.json"))
-    return {file.stem: hash_document(file.read_bytes()) for file in files}
+    files = (folder.private / STARTERS).glob("*/[!.]*.json")
+    # Of two versions, which an interrupted publication leaves, the newer one counts.
+    newest_last = sorted(files, key=lambda file: file.stat().st_mtime_ns)
+    return {file.parent.name: file.stem for file in newest_last}
 
 
 def read_part(folder: CourseFolder, request: FetchStarterRequest) -> FetchStarterReply:
     """Return a part of a published starter; NotFoundError if it has no such version."""
-    data = b""
-    if NAME_PATTERN.fullmatch(request.assignment):
-        file = _published_file(folder, request.assignment)
-        data = file.read_bytes() if file.is_file() else b""
-    if not data or hash_document(data) != request.sha256 or request.offset < 0:
+    try:
+        if not NAME_PATTERN.fullmatch(request.assignment) or not is_sha256(request.sha256):
+            raise FileNotFoundError
+        file = _published_file(folder, request.assignment, request.sha256)
+        with file.open("rb") as stream:
+            size_bytes = stream.seek(0, os.SEEK_END)
+            stream.seek(min(max(0, request.offset), size_bytes))
+            part = stream.read(STARTER_PART_BYTES)
+    except FileNotFoundError:
         raise NotFoundError(
             f"the course has no such version of {request.assignment[:60]!a}",
             why="it may have been replaced a moment ago",
             hint="labctl join",
-        )
-    part = data[request.offset : request.offset + STARTER_PART_BYTES]
-    return FetchStarterReply(base64.b64encode(part).decode(), len(data))
+        ) from None
+    return FetchStarterReply(base64.b64encode(part).decode(), size_bytes)
 
 
-def _published_file(folder: CourseFolder, assignment: str) -> Path:
-    return folder.private / STARTERS / f"{assignment}.json"
+def _published_file(folder: CourseFolder, assignment: str, sha256: str) -> Path:
+    return folder.private / STARTERS / assignment / f"{sha256}.json"

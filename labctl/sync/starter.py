@@ -6,6 +6,7 @@ A starter travels as one JSON document with the contents of its files, so it can
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -67,6 +68,10 @@ def encode_starter(starter: Starter) -> bytes:
 
 def hash_document(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def is_sha256(text: str) -> bool:
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 def decode_starter(data: bytes) -> Starter:

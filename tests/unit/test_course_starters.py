@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.config import find_paths
+from labctl.config import find_paths, is_trusted
 from labctl.config.locations import parse_template
 from labctl.courses import git_templates, join
 from labctl.courses.course_update import update_course_lab
@@ -361,6 +361,29 @@ def test_a_git_address_without_a_commit_is_a_problem_of_course_yaml(tmp_path: Pa
 # Publishing, and a student who joins.
 
 
+def test_an_invitation_publishes_what_is_new_and_reads_nothing_else(folder: CourseFolder) -> None:
+    publish_starters(folder, PATHS)
+    (folder.path / "starter" / "link").symlink_to("/etc/passwd")  # is being edited
+    text = (folder.path / "course.yaml").read_text()
+    text = text.replace("{hw3:", "{hw4: {template: image-classifier}, hw3:")
+    (folder.path / "course.yaml").write_text(text)
+    edited = CourseFolder(folder.path)
+    (new,) = publish_starters(edited, PATHS, only_new=True)
+    assert (new.assignment, list_published(edited).keys()) == ("hw4", {"hw3", "hw4"})
+    assert publish_starters(edited, PATHS, only_new=True) == []
+
+
+def test_of_two_versions_after_an_interruption_the_newer_one_counts(folder: CourseFolder) -> None:
+    publish_starters(folder, PATHS)
+    (file,) = (folder.private / "starters" / "hw3").iterdir()
+    older = file.with_name("f" * 64 + ".json")
+    older.write_bytes(b"{}")
+    os.utime(older, (1, 1))
+    assert list_published(folder) == {"hw3": file.stem}
+    publish_starters(folder, PATHS)
+    assert not older.exists()
+
+
 def test_students_get_a_new_version_only_when_it_is_published(folder: CourseFolder) -> None:
     (first,) = publish_starters(folder, PATHS)
     assert (first.files, first.changed) == (2, True)
@@ -448,6 +471,19 @@ def test_joining_writes_each_starter_into_a_lab_of_its_own(student: Student) -> 
     assert (again.state, again.changes) == ("current", ())
 
 
+@pytest.mark.parametrize(
+    ("text", "trusted"),
+    [("run: python train.py\n", True), ("run: x\nsecrets: [WANDB_API_KEY]\n", False)],
+)
+def test_a_lab_file_that_uses_the_students_own_secrets_is_not_approved(
+    text: str, trusted: bool, student: Student
+) -> None:
+    (student.folder.path / "starter" / "lab.yaml").write_text(text)
+    publish_starters(student.folder, PATHS)
+    student.join()
+    assert is_trusted(student.paths, Lab.load(student.lab).config) == trusted
+
+
 def test_an_update_keeps_what_the_student_changed(student: Student) -> None:
     student.join()
     (student.lab / "train.py").write_text("print('mine')\n")
@@ -521,7 +557,7 @@ def test_a_large_starter_comes_in_parts(student: Student) -> None:
         b'{"do": "starter", "assignment": "../../course", "sha256": "", "offset": 0}',
         b'{"do": "starter", "assignment": "hw9", "sha256": "", "offset": 0}',
         b'{"do": "starter", "assignment": "hw3", "sha256": "0", "offset": 0}',
-        b'{"do": "starter", "assignment": "hw3", "sha256": "SHA", "offset": -5}',
+        b'{"do": "starter", "assignment": "hw3", "sha256": "../SHA", "offset": 0}',
     ],
 )
 def test_a_request_for_another_file_is_refused(line: bytes, student: Student) -> None:

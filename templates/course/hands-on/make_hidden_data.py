@@ -33,8 +33,8 @@ def make_pictures(out: Path) -> None:
     (out / "labels").mkdir()
     rows = []
     for number, index in enumerate(chosen):
-        shift = tuple(random.integers(-FARTHEST, FARTHEST + 1, size=2))
-        moved = numpy.roll(digits.images[index], shift, axis=(0, 1))
+        top, left = random.integers(0, 2 * FARTHEST + 1, size=2)
+        moved = numpy.pad(digits.images[index], FARTHEST)[top : top + 8, left : left + 8]
         pixels = moved * random.uniform(DARKEST, 1) + random.normal(0, NOISE, moved.shape)
         name = f"hidden-{number:04d}.png"
         gray = (pixels.clip(0, 16) * 255 / 16).round().astype("uint8")
