@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,8 @@ def bed(tmp_path: Path) -> Iterator[CourseBed]:
             (course / directory).mkdir()
         for name, content in FILES.items():
             (course / "starter" / name).write_text(content)
+        # More than one part, through sshd, the forced command and the keeper's socket.
+        (course / "starter" / "weights.bin").write_bytes(os.urandom(1024**2))
         (course / "public" / "test_net.py").write_text(PUBLIC)
         publish_starters(made.course, find_paths({"HOME": str(tmp_path)}))
         yield made
@@ -95,6 +98,8 @@ def test_an_assignment_is_handed_out_checked_on_the_server_and_submitted(bed: Co
         )["joined"]
         assert [starter["state"] for starter in joined["starters"]] == ["new"]
         lab = Path(joined["directory"]) / "hw3"
+        weights = bed.folder / "ml" / "starter" / "weights.bin"
+        assert (lab / "weights.bin").read_bytes() == weights.read_bytes()
         said = bed.labctl("alice", "check", code=1, cwd=lab)[0]
         assert "hw3: 0 of 2 tests passed" in said
         (lab / "net.py").write_text(FILES["net.py"].replace(OPEN, "return 2 * number"))
