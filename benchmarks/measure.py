@@ -101,6 +101,10 @@ class Comparison:
         baseline = named[row.against] if row.against else self.rows[0]
         return None if baseline is row else baseline
 
+    def is_baseline(self, row: Row) -> bool:
+        """Return whether other rows are compared with this one."""
+        return any(self.baseline(other) is row for other in self.rows)
+
     def keep_judged(self) -> Comparison:
         """Return it without the rows that no verdict needs: alternatives beside the baseline."""
         ours = [row for row in self.rows if row.is_ours]

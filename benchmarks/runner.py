@@ -7,14 +7,14 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.measure import Comparison, Row
+from benchmarks.measure import Comparison, NotDoneError, Row
 from benchmarks.report import draw_table, draw_verdict
 from benchmarks.results import Results
 from benchmarks.settings import Settings
@@ -47,6 +47,7 @@ def run_groups(groups: Mapping[str, Group], settings: Settings, results: Results
 def _run_group(group: str, entry: Group, settings: Settings, results: Results) -> None:
     deadline = time.monotonic() + entry.quick_s if results.record.quick else math.inf
     cut_short = has_progress = False
+    failures: list[str] = []
     with contextlib.closing(entry.compare(settings)) as comparisons:
         for whole in comparisons:
             comparison = whole.keep_judged() if results.record.quick else whole
@@ -56,9 +57,11 @@ def _run_group(group: str, entry: Group, settings: Settings, results: Results) -
                 cut_short = True
                 break
             has_progress = True
-            _measure(group, comparison, deadline, results)
+            failures += _measure(group, comparison, deadline, results)
             rows = results.save_rows(group, comparison, complete=True)
             print(f"{draw_table(rows, _draw_heading(group, comparison, results))}\n", flush=True)
+    if failures:
+        raise NotDoneError("; ".join(failures))
     results.end_group(group, cut_short=cut_short)
 
 
@@ -68,23 +71,38 @@ def _draw_heading(group: str, comparison: Comparison, results: Results) -> str:
     return f"{group}: {comparison.title} ({rounds} round{'s' * (rounds != 1)}{quick})"
 
 
-def _measure(group: str, comparison: Comparison, deadline: float, results: Results) -> None:
-    """Let every row take its turns, and save after each.
+def _measure(
+    group: str, comparison: Comparison, deadline: float, results: Results
+) -> Iterable[str]:
+    """Let every row take its turns, and save after each; return which rows failed, and why.
+
+    A row that fails takes no further turn and has no figures. The others go on, unless one of them
+    is compared with it.
 
     Whatever the time, one round follows the first: that one has cold caches, and judges nothing.
     """
     count = (comparison.rounds + 1) * len(comparison.rows)
     last = 0
+    failures: dict[str, str] = {}
     with _draw_progress(f"{group}: {comparison.title}", count) as announce:
         for number in range(comparison.rounds + 1):
             if number > 1 and time.monotonic() > deadline:
                 break
             last = number
             for row in comparison.rows:
+                if row.name in failures:
+                    continue
                 announce(row)
-                row.take_turn(number, comparison.pause_s)
+                try:
+                    row.take_turn(number, comparison.pause_s)
+                except NotDoneError as error:
+                    if comparison.is_baseline(row):
+                        raise
+                    row.figures.clear()
+                    failures[row.name] = f"{comparison.title}: {row.name}: {error}"
                 results.save_rows(group, comparison)
     comparison.finish(last)
+    return failures.values()
 
 
 @contextmanager

@@ -47,7 +47,8 @@ QUICK = Sizes(
     files=1000,
     big_mib=64,
     forward_mib=64,
-    soak_s=12.0,
+    # `pull --follow` pulls every 15 s, and only files that have not changed for 2 s
+    soak_s=20.0,
     fleet=4,
     students=60,
     has_training=False,

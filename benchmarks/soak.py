@@ -78,12 +78,19 @@ class _Soak:
 
     def list_work(self) -> list[tuple[str, Callable[[int], float]]]:
         def make_work(name: str) -> Callable[[int], float]:
-            return lambda number: self.growth_mb[name]
+            return lambda number: self._read_growth_mb(name)
 
         return [(name, make_work(name)) for name in self.commands]
 
+    def _read_growth_mb(self, name: str) -> float:
+        growth = self._growth_mb[name]
+        if isinstance(growth, NotDoneError):
+            raise growth
+        return growth
+
     @functools.cached_property
-    def growth_mb(self) -> dict[str, float]:
+    def _growth_mb(self) -> dict[str, float | NotDoneError]:
+        """Return the growth of each command, or why there is none: one does not cost the others."""
         self.lab.labctl("run", "--detach", "--id", RUN, "--", "sh", "-c", COMMAND)
         log = self.lab.home / "logs.out"
         with ExitStack() as stack:
@@ -92,28 +99,34 @@ class _Soak:
                 path = log if words[0] == "logs" else self.lab.home / f"{words[0]}.out"
                 out = stack.enter_context(path.open("wb"))
                 processes[name] = stack.enter_context(_labctl(self.lab, out, *words))
-            connections = _watch(processes, self.port, self.lasting_s * WARM_UP_SHARE)
-            early = {name: _rss_mb(process) for name, process in processes.items()}
-            connections += _watch(processes, self.port, self.lasting_s * (1 - WARM_UP_SHARE))
-            late = {name: _rss_mb(process) for name, process in processes.items()}
+            connections = _connect_repeatedly(self.port, self.lasting_s * WARM_UP_SHARE)
+            early = {name: _read_rss_mb(process) for name, process in processes.items()}
+            connections += _connect_repeatedly(self.port, self.lasting_s * (1 - WARM_UP_SHARE))
+            late = {name: _read_rss_mb(process) for name, process in processes.items()}
         self.lab.labctl("cancel", RUN, "--grace", "1")
-        pulled = [*(self.lab.root / "runs" / RUN).rglob("part-*")]
-        if not (connections and log.stat().st_size and pulled):
-            done = (
-                f"{connections} connections, {log.stat().st_size} bytes of log, {len(pulled)} files"
-            )
-            raise NotDoneError(f"a command did nothing: {done}")
-        return {name: late[name] - early[name] for name in early}
+        done = {
+            "forward": connections,
+            "logs -f": log.stat().st_size,
+            "pull --follow": len([*(self.lab.root / "runs" / RUN).rglob("part-*")]),
+        }
+        return {name: _compare(name, early[name], late[name], done[name]) for name in processes}
 
 
-def _watch(processes: dict[str, subprocess.Popen[bytes]], port: int, lasting_s: float) -> int:
+def _compare(
+    name: str, early_mb: float | None, late_mb: float | None, done: int
+) -> float | NotDoneError:
+    if early_mb is None or late_mb is None:
+        return NotDoneError(f"labctl {name} ended too early")
+    if not done:
+        return NotDoneError(f"labctl {name} carried nothing")
+    return late_mb - early_mb
+
+
+def _connect_repeatedly(port: int, lasting_s: float) -> int:
     """Open connections through the forward; return how many were answered."""
     greeted = 0
     end = time.monotonic() + lasting_s
     while time.monotonic() < end:
-        for name, process in processes.items():
-            if process.poll() is not None:
-                raise NotDoneError(f"labctl {name} exited with {process.returncode}")
         greeted += _greets(port)
         time.sleep(EVERY_S)
     return greeted
@@ -127,8 +140,10 @@ def _greets(port: int) -> bool:
         return False
 
 
-def _rss_mb(process: subprocess.Popen[bytes]) -> float:
-    """Return the resident memory of the process without its ssh."""
+def _read_rss_mb(process: subprocess.Popen[bytes]) -> float | None:
+    """Return the resident memory of the process without its ssh; None if it has ended."""
+    if process.poll() is not None:
+        return None
     statm = Path(f"/proc/{process.pid}/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

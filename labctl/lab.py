@@ -30,6 +30,7 @@ from labctl.config import (
     ensure_lab_id,
     find_lab,
     find_paths,
+    format_trust_command,
     is_trusted,
     list_trust_questions,
     load_lab,
@@ -75,7 +76,7 @@ with lazy_imports(__name__):
         stop,
         up,
     )
-    from labctl.runs import first_run, probe, runs
+    from labctl.runs import first_run, missing_script, probe, runs
     from labctl.servers import adoption
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
@@ -94,6 +95,7 @@ class Lab:
         self.context = context
         self.config = context.config
         self.id = context.lab_id
+        self._has_warned_of_script = False
 
     @classmethod
     def load(
@@ -143,7 +145,7 @@ class Lab:
         if not is_trusted(self.context.paths, self.config):
             # Report missing credentials before the question about the file.
             self.context.provider.get_account()
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         if need is not None:
             server_config = msgspec.structs.replace(self.config.server, need=need)
@@ -160,7 +162,7 @@ class Lab:
         keeper: str = "",
     ) -> None:
         """Raise the errors of `run` that this machine can find, before a server costs money."""
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         recorded = self.context.state.get_run(self.id, id) if id else None
         if recorded is not None and recover and self._is_unfinished(id):
@@ -168,6 +170,7 @@ class Lab:
         elif recorded is not None:
             run_server.require_not_ended(self.context, recorded)
         run_server.check_inputs(self.context, tuple(command), id, keeper)
+        self._warn_of_missing_script(command)
 
     def push(self, *, force: bool = False) -> list[PushedTree]:
         """Send code and data to the server.
@@ -198,7 +201,7 @@ class Lab:
         lab is handed over to. With `held`, the run's container is created and waits for the caller
         to start it, so that a terminal can attach first: `docker start --attach --interactive`.
         """
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
             self._report_found(id, tuple(command), on_start)
@@ -213,6 +216,7 @@ class Lab:
         adoption.renew(self.context, server)
         spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
         if push:
+            self._warn_of_missing_script(command)
             self._push_for_run(server, spec)
         if recover:
             restore.keep_code(self.context, spec)
@@ -268,7 +272,7 @@ class Lab:
         server has ended, the files come from the lab's store or from its keeper's copy.
         """
         if reconcile.has_copies(self.context):
-            self._require_trust()
+            self.require_approval()
         reconcile.reconcile(self.context)
         run_id = run.id if isinstance(run, LabRun) else (run or "")
         ids = [] if all_runs else [runs.find_run(self.context, run_id).id]
@@ -305,7 +309,7 @@ class Lab:
 
     def start(self) -> LabServer:
         """Start the lab's stopped server and wait until it is ready; never creates a server."""
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
         return LabServer(self, stop.start(self.context))
 
@@ -327,8 +331,10 @@ class Lab:
     ) -> ProbeResult:
         """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
         parsed_amount = probe.parse_amount(amount)
-        self._require_trust()
+        self.require_approval()
         check_files(self.config)
+        if push:
+            self._warn_of_missing_script(command)
         return probe.probe(
             self.context, tuple(command), parsed_amount, push=push, on_start=on_start
         )
@@ -373,7 +379,8 @@ class Lab:
             return ""
         return recovery_lock.find_keeper(self.context)
 
-    def _require_trust(self) -> None:
+    def require_approval(self) -> None:
+        """Ask the user to approve this lab.yaml, unless that was done. PolicyError after a no."""
         questions = list_trust_questions(self.config)
         if is_trusted(self.context.paths, self.config):
             return
@@ -382,12 +389,20 @@ class Lab:
             question="approve this lab.yaml?", detail=f"{self.config.path} would:\n{detail}"
         )
         if not self.context.reporter.confirm(decision):
+            command = format_trust_command(self.config)
             raise PolicyError(
                 f"{self.config.path} was not approved",
                 why="it uses your secrets, files or money; read it first",
-                hint="labctl trust",
+                hint=f"{command}   # shows what it would do, and asks",
             )
         trust(self.context.paths, self.config)
+
+    def _warn_of_missing_script(self, command: Sequence[str]) -> None:
+        """Warn once, before a run starts, that the lab does not have the script of its command."""
+        text = missing_script.describe_missing_script(self.config.root, command or self.config.run)
+        if text and not self._has_warned_of_script:
+            self._has_warned_of_script = True
+            self.context.reporter.emit(Note(text=text, level="warning"))
 
 
 def _require_same_command(run: Run, command: tuple[str, ...]) -> None:

@@ -79,6 +79,24 @@ def call_in_caller(function: Callable[[], T]) -> T:
     return function() if group is None else group.call_in_caller(function)
 
 
+def start_daemon(function: Callable[[], T]) -> Future[T]:
+    """Run a function in a daemon thread beside this one; `result` waits for it.
+
+    For work that may be abandoned: when the process ends, it does not wait for the function, as it
+    would for a thread of an executor.
+    """
+    future: Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # raised again by `result`
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 class _Group:
     """Parts that run side by side. `run` is called once; other threads may call the rest."""
 

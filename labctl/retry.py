@@ -35,16 +35,17 @@ def retry_on(
     *,
     pause_s: float,
     longest_pause_s: float | None = None,
+    growth: float = 2.0,
     deadline_s: float = math.inf,
     tries: int = sys.maxsize,
     before_pause: Callable[[BaseException], None] | None = None,
 ) -> Retrying:
     """Return a policy that calls a function again while it raises one of these errors.
 
-    Call the policy with the function; it returns the function's result. Pauses double up to
-    `longest_pause_s`; without it all pauses are equal. The last error is raised when the next try
-    would begin after `deadline_s` seconds, or when all `tries` are used. `before_pause` is called
-    with each error that is followed by another try.
+    Call the policy with the function; it returns the function's result. Pauses grow by the factor
+    `growth` up to `longest_pause_s`; without it all pauses are equal. The last error is raised when
+    the next try would begin after `deadline_s` seconds, or when all `tries` are used.
+    `before_pause` is called with each error that is followed by another try.
     """
 
     def announce(state: RetryCallState) -> None:
@@ -54,7 +55,7 @@ def retry_on(
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(errors),
-        wait=_build_wait(pause_s, longest_pause_s),
+        wait=_build_wait(pause_s, longest_pause_s, growth),
         stop=tenacity.stop_after_attempt(tries) | tenacity.stop_before_delay(deadline_s),
         before_sleep=announce,
         reraise=True,
@@ -64,12 +65,13 @@ def retry_on(
 def retry_rejected_logins(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function, and repeat the call while sshd rejects its login for load, for about 3 s.
 
-    Pauses stay short: whichever client sshd accepts next has waited about as long.
+    Pauses stay short: whichever client sshd accepts next has waited about as long, and a server
+    that boots in a second would otherwise be ready for half of one before the next try.
     """
     return _retry_lazily(
         lambda: function(*args, **kwargs),
         TurnedAwayError,
-        lambda: retry_on(TurnedAwayError, pause_s=0.3, longest_pause_s=2.4, tries=5),
+        lambda: retry_on(TurnedAwayError, pause_s=0.2, longest_pause_s=1.5, growth=1.5, tries=7),
     )
 
 
@@ -175,6 +177,7 @@ def _return_last_result(state: RetryCallState) -> Any:
     return state.outcome.result() if state.outcome else None
 
 
-def _build_wait(first_s: float, longest_s: float | None) -> WaitBaseT:
+def _build_wait(first_s: float, longest_s: float | None, growth: float) -> WaitBaseT:
     half, most = first_s / 2, (first_s if longest_s is None else longest_s) / 2
-    return tenacity.wait_exponential(half, most) + tenacity.wait_random_exponential(half, most)
+    fixed = tenacity.wait_exponential(half, most, growth)
+    return fixed + tenacity.wait_random_exponential(half, most, growth)

@@ -69,7 +69,7 @@ COMMANDS = {
 ASSIGN = (
     "labctl receive init ../drop > /dev/null && labctl receive assignment ../drop hw3"
     " --course ml-2026 --due \"$(date -u -d '7 days' +'%F 12:00 UTC')\""
-    f" --at {AT} --host-key '{HOST_KEY}' > assignment.yaml"
+    f" --at {AT} --host-key '{HOST_KEY}' --out assignment.yaml"
 )
 OFFERS = "labctl offers --provider aws --gpu any --min-gpu-memory 16GB --max-price 0.50"
 UP = "labctl up --provider aws --spot --budget 5 --ttl 8h --idle 30m"

@@ -33,10 +33,10 @@ class Terminal:
         self._type(line)
         waiting = list(answers)
         deadline = time.monotonic() + timeout_s
-        while (last := self._read_lines()[-1]) != PROMPT:
+        while not self._has_ended():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{line!r} still runs:\n" + "\n".join(self._read_lines()))
-            if QUESTION.search(last) and waiting:
+            if QUESTION.search(self._read_lines()[-1]) and waiting:
                 self._type(waiting.pop(0))
             time.sleep(POLL_S)
         assert not waiting, f"{line!r} did not ask for {waiting}"
@@ -45,6 +45,11 @@ class Terminal:
         assert shown[0] == f"{PROMPT} {line}", shown[0]
         return "".join(f"{text}\n" for text in shown[1:])
 
+    def _has_ended(self) -> bool:
+        """Whether a prompt is below the typed line, which the screen may not show yet."""
+        lines = self._read_lines()
+        return len(lines) > 1 and lines[-1] == PROMPT
+
     def _type(self, line: str) -> None:
         self._call("send-keys", "-l", "--", line)
         self._call("send-keys", "Enter")
@@ -52,6 +57,10 @@ class Terminal:
     def _clear(self) -> None:
         self._call("send-keys", "-R", "C-l")
         self._call("clear-history")
+        self.wait_for_prompt()
+
+    def wait_for_prompt(self) -> None:
+        """Wait until the screen shows the prompt and nothing else."""
         deadline = time.monotonic() + 10
         while self._read_lines() != [PROMPT]:
             assert time.monotonic() < deadline, self._read_lines()
@@ -80,6 +89,8 @@ def open_terminal(directory: Path, environ: Mapping[str, str], columns: int) -> 
         env={"LANG": "C.UTF-8", **environ},
     )
     try:
-        yield Terminal(tmux)
+        terminal = Terminal(tmux)
+        terminal.wait_for_prompt()  # keys that come before the shell is ready are shown twice
+        yield terminal
     finally:
         subprocess.run([*tmux, "kill-server"], check=False)

@@ -55,9 +55,9 @@ VERBS = {
     "store-probe": "mirror.store.probe",
     "mirror-now": "mirror.mirror.mirror_now",
     "store-image": "mirror.images.start_send",
-    "send-image": "mirror.images.send",
+    "send-image": "mirror.image_upload.send",
     "start-load-image": "mirror.images.start_load",
-    "load-image": "mirror.images.load",
+    "load-image": "mirror.image_download.load",
     "restore-run": "mirror.restore.restore",
 }
 STREAMING_VERBS = {

@@ -19,9 +19,17 @@ from labctl.wire.runs import OPEN_SESSION, RunRequest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from labctl.model import Run
+
 with lazy_imports(__name__):
     from labctl.runs import runs
 
+# programs that show the same on the server as in a container
+_ABOUT_THE_SERVER = frozenset(
+    ("df", "free", "htop", "lscpu", "nproc", "nvidia-smi", "nvtop", "ps", "top", "uptime")
+)
+# programs that need a terminal if nothing follows them
+_INTERACTIVE = frozenset(("bash", "ipython", "python", "python3", "sh", "zsh"))
 # key in click's context: whether the words of `labctl exec` contain `--`
 HAS_SEPARATOR = "labctl.has_separator"
 
@@ -96,10 +104,25 @@ def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str,
     runs.refresh(lab.context, lab.context.get_server())
     run = runs.find_run(lab.context, run.id)
     if run.has_ended:
-        raise NotFoundError(
-            f"run {run.id} has ended", why=run.summary, hint="labctl run -it -- bash"
-        )
+        others = [one for one in lab.context.state.list_runs(lab.id) if one.state == "running"]
+        hint = suggest_after_end(command, others)
+        raise NotFoundError(f"run {run.id} has ended", why=run.summary, hint=hint)
     replace_with_exec(lab.context, run, command)
+
+
+def suggest_after_end(command: Sequence[str], running: Sequence[Run]) -> str:
+    """Return what to type for a command whose run has ended; `running` are the other runs."""
+    hints = [
+        f"{words('labctl', 'exec', run.id, SEPARATOR, *command).render()}   # in a run that goes on"
+        for run in running[:1]
+    ]
+    if command[0] in _ABOUT_THE_SERVER:
+        hints.append(f"{words('labctl', 'ssh', SEPARATOR, *command).render()}   # on the server")
+    else:
+        options = ["-it"] if len(command) == 1 and command[0] in _INTERACTIVE else []
+        line = words("labctl", "run", *options, SEPARATOR, *command).render()
+        hints.append(f"{line}   # in a new container")
+    return "\n".join(hints)
 
 
 def _make_no_command_error(typed: Sequence[str], is_run: bool) -> UsageError:

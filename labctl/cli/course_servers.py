@@ -1,36 +1,26 @@
-"""The commands course up, down, message and extend: all that change servers."""
+"""The commands course up, down, push, message and extend: all that change servers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, make_staff, only_options, select_seats
 from labctl.cli.course_table import ClassScreen
-from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.fan_out import exit_code, summary_text
 from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
 from labctl.config import parse_duration
-from labctl.errors import UsageError
+from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
-from labctl.text import dollars_text, duration_text, names_text, price_text
+from labctl.text import duration_text
 from labctl.wire.codec import to_json
 
-if TYPE_CHECKING:
-    from labctl.courses.leftovers import ProviderLeftovers
-    from labctl.courses.servers import SeatOutcome
-    from labctl.courses.teardown import EndProof, SeatEnding
-    from labctl.model import Server
-
 with lazy_imports(__name__):
-    from labctl.courses import broadcast, end_of_term, forget, servers, teardown
-
-# placeholder for a seat's name, so that equal messages of several seats compare equal
-SEAT = "\0"
-MAX_NAMES = 8
+    from labctl.cli import course_results
+    from labctl.courses import broadcast, end_of_term, forget, material, servers, starters, teardown
 
 
 @click.command("up")
@@ -73,58 +63,10 @@ def up_command(
             make_staff(course, screen), seats, login_only=login_only, at_once=at_once
         )
     if json_:
-        print_json({"seats": outcomes})
+        print_json({"seats": [outcome.as_json() for outcome in outcomes]})
     else:
-        _print_up(outcomes)
+        course_results.print_up(outcomes)
     ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
-
-
-def _print_up(outcomes: list[SeatOutcome]) -> None:
-    ready = [outcome for outcome in outcomes if not outcome.error and outcome.server is not None]
-    created = sum(outcome.made for outcome in ready)
-    price = sum(outcome.server.offer.price_usd_per_hour for outcome in ready if outcome.server)
-    cost = f", {price_text(price)} together" if price else ""
-    click.echo(f"{len(ready)} of {len(outcomes)} seats are ready, {created} new{cost}.")
-    _print_unready([one.server for one in outcomes if one.error and one.server is not None])
-    print_failures(outcomes)
-    if len(ready) == len(outcomes):
-        click.echo("  labctl course status       show the state of every seat")
-        click.echo("  labctl course ssh NAME     open a shell on a student's server")
-        click.echo("  labctl course down         remove the servers after class")
-
-
-def _print_unready(servers: list[Server]) -> None:
-    """Warn of servers that exist, and may cost money, though their seats are not ready."""
-    live = [server for server in servers if server.state not in ("ending", "terminated", "stopped")]
-    if not live:
-        return
-    price = sum(server.offer.price_usd_per_hour for server in live)
-    cost = f", at {price_text(price)}" if price else ""
-    count = f"{len(live)} servers are" if len(live) > 1 else "one server is"
-    text = f"{count} up without being ready{cost}; to remove servers: labctl course down"
-    click.echo(click.style(text, fg="yellow"), err=True)
-
-
-def print_failures(outcomes: list[SeatOutcome] | list[SeatEnding]) -> None:
-    """Print failures on standard error; seats with the same failure share one entry.
-
-    Texts that differ only in the seat's name are the same failure. This only shortens the output.
-    """
-    seats_by_failure: dict[tuple[str, ...], list[str]] = {}
-    for outcome in outcomes:
-        if outcome.error:
-            texts = (outcome.error, outcome.why, outcome.hint)
-            failure = tuple(text.replace(outcome.seat, SEAT) for text in texts)
-            seats_by_failure.setdefault(failure, []).append(outcome.seat)
-    for (error, why, hint), seats in seats_by_failure.items():
-        subject = seats[0] if len(seats) == 1 else "each"
-        text = clean(error.replace(SEAT, subject))
-        click.echo(
-            f"{click.style(clean(names_text(seats, MAX_NAMES)), fg='red')}: {text}", err=True
-        )
-        for line in why.replace(SEAT, subject).splitlines():
-            click.echo(f"  {clean(line)}", err=True)
-        print_next(hint.replace(SEAT, ",".join(seats)))
 
 
 @click.command("down")
@@ -177,20 +119,10 @@ def down_command(
     with ClassScreen(ctx.meta[SCREEN], [], done="saved") as screen:
         endings = teardown.end_seats(make_staff(course, screen), seats, discard=discard)
     if json_:
-        print_json({"seats": endings})
+        print_json({"seats": [ending.as_json() for ending in endings]})
     else:
-        _print_down(endings)
+        course_results.print_down(endings)
     ctx.exit(1 if any(ending.error for ending in endings) else 0)
-
-
-def _print_down(endings: list[SeatEnding]) -> None:
-    ended = [ending for ending in endings if ending.ended]
-    files = sum(ending.saved.files for ending in endings)
-    if not endings:
-        click.echo("No seat had a server.")
-        return
-    click.echo(f"Removed {len(ended)} of {len(endings)} servers; downloaded {files} files.")
-    print_failures(endings)
 
 
 def _forget(ctx: click.Context, yes: bool, json_: bool) -> None:
@@ -215,59 +147,52 @@ def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None
             discard=discard,
         )
     if json_:
-        print_json({"clean": proof.is_clean, "proof": proof})
+        print_json({"clean": proof.is_clean, "proof": proof.as_json()})
     else:
-        _print_proof(proof)
+        course_results.print_proof(proof)
     ctx.exit(0 if proof.is_clean else 1)
 
 
-def _print_proof(proof: EndProof) -> None:
-    for name, result in proof.collected.items():
-        click.echo(f"{clean(name)}: {clean(result)}")
-    if proof.endings:
-        _print_down(list(proof.endings))
-    click.echo(f"revoked {proof.revoked_keys} keys of students")
-    for left in proof.left:
-        if left.error:
-            click.echo(f"{left.provider} could not be checked: {clean(left.error)}", err=True)
-        for server in left.servers:
-            owner = _owner_text(left, server.lab_id)
-            price = price_text(server.offer.price_usd_per_hour)
-            click.echo(f"still there{owner}: {clean(server.id)}, {price}")
-        for resource in left.resources:
-            owner = _owner_text(left, resource.lab_id)
-            price = f"{dollars_text(resource.price_usd_per_month)} a month"
-            click.echo(f"still there{owner}: {clean(resource.kind)} {clean(resource.id)}, {price}")
-        if not (left.error or left.servers or left.resources):
-            click.echo(f"{left.provider} has nothing of this course in any region")
-    if proof.is_clean:
-        click.echo(click.style("Nothing of this course is billing.", fg="green"))
-    else:
-        click.echo(click.style("Something may still be billing.", fg="red"), err=True)
-        for command in _next_commands(proof):
-            click.echo(f"  next: {command}", err=True)
+@click.command("push")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@only_options
+@yes_option
+@json_option
+@click.pass_context
+def push_command(
+    ctx: click.Context, files: tuple[Path, ...], only: str, group: str, yes: bool, json_: bool
+) -> None:
+    """Copy FILES to handouts/, and send handouts/ to every lab on every running server.
 
+    A run finds them in /lab/data/handouts. Servers that start later get them too. The files and
+    public tests of assignments are published as course.yaml names them: students get them with
+    labctl join, and their changes are kept.
 
-def _owner_text(left: ProviderLeftovers, lab_id: str) -> str:
-    name = left.seats.get(lab_id, "")
-    return f", {name}'s" if name else ""
-
-
-def _next_commands(proof: EndProof) -> list[str]:
-    """Return the commands that remove what is left; a repetition does not remove everything."""
-    commands = []
-    for left in proof.left:
-        if left.former and left.has_costs:
-            setting = f"`provider: {left.provider}` in course.yaml"
-            commands.append(f"{setting}, then labctl course down --end-of-term")
-        disk_labs = [resource.lab_id for resource in left.resources if resource.expires_at]
-        seats = {left.seats.get(lab_id, "") for lab_id in disk_labs} - {""}
-        if seats and not left.former:
-            up = f"labctl course up --only {','.join(sorted(seats))}"
-            commands.append(f"{up} attaches kept disks again\n        {teardown.GIVE_UP}")
-        elif disk_labs and not left.former:
-            commands.append(teardown.GIVE_UP)
-    return commands or ["labctl course down --end-of-term   # again"]
+    \b
+    labctl course push
+    labctl course push slides.pdf data/
+    """
+    course = open_course(ctx, yes=yes, quiet=json_)
+    seats = select_seats(course, only, group)
+    published = starters.publish_starters(course.folder, course.paths)
+    names = material.add_handouts(course.folder, files)
+    if not json_:
+        course_results.print_published(published)
+    with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
+        try:
+            outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
+        except NotFoundError:
+            if not published:
+                raise
+            outcomes = []  # no server is running: publishing was the purpose
+    if json_:
+        seat_results = [outcome.as_json() for outcome in outcomes]
+        print_json({"files": names, "seats": seat_results, "starters": published})
+    elif outcomes:
+        complete = sum(not outcome.error for outcome in outcomes)
+        click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")
+        course_results.print_failures(outcomes)
+    ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 
 
 @click.command("message")

@@ -17,6 +17,7 @@ with lazy_imports(__name__):
     import traceback
 
     from labctl import config
+    from labctl.cli import wrapping
 
 INTERRUPTED = 130
 BUG = 70
@@ -40,22 +41,28 @@ def clean(text: str) -> str:
 
 def print_error(error: LabError) -> None:
     """Print what failed, why, and the next command on standard error."""
-    click.echo(f"{click.style('labctl:', fg='red')} {clean(error.what)}", err=True)
+    _print_below(f"{click.style('labctl:', fg='red')} ", 8, clean(error.what))
     if isinstance(error, ConfigError):
         for problem in error.problems:
             line_number = f"line {problem.line}: " if problem.line else ""
             path = f"{problem.path}: " if problem.path else ""
-            click.echo(f"  {clean(line_number + path + problem.message)}", err=True)
-    for line in clean(error.why).splitlines():
-        click.echo(f"  {line}", err=True)
+            _print_below("  ", 4, clean(line_number + path + problem.message))
+    if error.why:
+        _print_below("  ", 2, clean(error.why).rstrip("\n"))
     print_next(error.hint)
+
+
+def _print_below(start: str, indent: int, text: str) -> None:
+    """Print a text of one or more lines after `start`, the others after `indent` spaces."""
+    for number, line in enumerate(wrapping.wrap_lines(text, indent)):
+        click.echo(f"{' ' * indent if number else start}{line}", err=True)
 
 
 def print_next(hint: str) -> None:
     """Print the commands of a hint on standard error."""
-    label = click.style("next:", bold=True)
-    for number, line in enumerate(format_next(hint)):
-        click.echo(f"  {label if number == 0 else ' ' * len('next:')} {line}", err=True)
+    if hint:
+        text = "\n".join(format_next(hint))
+        _print_below(f"  {click.style('next:', bold=True)} ", len("  next: "), text)
 
 
 def format_next(hint: str) -> list[str]:

@@ -79,7 +79,8 @@ def forward_command(
             else "it selects the background forwards to stop",
             hint="labctl forward --list" if list_ else "labctl forward --stop --all",
         )
-    lab = open_lab(ctx, yes=yes, quiet=json_)
+    is_of_any_lab = list_ or (stop and (all_ or bool(services)))
+    lab = open_lab(ctx, yes=yes, quiet=json_, needs_file=not is_of_any_lab)
     if stop:
         _stop_forwards(lab, services, all_, json_)
         return

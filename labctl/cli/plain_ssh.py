@@ -194,8 +194,9 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
         )
     argv = interactive_argv(
         str(config),
-        server.alias,
+        server.id,
         portable_line(line) if line else "",
+        runtime_dir=str(ssh_client.runtime_dir()),
         tty=tty,
         login=ssh_client.find_quick_login_options(),
     )

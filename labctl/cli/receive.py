@@ -41,7 +41,7 @@ def receive_command() -> None:
     \b
     labctl receive init ~/drop
     labctl receive assignment ~/drop hw3 --due "2026-11-28 23:59 Europe/Berlin" \\
-        --at ssh://drop@course.example > hw3.yaml
+        --at ssh://drop@course.example --out hw3.yaml
     labctl receive admit ~/drop alice alice.pub
     labctl receive list ~/drop hw3
     """
@@ -99,15 +99,25 @@ def _init(directory: Path, json_: bool) -> None:
     "--host-key", default="", help="Key of that SSH server (default: read over the network)."
 )
 @click.option("--course", default="", help="Name of the course.")
-def _write_assignment(directory: Path, name: str, place: str, **options: object) -> None:
-    """Create (or change) an assignment; its file for the students goes to standard output.
+@click.option(
+    "-o",
+    "--out",
+    type=click.File("w", encoding="utf-8", lazy=True),
+    default="-",
+    help="Write the students' file there (default: standard output).",
+)
+def _write_assignment(
+    directory: Path, name: str, place: str, out: TextIO, **options: object
+) -> None:
+    """Create (or change) an assignment, and write its file for the students.
 
     \b
     labctl receive assignment ~/drop hw3 --due "2026-11-28 23:59 Europe/Berlin" \\
         --late 48h --penalty 10 --max-size 200MB \\
-        --at ssh://drop@course.example > hw3.yaml
+        --at ssh://drop@course.example --out hw3.yaml
     """
-    click.echo(receive.write_assignment(_open_receiver(directory), name, place, options), nl=False)
+    text = receive.write_assignment(_open_receiver(directory), name, place, options)
+    click.echo(text, file=out, nl=False)
 
 
 @receive_command.command("admit", short_help="Allow a student's key to submit.")

@@ -87,6 +87,17 @@ def pull_command(
         print_left_files(lab, pulled)
         for missing in pulled.skipped:
             click.echo(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}", err=True)
+        if pulled.skipped:
+            _print_how_to_continue(lab, pulled.run)
+
+
+def _print_how_to_continue(lab: Lab, run_id: str) -> None:
+    """Print how to get the files that an unfinished run is still writing."""
+    run = lab.context.state.get_run(lab.id, run_id)
+    if run is not None and not run.has_ended:
+        line = shell.command("labctl", "pull", "--follow", run_id).render()
+        text = f"run {run_id} has not ended; to download each file once it is complete"
+        click.echo(f"  {text}: {line}", err=True)
 
 
 def _require_effect(

@@ -157,14 +157,13 @@ def _start_and_follow(
 
     The run is added to `started_runs` once it has started.
     """
-    command, push = options.command, not options.no_push
+    push = not options.no_push
     if options.probe and not (options.run_id and lab.context.state.get_run(lab.id, options.run_id)):
         if not confirm_after_probe(
-            ctx, lab, command, options.probe, push=push, json_=options.json_
+            ctx, lab, options.command, options.probe, push=push, json_=options.json_
         ):
             return None
         push = options.recover  # the probe has just pushed it
-
     waiting = FirstOutputLine(
         ctx.meta[SCREEN], lambda run_id: describe_activity(lab.top(), lab.id, run_id)
     )
@@ -181,7 +180,7 @@ def _start_and_follow(
 
     try:
         run = lab.run(
-            command,
+            options.command,
             id=options.run_id,
             follow=follow,
             tty=options.tty,
@@ -205,11 +204,16 @@ def _start_and_follow(
     if (timeline := find_timeline(ctx)) and not options.json_:
         timeline.print_once()
     if options.tty and not run.has_ended:
-        # A container that waits for its start is attached to before its command begins.
-        if run.state == "starting":
-            replace_with_start(lab.context, run)
-        replace_with_ssh(lab.context, f"docker attach {run.container}")
+        _attach(lab, run)
     return run
+
+
+def _attach(lab: Lab, run: Run) -> None:
+    """Replace this process with ssh, attached to the run's container."""
+    # A container that waits for its start is attached to before its command begins.
+    if run.state == "starting":
+        replace_with_start(lab.context, run)
+    replace_with_ssh(lab.context, f"docker attach {run.container}")
 
 
 def _make_log_writer(ctx: click.Context, json_: bool) -> Callable[[bytes], None]:

@@ -35,6 +35,8 @@ with lazy_imports(__name__):
     from rich import console as rich_console
     from rich import progress as rich_progress
 
+    from labctl.cli import wrapping
+
 # Columns of "999 MiB of 1023 MiB, 1023 KiB/s", and of the spinner, the time and the gaps.
 _BYTES_WIDTH = 32
 _TIME_WIDTH = 13
@@ -93,20 +95,20 @@ class Screen:
             return self._ask_to_type(decision)
         if self.yes:
             if decision.about == "price" and decision.detail and not self.quiet:
-                self._print(clean(decision.detail))
+                self._print(_fit(decision.detail))
             return True
         self.stop_drawing()
         if decision.detail:
-            click.echo(_wrap_lines(clean(decision.detail)), err=True)
+            click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)} no (not a terminal; use --yes to answer yes)"
             click.echo(f"labctl: {text}", err=True)
             return False
-        return click.confirm(clean(decision.question), default=decision.default, err=True)
+        return click.confirm(_fit(decision.question), default=decision.default, err=True)
 
     def _ask_to_type(self, decision: Question) -> bool:
         self.stop_drawing()
-        click.echo(clean(decision.detail), err=True)
+        click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)}: no (not a terminal; --yes does not answer this)"
             click.echo(f"labctl: {text}", err=True)
@@ -148,11 +150,12 @@ class Screen:
                 click.echo(f"    {clean(note.text)}"[:200], err=True)
             return
         color = "yellow" if note.level == "warning" else None
-        self._print(click.style(clean(note.text), fg=color))
+        self._print(click.style(_fit(note.text), fg=color))
 
     def _print(self, text: str) -> None:
         if self.live is not None:
-            self.live.console.print(text, highlight=False, markup=False)
+            # Rich would break a long command into lines.
+            self.live.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             click.echo(text, err=True)
 
@@ -166,9 +169,10 @@ class Screen:
             return
         took_s = time.monotonic() - self.begun.pop(step.name, time.monotonic())
         self._remove_bar(step.name)
-        detail = f" ({clean(step.detail)})" if step.detail else ""
+        detail = f" ({step.detail})" if step.detail else ""
         took = f"{took_s:.1f} s" if took_s < 120 else duration_text(took_s)
-        self._print(f"{click.style('✓', fg='green')} {clean(step.name)}{detail} {took}")
+        mark, text = click.style("✓", fg="green"), _fit(f"{step.name}{detail} {took}", 2)
+        self._print(f"{mark} {text}".replace("\n", "\n  "))
 
     def _draw_step(self, step: Step) -> None:
         detail = step.detail
@@ -279,19 +283,15 @@ def age_text(moment: float | None, now: float | None = None) -> str:
     return duration_text((now or time.time()) - moment)
 
 
+def _fit(text: str, indent: int = 0) -> str:
+    """Return a message without control characters, in lines that fit the terminal."""
+    return "\n".join(wrapping.wrap_lines(clean(text), indent))
+
+
 def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
     """Wrap text into lines that fit the screen after the indent; words are never broken."""
     width = (width or shutil.get_terminal_size((100, 24)).columns) - indent
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
-
-
-def _wrap_lines(text: str) -> str:
-    """Wrap each line that is wider than the terminal; on anything else, leave the lines as is."""
-    if not sys.stderr.isatty():
-        return text
-    width = shutil.get_terminal_size((100, 24)).columns
-    lines = (wrap_text(line) if len(line) > width else [line] for line in text.split("\n"))
-    return "\n".join(part for parts in lines for part in parts)
 
 
 def print_table(

@@ -7,10 +7,16 @@ import sys
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option, open_lab
+from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.commands.ansible import Host, build_inventory
-from labctl.config import list_secret_names, list_settings, list_trust_questions, set_secret, trust
+from labctl.config import (
+    is_trusted,
+    list_secret_names,
+    list_settings,
+    list_trust_questions,
+    set_secret,
+)
 
 
 @click.command("config")
@@ -92,15 +98,24 @@ def _list(ctx: click.Context, json_: bool) -> None:
 
 
 @click.command("trust")
+@PROVIDER
+@yes_option
 @click.pass_context
-def trust_command(ctx: click.Context) -> None:
-    """Approve what this lab.yaml may do. A changed file needs a new approval.
+def trust_command(ctx: click.Context, provider: str | None, yes: bool) -> None:
+    """Show what this lab.yaml may do, and ask you to approve it.
+
+    A changed file needs a new approval. Without a terminal, only --yes approves.
 
     \b
     labctl trust
     """
-    lab = open_lab(ctx)
-    for question in list_trust_questions(lab.config):
-        click.echo(f"- {clean(question)}")
-    trust(lab.context.paths, lab.config)
+    lab = open_lab(ctx, yes=yes, overrides={"provider": provider} if provider else None)
+    questions = list_trust_questions(lab.config)
+    if not questions:
+        click.echo("There is nothing to approve: it uses none of your secrets, files or money.")
+        return
+    if yes or is_trusted(lab.context.paths, lab.config):
+        for question in questions:
+            click.echo(f"- {clean(question)}")
+    lab.require_approval()
     click.echo("approved")

@@ -61,9 +61,7 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     if directory is None or (target.is_dir() and any(target.iterdir())):
         facts = _adopt(target, provider)
         click.echo("\nThe file explains each guess. Check it, then:\n")
-        if directory:
-            click.echo(f"  cd {shlex.quote(str(directory))}")
-        click.echo("  labctl up")
+        click.echo(f"{_format_cd(target)}  labctl up")
         if facts.program.command:
             click.echo("  labctl run")
         elif facts.has_notebooks:
@@ -74,7 +72,14 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     sample_project.check_new_directory(target)  # before a question whose answer would be lost
     provider = _choose_provider(provider)
     sample_project.create_project(find_data_dir() / "templates", target, provider, Screen())
-    click.echo(f"{directory} is ready. Next:\n\n  cd {directory}\n  labctl up\n  labctl run")
+    name = target.resolve().name
+    click.echo(f"{name} is ready. Next:\n\n{_format_cd(target)}  labctl up\n  labctl run")
+
+
+def _format_cd(target: Path) -> str:
+    """Return the line that enters the new lab, "" if the shell is there already."""
+    is_there = target.resolve() == Path.cwd()
+    return "" if is_there else f"  cd {shlex.quote(str(target))}\n"
 
 
 def _adopt(target: Path, provider: str | None) -> ProjectFacts:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from labctl.lazy import offer_names
 
 if TYPE_CHECKING:
-    from labctl.config.approval import is_trusted, list_trust_questions, trust
+    from labctl.config.approval import (
+        format_trust_command,
+        is_trusted,
+        list_trust_questions,
+        trust,
+    )
     from labctl.config.course import COURSE_FILE, load_course
     from labctl.config.course_schema import AssignmentConfig, CourseConfig
     from labctl.config.directories import (
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "approval": (
+        "format_trust_command",
         "trust",
         "list_trust_questions",
         "is_trusted",
@@ -145,6 +151,7 @@ __all__ = [
     "find_user_name",
     "format_duration",
     "format_size",
+    "format_trust_command",
     "gpu_text",
     "is_trusted",
     "list_secret_names",

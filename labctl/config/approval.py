@@ -5,6 +5,7 @@ The answer is stored under the hash of the file, so a changed file needs a new a
 
 from __future__ import annotations
 
+import re
 import time
 
 import msgspec
@@ -15,6 +16,13 @@ from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.config.show import list_settings
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import hashlib
+
+# Key of an answer that also covers the upload of images; earlier versions never asked about it.
+IMAGES = "images"
 
 
 def list_trust_questions(config: LabConfig) -> list[str]:
@@ -23,14 +31,14 @@ def list_trust_questions(config: LabConfig) -> list[str]:
     Empty if it names no secrets, no store, no registry, no directory outside the lab or
     on the server, no provider of other machines and no settings of the provider in use.
     """
-    from_lab = {key for key, origin in config.origins.items() if origin.startswith(f"{LAB_FILE}:")}
+    from_lab = _list_own_keys(config)
     questions = []
     if config.secrets:
         names = ", ".join(config.secrets)
         questions.append(f"give your {names} to the programs that it runs")
     if "store" in from_lab:
         what = "results"
-        if config.should_store_images:
+        if _uploads_images(config):
             what = "results, and the image that it builds with its build arguments,"
         access = _describe_access(config.store)
         questions.append(f"copy {what} to {escape(config.store)}{access}")
@@ -54,6 +62,16 @@ def list_trust_questions(config: LabConfig) -> list[str]:
     return questions + _describe_server_use(config, from_lab)
 
 
+def _list_own_keys(config: LabConfig) -> set[str]:
+    """Return the settings that come from lab.yaml itself."""
+    return {key for key, origin in config.origins.items() if origin.startswith(f"{LAB_FILE}:")}
+
+
+def _uploads_images(config: LabConfig) -> bool:
+    """Whether built images go to a store that lab.yaml itself names."""
+    return config.should_store_images and "store" in _list_own_keys(config)
+
+
 def _describe_access(store: str) -> str:
     """Say what else a store on an SSH server needs from the account there."""
     return ", and give the server's own key access there" if store.startswith("ssh://") else ""
@@ -64,7 +82,8 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     section = f"server.{provider}."
     named_keys = {key for key in from_lab if key.startswith(section)}
     if not config.server.on_this_machine:
-        named_keys = {key for key in from_lab if key.startswith("server.")}
+        # Settings of another provider, as in server.local.memory, are not in use.
+        named_keys |= {key for key in from_lab if re.fullmatch(r"server\.[^.]+", key)}
     details = [
         f"{key.removeprefix(section).removeprefix('server.')} {value}"
         for key, value, _ in list_settings(config)
@@ -74,8 +93,19 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     ]
     if not named_keys:
         return []
+    if "server.provider" not in from_lab:
+        choices = details or [key.removeprefix("server.") for key in sorted(named_keys)]
+        return [f"choose {escape('; '.join(choices))} for the server from {provider}"]
     text = f" ({escape('; '.join(details))})" if details else ""
-    return [f"use a server from {provider}, a shared or paid machine{text}"]
+    where = " on this machine" if config.server.on_this_machine else ", a shared or paid machine"
+    return [f"use a server from {provider}{where}{text}"]
+
+
+def format_trust_command(config: LabConfig) -> str:
+    """Return the command that approves this lab.yaml as it is used now."""
+    if config.origins.get("server.provider") == "--provider":
+        return f"labctl trust --provider {config.server.provider}"
+    return "labctl trust"
 
 
 def _is_named(key: str, named: str) -> bool:
@@ -84,15 +114,29 @@ def _is_named(key: str, named: str) -> bool:
 
 
 def is_trusted(paths: Paths, config: LabConfig) -> bool:
-    """Whether there is nothing to ask, or exactly this file was approved before."""
-    return not list_trust_questions(config) or config.file_hash in _read_answers(paths)
+    """Whether there is nothing to ask, or exactly this file was approved before.
+
+    The same file may have been approved while only results went to its store.
+    """
+    if not list_trust_questions(config):
+        return True
+    answer = _read_answers(paths).get(_hash_file(config))
+    return answer is not None and bool(answer.get(IMAGES) or not _uploads_images(config))
 
 
 def trust(paths: Paths, config: LabConfig) -> None:
     """Store the user's approval of exactly this file."""
     answers = _read_answers(paths)
-    answers[config.file_hash] = {"lab": str(config.path), "at": round(time.time())}
+    answers[_hash_file(config)] = {
+        "lab": str(config.path),
+        "at": round(time.time()),
+        IMAGES: int(_uploads_images(config)),
+    }
     write_private(paths.config_dir / "trust.json", msgspec.json.encode(answers))
+
+
+def _hash_file(config: LabConfig) -> str:
+    return hashlib.sha256(config.content).hexdigest()
 
 
 def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:

@@ -142,7 +142,7 @@ class _CourseConfigReader:
         layers = [self.below, Node(entries, 0, LAB_FILE), *self.above]
         top = reduce(merge, layers, Node({}, 0, LAB_FILE))
         loading = LabConfigReader(self.path, self.home, top, self.find_provider, self.problems)
-        lab = loading.build_config("")
+        lab = loading.build_config()
         if lab is None:
             return None
         origins = {
@@ -197,7 +197,7 @@ class _CourseConfigReader:
         inner: list[Problem] = []
         named = Node({**entries, "lab": Node("grading")}, 0, LAB_FILE)
         top = reduce(merge, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
-        lab = LabConfigReader(self.path, self.home, top, self.find_provider, inner).build_config("")
+        lab = LabConfigReader(self.path, self.home, top, self.find_provider, inner).build_config()
         self.problems += [Problem(f"grading.{p.path}", p.line, p.message) for p in inner]
         return None if lab is None or len(self.problems) > before else GradingConfig(lab=lab)
 

@@ -48,11 +48,7 @@ from labctl.config.schema import (
     ServiceConfig,
 )
 from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
-from labctl.lazy import lazy_imports
 from labctl.model import Need
-
-with lazy_imports(__name__):
-    import hashlib
 
 SAMPLE = (
     "labctl init digits && cd digits   # a sample; in a directory with your own code: labctl init"
@@ -103,9 +99,8 @@ def load_lab(
         *build_switch_layers(overrides or {}, variables),
     ]
     top = reduce(merge, layers, Node({}, 0, LAB_FILE))
-    config = LabConfigReader(path, own_paths.home, top, find_provider, problems).build_config(
-        hashlib.sha256(data).hexdigest()
-    )
+    reader = LabConfigReader(path, own_paths.home, top, find_provider, problems)
+    config = reader.build_config(data)
     if config is None:
         raise _make_config_error(path, problems)
     return config
@@ -185,7 +180,7 @@ class LabConfigReader:
         self.problems = problems
         self.providers = ""
 
-    def build_config(self, file_hash: str) -> LabConfig | None:
+    def build_config(self, content: bytes = b"") -> LabConfig | None:
         """Return the lab, or None if there are problems."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
@@ -200,7 +195,7 @@ class LabConfigReader:
             name=name,
             root=self.path.parent,
             path=self.path,
-            file_hash=file_hash,
+            content=content,
             server=ServerConfig(
                 provider=file.server.provider,
                 need=_need(file.server),

@@ -7,6 +7,7 @@ Literal, anything that msgspec makes from a string, or `Annotated[T, Parsed(pars
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
@@ -110,6 +111,7 @@ def as_plain(node: Node) -> PlainYaml:
     return node.value
 
 
+@cache
 def list_keys(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     """Return the keys that a mapping of this kind may have, with their fields."""
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}

@@ -292,13 +292,14 @@ class ServerConfig(Value, frozen=True):
 class LabConfig(Value, frozen=True):
     """The configuration of a lab. Paths are absolute; `origins` maps each dotted key to its origin.
 
-    `beside` has the values that were set outside lab.yaml, as the text of an override.
+    `content` is what was read from `path`. `beside` has the values that were set outside lab.yaml,
+    as the text of an override.
     """
 
     name: str
     root: Path
     path: Path
-    file_hash: str
+    content: bytes
     server: ServerConfig
     image: ImageConfig
     run: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from labctl.courses.context import build_seat_contexts, make_subject
 from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import label_events, make_done_notifier
+from labctl.courses.seat_results import SeatFailure
 from labctl.courses.servers import CourseOperator, SeatOutcome
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError, assign_subject
@@ -98,9 +99,7 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
             seat=by_lab[outcome.context.lab_id].name,
             students=by_lab[outcome.context.lab_id].students,
             server=servers[outcome.context.lab_id],
-            error=outcome.error.what if outcome.error else "",
-            why=outcome.error.why if outcome.error else "",
-            hint=outcome.error.hint if outcome.error else "",
+            failure=SeatFailure(outcome.context.subject, outcome.error) if outcome.error else None,
         )
         for outcome in outcomes
     ]

@@ -6,7 +6,8 @@ a whole class.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,11 +21,12 @@ from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.ledger_servers import read_servers, up_line
 from labctl.courses.seat_reporter import make_done_notifier, make_seat_reporter, report_stopping
+from labctl.courses.seat_results import SeatFailure, SeatResult
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet
 from labctl.lifecycle import up as server_up
-from labctl.model import Need, Offer, Server, Value
+from labctl.model import Need, Offer, Server
 from labctl.runs import images
 from labctl.servers import adoption, attempts, deadlines, guard, reachability
 from labctl.servers.context import LabContext
@@ -68,16 +70,11 @@ class CourseOperator:
         )
 
 
-class SeatOutcome(Value, frozen=True):
-    """The result for one seat: its server, or what failed, why, and the next command."""
+class SeatOutcome(SeatResult, frozen=True):
+    """The result for one seat: its server, or what failed."""
 
-    seat: str
-    students: tuple[str, ...]
     server: Server | None = None
     made: bool = False
-    error: str = ""
-    why: str = ""
-    hint: str = ""
 
 
 def bring_up_servers(
@@ -113,7 +110,7 @@ def bring_up_servers(
         finally:
             _record_start(staff, by_lab[context.lab_id], context)
 
-    try:
+    with _explain_interrupt():
         outcomes = fleet.run_for_each(
             contexts,
             bring_up,
@@ -121,16 +118,22 @@ def bring_up_servers(
             on_result=make_done_notifier(staff.reporter, by_lab),
             stopping=partial(report_stopping, staff.reporter),
         )
+    _record_refusals(staff, by_lab, outcomes)
+    return [
+        _describe_outcome(by_lab[outcome.context.lab_id], outcome, before) for outcome in outcomes
+    ]
+
+
+@contextmanager
+def _explain_interrupt() -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
         raise InterruptError(
             "interrupted while servers were being created",
             why="servers that were started exist, and may cost money",
             hint="labctl course up   # continues\nlabctl course down   # ends them",
         ) from None
-    _record_refusals(staff, by_lab, outcomes)
-    return [
-        _describe_outcome(by_lab[outcome.context.lab_id], outcome, before) for outcome in outcomes
-    ]
 
 
 def _prepare_seats(
@@ -294,13 +297,12 @@ def _describe_outcome(
 ) -> SeatOutcome:
     server = outcome.value or outcome.context.state.get_lab_server(seat.lab_id)
     before = servers_before.get(seat.lab_id)
-    error = outcome.error
+    subject, error = outcome.context.subject, outcome.error
+    hint = "" if error and error.hint else (lambda subject: subject.up)
     return SeatOutcome(
         seat=seat.name,
         students=seat.students,
         server=server,
         made=server is not None and (before is None or before.id != server.id),
-        error=error.what if error else "",
-        why=error.why if error else "",
-        hint=error.hint or outcome.context.subject.up if error else "",
+        failure=SeatFailure(subject, error, hint) if error else None,
     )

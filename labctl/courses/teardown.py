@@ -27,10 +27,12 @@ from labctl.courses.leftovers import (
 )
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import label_events, make_done_notifier, report_stopping
+from labctl.courses.seat_results import SeatFailure, SeatResult
 from labctl.courses.server_contents import SavedSeat, save_server
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import record_servers
 from labctl.errors import LabError, PolicyError
+from labctl.errors.subject import Subject, Text
 from labctl.events import Note, Question, Step
 from labctl.lifecycle import fleet
 from labctl.model import Resource, Server, Value
@@ -44,17 +46,12 @@ GIVE_UP = "labctl orphans --terminate --kept-too deletes them"
 AT_ONCE = 16
 
 
-class SeatEnding(Value, frozen=True):
+class SeatEnding(SeatResult, frozen=True):
     """The result for one seat: what was saved, and whether its server ended or why not."""
 
-    seat: str
-    students: tuple[str, ...]
     server_id: str = ""
     saved: SavedSeat = SavedSeat()
     ended: bool = False
-    error: str = ""
-    why: str = ""
-    hint: str = ""
 
 
 def end_seats(
@@ -252,20 +249,28 @@ def _describe_ending(
         server_id=servers[seat.lab_id].id,
         saved=outcome.value or SavedSeat(),
         ended=error is None,
-        error=error.what if error else "",
-        why=error.why if error else "",
-        hint=_ending_hint(seat, outcome, with_kept_disk) if error else "",
+        failure=SeatFailure(
+            outcome.context.subject, error, _ending_hint(seat, outcome, with_kept_disk)
+        )
+        if error
+        else None,
     )
 
 
-def _ending_hint(seat: Seat, outcome: fleet.LabOutcome[SavedSeat], with_kept_disk: set[str]) -> str:
-    subject = outcome.context.subject
+def _ending_hint(
+    seat: Seat, outcome: fleet.LabOutcome[SavedSeat], with_kept_disk: set[str]
+) -> Text:
     if seat.lab_id in with_kept_disk and not seat.students:
         return GIVE_UP
     if seat.lab_id in with_kept_disk:
-        return f"{subject.up} restores the disk   # {GIVE_UP}"
-    again = subject.down
-    return f"{again}, or {again} --discard to delete unsaved results" if outcome.error else again
+        return lambda subject: f"{subject.up} restores the disk   # {GIVE_UP}"
+    if outcome.error:
+        return _render_discard_hint
+    return lambda subject: subject.down
+
+
+def _render_discard_hint(subject: Subject) -> str:
+    return f"{subject.down}, or {subject.down} --discard to delete unsaved results"
 
 
 class EndProof(Value, frozen=True):
@@ -283,6 +288,11 @@ class EndProof(Value, frozen=True):
         return all(ending.ended for ending in self.endings) and not any(
             provider.has_costs for provider in self.left
         )
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fields for --json."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return fields | {"endings": [ending.as_json() for ending in self.endings]}
 
 
 # Collects and verifies an assignment's submissions; returns a description.

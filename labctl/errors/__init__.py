@@ -31,8 +31,9 @@
 
 An error has three parts, shown in this order: what failed (`str(error)`), why (`why`), and the
 exact next command to type (`hint`). Code that does not know whether it works for a lab or for a
-seat of a course gives a function of the `Subject` as the hint (kept in `next_step`), and code that
-knows it sets `subject`.
+seat of a course gives a function of the `Subject` as the first or the last part, and code that
+knows it sets `subject`. The functions are kept in `failed_step` and `next_step`, so that failures
+of several seats can be compared (`courses/seat_results.py`).
 
 May import: model, shell, events, retry and wire.
 """
@@ -44,7 +45,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labctl.errors.subject import LAB, Hint, Subject
+from labctl.errors.subject import LAB, Subject, Text, render_text
 
 if TYPE_CHECKING:
     from labctl.model import Endpoint
@@ -54,20 +55,33 @@ class LabError(Exception):
     """Something failed. `why` is the cause in plain words, `hint` the next command to type."""
 
     exit_code = 1
-    subject: Subject = LAB
 
-    def __init__(self, what: str, *, why: str = "", hint: Hint = "") -> None:
+    def __init__(
+        self, what: Text, *, why: str = "", hint: Text = "", subject: Subject = LAB
+    ) -> None:
         super().__init__(what)
-        self.what = what
+        self.failed_step = what
         self.why = why
         self.next_step = hint
+        self.subject = subject
+
+    def __str__(self) -> str:
+        return self.what
+
+    @property
+    def what(self) -> str:
+        return render_text(self.failed_step, self.subject)
+
+    @what.setter
+    def what(self, what: Text) -> None:
+        self.failed_step = what
 
     @property
     def hint(self) -> str:
-        return self.next_step if isinstance(self.next_step, str) else self.next_step(self.subject)
+        return render_text(self.next_step, self.subject)
 
     @hint.setter
-    def hint(self, hint: Hint) -> None:
+    def hint(self, hint: Text) -> None:
         self.next_step = hint
 
 
@@ -105,7 +119,7 @@ class ConfigError(LabError):
     exit_code = 2
 
     def __init__(
-        self, what: str, problems: tuple[Problem, ...] = (), *, why: str = "", hint: Hint = ""
+        self, what: str, problems: tuple[Problem, ...] = (), *, why: str = "", hint: Text = ""
     ) -> None:
         super().__init__(what, why=why, hint=hint)
         self.problems = problems
@@ -136,7 +150,7 @@ class BusyError(LabError):
 class LockHeldError(BusyError):
     """Another process holds a lock. `holder` describes it, and since when it has it, if known."""
 
-    def __init__(self, what: str, *, holder: str = "", why: str = "", hint: Hint = "") -> None:
+    def __init__(self, what: str, *, holder: str = "", why: str = "", hint: Text = "") -> None:
         super().__init__(what, why=why, hint=hint)
         self.holder = holder
 
@@ -165,7 +179,7 @@ class AuthenticationError(LabError):
     """The server does not accept our key. `endpoint` is where the login failed, if known."""
 
     def __init__(
-        self, what: str, *, endpoint: Endpoint | None = None, why: str = "", hint: Hint = ""
+        self, what: str, *, endpoint: Endpoint | None = None, why: str = "", hint: Text = ""
     ) -> None:
         super().__init__(what, why=why, hint=hint)
         self.endpoint = endpoint
@@ -175,7 +189,7 @@ class CommandError(LabError):
     """A command on the server failed. `code` is its exit code, `stderr` its error output."""
 
     def __init__(
-        self, what: str, *, code: int, stderr: str = "", why: str = "", hint: Hint = ""
+        self, what: str, *, code: int, stderr: str = "", why: str = "", hint: Text = ""
     ) -> None:
         super().__init__(what, why=why or stderr.strip()[-2000:], hint=hint)
         self.code = code
@@ -219,7 +233,7 @@ class ThrottledError(ProviderError):
 class BuildError(LabError):
     """An image did not build. `log_path` is the path of the complete log, on the server."""
 
-    def __init__(self, what: str, *, log_path: str = "", why: str = "", hint: Hint = "") -> None:
+    def __init__(self, what: str, *, log_path: str = "", why: str = "", hint: Text = "") -> None:
         super().__init__(what, why=why, hint=hint)
         self.log_path = log_path
 

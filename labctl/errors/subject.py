@@ -100,5 +100,9 @@ class Subject:
 
 
 LAB, COURSE = Subject("lab"), Subject("course")
-# A next command: fixed, or rendered for the subject by code that does not know it.
-Hint = str | Callable[[Subject], str]
+# A text of an error: fixed, or rendered for the subject by code that does not know it.
+Text = str | Callable[[Subject], str]
+
+
+def render_text(text: Text, subject: Subject) -> str:
+    return text if isinstance(text, str) else text(subject)

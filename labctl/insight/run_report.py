@@ -292,7 +292,8 @@ def _list_missing(facts: ReportFacts) -> tuple[str, ...]:
     if facts.evaluation is None:
         missing.append("no evaluation: labctl eval")
     elif facts.here is None:
-        missing.append("no evaluation on this machine: labctl eval")
+        call = "labctl eval" if facts.checkpoints else "labctl pull && labctl eval"
+        missing.append(f"evaluated on the server only; to check it on this machine: {call}")
     elif facts.server is None and facts.server_accuracy is None:
         missing.append("no evaluation on the server: labctl eval --on-server")
     if not facts.scalars.series:

@@ -166,7 +166,8 @@ def _await_unconfirmed(context: LabContext) -> Server | None:
 
     if attempts.list_pending_attempts(context):
         context.reporter.emit(Step(name="checking whether an interrupted `up` created a server"))
-        poll_until(is_settled, pause_s=min(1.0, context.provider.settle_s))
+        settle_s = context.provider.settle_s
+        poll_until(is_settled, pause_s=min(1.0, settle_s), deadline_s=settle_s)
         if server is not None:
             return server
     for attempt in context.state.list_open_attempts(context.lab_id):

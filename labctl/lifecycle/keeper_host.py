@@ -105,7 +105,7 @@ class KeeperHost:
             return self._request(IMPORT_LAB, Empty(), stdin=parcel).taken
         except LabError as error:
             what = f"the keeper at {self.host} cannot keep this lab: {error.what}"
-            error.args, error.what = (what,), what
+            error.what = what
             error.hint = error.hint and f"at {self.host}: {error.hint}"
             raise
 

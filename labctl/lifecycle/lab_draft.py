@@ -25,10 +25,12 @@ def scan_candidate(root: Path) -> ProjectFacts:
     PolicyError if it is a lab already or nobody may write there, NotFoundError if there is no code.
     """
     if (root / LAB_FILE).exists():
+        is_inside = Path.cwd().is_relative_to(root.resolve())
+        enter = "" if is_inside else f"cd {shlex.quote(str(root))}\n"
         raise PolicyError(
-            f"{root.absolute()} is already a lab",
+            f"{root.resolve()} is already a lab",
             why=f"it has a {LAB_FILE}, which labctl init never changes",
-            hint="labctl config   # shows its settings",
+            hint=f"{enter}labctl config   # shows its settings",
         )
     facts = scan_project(root)
     if not facts.has_code:

@@ -22,6 +22,7 @@ from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run
 from labctl.runs import outputs, runs
 from labctl.runs.saved_copies import list_outputs, pull_from_store
+from labctl.runs.stored_images import BUILT_EVENT
 from labctl.servers import adoption, disk_retention, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state import ledgers
@@ -47,7 +48,9 @@ def merge_keeper_records(context: LabContext) -> str:
         text = f"cannot reach the keeper at {host}: {error.what}; using this machine's records"
         context.reporter.emit(Note(text=text, level="warning"))
         return host
-    ledgers.import_lines(context.state, context.lab_id, report.lines)
+    # This machine loads images by the ids that it recorded itself: another id could be any image.
+    lines = [line for line in report.lines if line.kind != BUILT_EVENT]
+    ledgers.import_lines(context.state, context.lab_id, lines)
     for run in report.runs:
         recorded = context.state.get_run(context.lab_id, run.id)
         if recorded is None or recorded.seen_at < run.seen_at:

@@ -31,7 +31,7 @@ def check_new_directory(target: Path) -> str:
     cannot be created.
     """
     try:
-        name = parse_name(target.absolute().name)
+        name = parse_name(target.resolve().name)
     except ValueError as error:
         raise UsageError(
             f"{target.name!r} is not a valid lab name", why=str(error), hint="labctl init digits"
@@ -48,7 +48,7 @@ def check_new_directory(target: Path) -> str:
             why="a sample project is only written into a new directory",
             hint=f"labctl init {name}-2",
         )
-    require_writable(target.absolute().parent)
+    require_writable(target.resolve().parent)
     return name
 
 
@@ -59,6 +59,7 @@ def create_project(templates: Path, target: Path, provider: str, reporter: Repor
     Pillow are installed; otherwise the first run creates it.
     """
     name = check_new_directory(target)
+    target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
     try:
@@ -69,9 +70,12 @@ def create_project(templates: Path, target: Path, provider: str, reporter: Repor
         has_dataset = _make_dataset(staging, reporter)
         _render(staging, name, provider, has_dataset)
         staging.chmod(0o755)
-        if target.exists():
-            target.rmdir()
-        staging.replace(target)
+        if target.exists():  # a shell may be in it, so it stays
+            for entry in staging.iterdir():
+                entry.replace(target / entry.name)
+            staging.rmdir()
+        else:
+            staging.replace(target)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise

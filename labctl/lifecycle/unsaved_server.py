@@ -44,9 +44,12 @@ def stop_and_keep_disk(
         price = price_or_free_text(server.offer.price_usd_per_hour)
         outcome = f"the server is still running, unchanged ({price})"
     return PolicyError(
-        f"{context.name} was not removed: not everything on it could be saved",
+        lambda subject: (
+            f"{context.name_for(subject)} was not removed: not everything on it could be saved"
+        ),
         why="\n".join(filter(None, [error.what, error.why, outcome])),
         hint=hint,
+        subject=context.subject,
     )
 
 

@@ -14,6 +14,9 @@ from labctl.config import ImageConfig, find_data_dir
 from labctl.config.packages import PackageList, read_packages
 from labctl.text import price_text
 
+# What labctl's own Dockerfile prints where uv finds no Python of the version. A build has no field
+# for it, and one exit code for all failures.
+_BASE_PYTHON = re.compile(r"This base image has Python (\d+\.\d+)\.\d+, and Python .*")
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba)\s+install\b")
 
 
@@ -45,6 +48,16 @@ def hash_environment(image: ImageConfig, packages: PackageList, args: Mapping[st
     digest.update(read_dockerfile(image).encode())
     digest.update(repr(sorted(packages.files.items())).encode())
     return digest.hexdigest()
+
+
+def suggest_python(image: ImageConfig, output: Sequence[str]) -> str:
+    """Return what to write in lab.yaml if the build lacked its Python; "" after other failures."""
+    versions = [match[1] for line in output if (match := _BASE_PYTHON.search(line))]
+    if not (image.requirements and versions):
+        return ""
+    extras = f", extras: [{', '.join(image.extras)}]" if image.extras else ""
+    setting = f'image: {{python: "{versions[0]}", requirements: {image.requirements}{extras}}}'
+    return f"write in lab.yaml {setting}, then:\nlabctl run"
 
 
 def describe_install(command: Sequence[str], price_usd_per_hour: float | None) -> str:

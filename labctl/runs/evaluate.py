@@ -236,7 +236,9 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
         raise make_no_script_error()
     if reply.lacks:
         runs.refresh(context, server, remote)
-        raise make_no_server_checkpoints_error(runs.find_run(context, choice.run.id))
+        raise make_no_server_checkpoints_error(
+            runs.find_run(context, choice.run.id), choice.directory
+        )
     return reply
 
 

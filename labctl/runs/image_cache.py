@@ -35,6 +35,10 @@ CHUNK_BYTES = 1 << 20
 # seconds that a process waits while others write archives
 WRITE_S = 3600.0
 _UNFINISHED = ".part"
+# bytes of the manifest, or of an image's configuration; the largest are some hundred KiB
+MOST_DOCUMENT_BYTES = 16 * 1024**2
+# Errors of JSON of another shape. A server's root decides what is in an archive.
+_NOT_A_DOCUMENT = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class DamagedArchiveError(TransferError):
@@ -99,16 +103,18 @@ class ImageCache:
     def make_room(self, size_bytes: int) -> None:
         """Remove the least recently used archives until `size_bytes` fit.
 
-        DiskFullError if they cannot fit.
+        DiskFullError if they cannot fit; then nothing is removed.
         """
         images = self.list_images()
         used = sum(image.size_bytes for image in images)
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        while images and not self._has_room(used, size_bytes):
-            self.remove(images[0])
-            used -= images.pop(0).size_bytes
-        if not self._has_room(used, size_bytes):
+        free = shutil.disk_usage(self.directory).free
+        if size_bytes > min(self.limit_bytes, free + used - RESERVE_BYTES):
             raise self._make_full_error(size_bytes)
+        while images and size_bytes > min(self.limit_bytes - used, free - RESERVE_BYTES):
+            self.remove(images[0])
+            used -= images[0].size_bytes
+            free += images.pop(0).size_bytes
 
     def _make_full_error(self, size_bytes: int) -> DiskFullError:
         return DiskFullError(
@@ -184,10 +190,6 @@ class ImageCache:
         if size_bytes > self.limit_bytes or block_bytes + RESERVE_BYTES > free:
             raise self._make_full_error(size_bytes)
 
-    def _has_room(self, used: int, size_bytes: int) -> bool:
-        free = shutil.disk_usage(self.directory).free
-        return used + size_bytes <= self.limit_bytes and size_bytes + RESERVE_BYTES <= free
-
     def _stem(self, reference: str, architecture: str) -> Path:
         tag = reference.rpartition(":")[2]
         return self.directory / (f"{tag}-{architecture}" if architecture else tag)
@@ -233,16 +235,20 @@ def _require_image(archive: Path, reference: str) -> None:
     try:
         with tarfile.open(archive, "r:") as tar:
             names = set(tar.getnames())
-            manifest = tar.extractfile("manifest.json")
-            (entry,) = json.loads(manifest.read() if manifest else b"[]")
-            config = tar.extractfile(entry["Config"])
-            content = config.read() if config else b""
+            (entry,) = json.loads(_read_document(tar, "manifest.json"))
+            content = _read_document(tar, entry["Config"])
         digest = entry["Config"].rpartition("/")[2].removesuffix(".json")
         has_config = hashlib.sha256(content).hexdigest() == digest
         is_complete = has_config and names.issuperset(entry["Layers"])
         is_named = entry["RepoTags"] == [reference]
-    except (tarfile.TarError, ValueError, KeyError, TypeError) as error:
+    except (tarfile.TarError, ArithmeticError, *_NOT_A_DOCUMENT) as error:
         raise TransferError("`docker save` sent no usable archive", why=str(error)) from error
     if not is_complete or not is_named:
         why = "a layer is missing" if not is_complete else f"it does not contain {reference} alone"
         raise TransferError("`docker save` sent no usable archive", why=why)
+
+
+def _read_document(archive: tarfile.TarFile, name: str) -> bytes:
+    """Return the content of a JSON file in an archive, cut off if it is too large for one."""
+    file = archive.extractfile(name)
+    return file.read(MOST_DOCUMENT_BYTES) if file else b""

@@ -185,10 +185,14 @@ def _describe_failure(job: ImageJob, step: str, error: LabError) -> str:
 
 def _load(job: ImageJob) -> None:
     image = job.cache.find(job.reference, job.architecture)
-    if image is None or _run(job, _PRESENT + job.reference).returncode == 0:
+    if image is None or _is_on_server(job):
         return
     with suppress(LinkLostError):  # `labctl run` reports a lost server
         image_sources.send_archive(job.cache, image, job.build_argv(image_sources.LOAD))
+
+
+def _is_on_server(job: ImageJob) -> bool:
+    return _run(job, _PRESENT + job.reference).returncode == 0
 
 
 def _save(job: ImageJob) -> None:
@@ -237,11 +241,17 @@ def _require(done: subprocess.CompletedProcess[str], what: str, hint: str = "") 
 
 
 def main() -> None:
-    """Do the job in argv; print an empty line once its lock is held."""
+    """Do the job in argv, unless it is to load an image that is there.
+
+    Prints an empty line once its lock is held.
+    """
     os.nice(10)  # the run that has just started is more urgent
     job = msgspec.json.decode(sys.argv[1], type=ImageJob)
     what = f"{job.action} {job.reference}"
     try:
+        # Before the lock, since `labctl run` waits for that: a new server often has the image.
+        if job.action == "load" and _is_on_server(job):
+            return
         with hold_lock(Path(job.lock_file), what, wait_s=SAVE_S):
             with suppress(OSError):  # the command that waits for the line may have ended
                 os.write(1, b"\n")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from labctl.commands.ssh import command_argv
 from labctl.errors import LabError, LinkLostError, TransferError
@@ -28,6 +27,8 @@ from labctl.runs.image_cache import (
     read_verified,
 )
 from labctl.shell import portable_line
+from labctl.wire import docker_archives
+from labctl.wire.docker_archives import DockerCommandError
 from labctl.wire.images import PULL_IMAGE, BuildResult, PullImageRequest
 
 if TYPE_CHECKING:
@@ -239,64 +240,41 @@ def receive_blocks(argv: list[str]) -> Iterator[Iterator[bytes]]:
     If the command fails, the output ends with a TransferError, or a LinkLostError if ssh failed: a
     reader of it never mistakes the first part of an archive for all of it.
     """
-    with (
-        tempfile.TemporaryFile() as errors,
-        subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
-        ) as process,
-    ):
-
-        def read() -> Iterator[bytes]:
-            assert process.stdout is not None
-            while block := process.stdout.read(CHUNK_BYTES):
-                yield block
-            if code := process.wait():
-                errors.seek(0)
-                _raise_save_error(code, errors.read().decode(errors="replace").strip()[-300:])
-
-        try:
-            yield read()
-        finally:
-            process.kill()
+    with docker_archives.open_saved(argv) as archive:
+        yield _read_blocks(archive)
 
 
-def _raise_save_error(code: int, output: str) -> NoReturn:
-    if code == SSH_FAILED:
-        raise LinkLostError(
-            "lost the connection to the server", why=output, hint=lambda subject: subject.refresh
-        )
-    raise TransferError(f"`docker save` ended with exit code {code}", why=output)
+def _read_blocks(archive: docker_archives.SavedArchive) -> Iterator[bytes]:
+    try:
+        while block := archive.read(CHUNK_BYTES):
+            yield block
+    except DockerCommandError as error:
+        if error.code == SSH_FAILED:
+            raise LinkLostError(
+                "lost the connection to the server",
+                why=error.output,
+                hint=lambda subject: subject.refresh,
+            ) from error
+        what = f"`docker save` ended with exit code {error.code}"
+        raise TransferError(what, why=error.output) from error
 
 
 def send_blocks(argv: list[str], blocks: Iterable[bytes]) -> None:
-    """Run `argv`, a command over ssh, and send it `blocks` on standard input.
+    """Run `argv`, a `docker load` over ssh, and send it `blocks`.
 
     LinkLostError if ssh fails, TransferError if the command does. If `blocks` raises, the command
-    never gets the end of its input, so `docker load` loads nothing.
+    never gets the end of its input, so it loads nothing.
     """
-    pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
-        assert process.stdin is not None
-        assert process.stderr is not None
-        try:
-            with on_cancel(process.terminate):
-                for block in blocks:
-                    process.stdin.write(block)
-                process.stdin.close()
-                output = process.stderr.read().decode(errors="replace").strip()[-500:]
-        except BrokenPipeError:  # the exit code says why
-            output = process.stderr.read().decode(errors="replace").strip()[-500:]
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode == SSH_FAILED:
-        raise LinkLostError(
-            "lost the connection to the server while sending an image",
-            why=output,
-            hint=lambda subject: f"{subject.refresh}, then {subject.up}",
-        )
-    if process.returncode != 0:
-        raise TransferError("the server did not load the image", why=output)
+    try:
+        docker_archives.feed_load(argv, lambda stdin: stdin.writelines(blocks), on_cancel)
+    except DockerCommandError as error:
+        if error.code == SSH_FAILED:
+            raise LinkLostError(
+                "lost the connection to the server while sending an image",
+                why=error.output,
+                hint=lambda subject: f"{subject.refresh}, then {subject.up}",
+            ) from error
+        raise TransferError("the server did not load the image", why=error.output) from error
 
 
 def pace(

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labctl.config import ImageConfig
 from labctl.config.packages import PackageList
@@ -13,22 +14,18 @@ from labctl.errors import BuildError
 from labctl.events import Step
 from labctl.lazy import lazy_imports
 from labctl.model import Server
-from labctl.runs import environment, image_jobs, image_sources, stored_images
-from labctl.runs.build_output import BuildLines, summarize_build
+from labctl.runs import environment
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.sync.ignore import NEVER_AT_TOP
-from labctl.sync.scan import HashIndex, scan_data
-from labctl.sync.transfer_lock import hold_transfers
-from labctl.wire.images import (
-    BUILD_IMAGE,
-    FIND_IMAGES,
-    BuildImageRequest,
-    FindImagesRequest,
-)
 
+if TYPE_CHECKING:
+    from labctl.wire.images import BuildImageRequest
+
+# most runs find their image on the server
 with lazy_imports(__name__):
-    from labctl.sync import push
+    from labctl.runs import build_output, image_jobs, image_sources, stored_images
+    from labctl.sync import ignore, push, scan, transfer_lock
+    from labctl.wire import images as messages
 
 # The repository of all images that labctl builds for labs.
 BUILT = "labctl/built"
@@ -66,7 +63,7 @@ def image_reference(context: LabContext) -> str:
     args = build_args(context, image)
     directory = context.config.root / image.build
     # Files that are never pushed cannot be in the image: a pull must not change the tag.
-    absent = NEVER_AT_TOP if directory == context.config.root else frozenset[str]()
+    absent = ignore.NEVER_AT_TOP if directory == context.config.root else frozenset[str]()
     return _name_image(content_hash(directory, args, absent), image)
 
 
@@ -239,10 +236,10 @@ def _build(
     push_wheelhouse(context, server, remote)
     name = "building the image"
     context.reporter.emit(Step(name=name))
-    lines = BuildLines(context.reporter, name)
+    lines = build_output.BuildLines(context.reporter, name)
     request = _make_request(context, wanted, of_run)
     closing = remote.stream(
-        BUILD_IMAGE,
+        messages.BUILD_IMAGE,
         request,
         on_reply=lambda _: None,
         on_bytes=lines.feed,
@@ -251,8 +248,13 @@ def _build(
         raise BuildError(
             "the image build failed",
             log_path=closing.log,
-            why=summarize_build(closing.tail),
-            hint=context.subject.ssh(f"cat {closing.log}   # the full log"),
+            why=build_output.summarize_build(closing.tail),
+            hint="\n".join(
+                [
+                    *filter(None, [environment.suggest_python(context.config.image, closing.tail)]),
+                    context.subject.ssh(f"cat {closing.log}   # the full log"),
+                ]
+            ),
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))
     architecture = image_sources.find_architecture(context, server)
@@ -261,7 +263,7 @@ def _build(
 
 def _make_request(context: LabContext, wanted: str, of_run: str) -> BuildImageRequest:
     image = context.config.image
-    request = BuildImageRequest(
+    request = messages.BuildImageRequest(
         lab=context.config.name,
         lab_id=context.lab_id,
         directory=image.build,
@@ -286,13 +288,14 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
     if not context.config.wheelhouse:
         return
     root, wheels = context.config.root, Path(context.config.wheelhouse)
-    index = HashIndex(root, "data/wheelhouse")
-    files = scan_data(root, "wheelhouse", wheels, context.reporter, later=index)
+    index = scan.HashIndex(root, "data/wheelhouse")
+    files = scan.scan_data(root, "wheelhouse", wheels, context.reporter, later=index)
     target = (remote, context.config.name, context.lab_id, "wheelhouse")
-    with hold_transfers(context.config.root, "push", context.reporter):
+    with transfer_lock.hold_transfers(context.config.root, "push", context.reporter):
         push.push_tree(*target, wheels, files, context.reporter, index=index)
 
 
 def has_image(remote: AgentClient, reference: str) -> bool:
     """Return whether an image is on the server."""
-    return bool(remote.call(FIND_IMAGES, FindImagesRequest((reference,))).ids[reference])
+    request = messages.FindImagesRequest((reference,))
+    return bool(remote.call(messages.FIND_IMAGES, request).ids.get(reference))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path, PurePosixPath
 
 from labctl.errors import LabError, NotFoundError
@@ -15,6 +16,7 @@ MODEL_SUFFIXES = frozenset(
 PICKLE_SUFFIXES = frozenset((".ckpt", ".joblib", ".pkl", ".pt", ".pth"))
 # An evaluate.py that would do: `build_model` and `test_batches` stand for the lab's own code.
 EXAMPLE = """\
+# For PyTorch. With another library, replace the lines that load and call the model.
 import json, sys
 from pathlib import Path
 import torch
@@ -39,11 +41,11 @@ def make_no_script_error() -> LabError:
     """Make the error for a lab without evaluate.py, with an example that would do."""
     needs = (
         "eval runs `python evaluate.py CHECKPOINTS` in the lab's directory; its last line of "
-        "output must be JSON with the accuracy, such as:"
+        "output must be JSON with the accuracy, such as this one for PyTorch:"
     )
     return NotFoundError(
         "this lab has no evaluate.py",
-        why=f"{needs}\n\n{EXAMPLE}",
+        why=f"{needs}\n\n{textwrap.indent(EXAMPLE, '    ')}",
         hint="labctl eval --example > evaluate.py   # beside lab.yaml; adapt it to your code\n"
         "labctl eval",
     )
@@ -57,15 +59,16 @@ def make_no_local_checkpoints_error(run: Run, home: Path) -> LabError:
             hint=command("labctl", "pull", run.id).render(),
         )
     follow = command("labctl", "pull", "--follow", run.id)
-    return _make_no_checkpoints_error(run, "this machine", follow)
+    return _make_no_checkpoints_error(run, home, "this machine", follow)
 
 
-def make_no_server_checkpoints_error(run: Run) -> LabError:
+def make_no_server_checkpoints_error(run: Run, home: Path) -> LabError:
     """Make the error for a run that has saved no checkpoints on its server."""
-    return _make_no_checkpoints_error(run, "the server", command("labctl", "logs", "-f", run.id))
+    follow = command("labctl", "logs", "-f", run.id)
+    return _make_no_checkpoints_error(run, home, "the server", follow)
 
 
-def _make_no_checkpoints_error(run: Run, where: str, follow: Command) -> LabError:
+def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command) -> LabError:
     what = f"run {run.id} has no checkpoints on {where}"
     if not run.has_ended:
         return NotFoundError(
@@ -79,12 +82,14 @@ def _make_no_checkpoints_error(run: Run, where: str, follow: Command) -> LabErro
         return NotFoundError(
             what, why=needs, hint="save the model there in your code, then: labctl run"
         )
-    pull = command("labctl", "pull", "--all", run.id)
     options = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
     evaluate = command("labctl", "eval", *options, f"runs/{run.id}/{model.parent}")
-    return NotFoundError(
-        what, why=f"{needs}; this run wrote {model} instead", hint=pull.chain(evaluate).render()
-    )
+    if (home / model).is_file():
+        pulled, step = ", which is on this machine", evaluate
+    else:
+        pulled, step = "", command("labctl", "pull", "--all", run.id).chain(evaluate)
+    why = f"{needs}; this run wrote {model} instead{pulled}"
+    return NotFoundError(what, why=why, hint=step.render())
 
 
 def _find_model_elsewhere(run: Run) -> PurePosixPath | None:

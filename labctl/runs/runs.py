@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ from labctl.wire.runs import (
 
 def make_run_id() -> str:
     """Return a run name of the UTC time, and two random bytes for runs of the same second."""
-    return time.strftime("%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+    return time.strftime("%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
 
 
 def build_spec(

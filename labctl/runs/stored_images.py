@@ -55,7 +55,7 @@ def store_image(
         context.reporter.emit(Note(text=f"{wanted} is not kept in {context.config.store}: {why}"))
         return
     try:
-        image_id = remote.call(FIND_IMAGES, FindImagesRequest((wanted,))).ids[wanted]
+        image_id = remote.call(FIND_IMAGES, FindImagesRequest((wanted,))).ids.get(wanted)
         if not image_id:
             return
         detail = {"image": wanted, "id": image_id, "architecture": architecture}

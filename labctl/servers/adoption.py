@@ -55,14 +55,18 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
 
 
 def _make_other_provider_error(context: LabContext, recorded: Server) -> PolicyError:
-    subject, name = context.subject, context.provider.name
+    name, file = context.provider.name, context.subject.config_file
     price = recorded.offer.price_usd_per_hour
     bills = f" at {price_text(price)}" if price else ""
     return PolicyError(
-        f"the server of {context.name} is at {recorded.provider}, not at {name}",
-        why=f"{subject.config_file} now selects {name}, but {recorded.id} is still running{bills}",
-        hint=f"set `server: {{provider: {recorded.provider}}}` in {subject.config_file}, "
-        f"then {subject.down}",
+        lambda subject: (
+            f"the server of {context.name_for(subject)} is at {recorded.provider}, not at {name}"
+        ),
+        why=f"{file} now selects {name}, but {recorded.id} is still running{bills}",
+        hint=lambda subject: (
+            f"set `server: {{provider: {recorded.provider}}}` in {file}, then {subject.down}"
+        ),
+        subject=context.subject,
     )
 
 
@@ -146,7 +150,8 @@ def renew(context: LabContext, server: Server) -> None:
         return
     if context.provider.extend(server.id, context.config.server.need.ttl_s or LEASE_S) is None:
         raise PolicyError(
-            f"{context.name} is no longer leased to you",
+            lambda subject: f"{context.name_for(subject)} is no longer leased to you",
             why="its lease ended, and another user may have it now",
-            hint=context.subject.up,
+            hint=lambda subject: subject.up,
+            subject=context.subject,
         )

@@ -19,7 +19,7 @@ from labctl.errors import (
     TransferError,
 )
 from labctl.errors.replies import make_error
-from labctl.errors.subject import Hint, Subject
+from labctl.errors.subject import Subject, Text
 from labctl.lazy import lazy_imports
 from labctl.servers.vendored import read_vendored_files
 from labctl.transports import Body, Transport
@@ -52,7 +52,7 @@ SIGNALLED = 128
 
 
 @contextlib.contextmanager
-def add_resume_hint(hint: Hint) -> Iterator[None]:
+def add_resume_hint(hint: Text) -> Iterator[None]:
     """Add `hint`, the command that resumes the transfer, to an error of the link or the agent."""
 
     def render(subject: Subject) -> str:

@@ -98,15 +98,19 @@ def create_server(context: LabContext, need: Need, image: str = "") -> Server:
             _remove_unused_resources(context)
             raise
     _remove_unused_resources(context)
+    provider = context.provider.name
     raise CapacityError(
-        f"{context.provider.name} has no machine left for {context.name}",
+        lambda subject: f"{provider} has no machine left for {context.name_for(subject)}",
         why="\n".join(
             f"no {kind} in {', '.join(zones)}" if any(zones) else f"no {kind}"
             for kind, zones in zones_by_kind.items()
         ),
-        hint="labctl offers   # other types and regions; or try again in some minutes"
-        if context.subject.kind == "lab"
-        else context.subject.up,
+        hint=lambda subject: (
+            f"{subject.offers}   # other types and regions; or try again in some minutes"
+            if subject.kind == "lab"
+            else subject.offers
+        ),
+        subject=context.subject,
     )
 
 
@@ -138,7 +142,13 @@ def _remove_unused_resources(context: LabContext) -> None:
 
 
 def list_pending_attempts(context: LabContext, *, every_lab: bool = False) -> list[Attempt]:
-    """List the attempts that may still become servers here: recent ones without a reply."""
+    """List the attempts that may still become servers here: recent ones without a reply.
+
+    Recent by this machine's clock, since a request may be older than this boot. If the clock was
+    set back, they look recent for too long, so a caller waits for at most `settle_s`. If it was set
+    forward, they look old too soon. A server that the provider shows only later has a deadline, and
+    the lab's tag, by which the next `up`, `status --refresh` and `orphans` find it.
+    """
     horizon = time.time() - context.provider.settle_s
     attempts = context.state.list_open_attempts(None if every_lab else context.lab_id)
     return [
@@ -161,14 +171,17 @@ def _list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:
     cheapest = min(o.price_usd_per_hour for o in fitting)
     if left is not None and left < cheapest:
         raise BudgetError(
-            f"the budget of {context.name} is used up"
-            if left <= 0
-            else f"{context.name} has {dollars_text(left)} left; "
-            f"one hour costs {dollars_text(cheapest)}",
+            lambda subject: (
+                f"the budget of {context.name_for(subject)} is used up"
+                if left <= 0
+                else f"{context.name_for(subject)} has {dollars_text(left)} left; "
+                f"one hour costs {dollars_text(cheapest)}"
+            ),
             why=f"the cheapest offer costs {price_text(cheapest)}"
             if left <= 0
             else "the rest of the budget does not pay for one hour of the cheapest offer",
-            hint=context.subject.raise_budget,
+            hint=lambda subject: subject.raise_budget,
+            subject=context.subject,
         )
     affordable = [o for o in fitting if left is None or o.price_usd_per_hour <= left]
     avoided_zones = _list_avoided_zones(context)
@@ -201,10 +214,12 @@ def _make_no_offer_error(context: LabContext, need: Need, offers: list[Offer]) -
         why = f"it has no GPU for `gpu: {need.gpu.kind}`"
     else:
         why = f"no offer matches the server section of {context.subject.config_file}"
+    provider = context.provider.name
     return NoOfferError(
-        f"{context.provider.name} has no server for {context.name}",
+        lambda subject: f"{provider} has no server for {context.name_for(subject)}",
         why=why,
         hint="labctl config   # shows what the lab needs",
+        subject=context.subject,
     )
 
 

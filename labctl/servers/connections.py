@@ -10,9 +10,7 @@ Only this module decides which transport is used.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -39,12 +37,17 @@ from labctl.transports import Transport
 from labctl.transports.ssh_client import runtime_dir
 
 with lazy_imports(__name__):
+    import hashlib
+    import socket
+
     from labctl.transports import fabric, fabric_login, forced_command, openssh
 
 # seconds to wait for another process that writes the ssh_config
 LOCK_WAIT_S = 60.0
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+# With 2, a server that is ready would on average wait for another third of its boot.
+PAUSE_GROWTH = 1.25
 
 
 class Connections:
@@ -180,6 +183,7 @@ class Connections:
             (BusyError, AuthenticationError),
             pause_s=FIRST_PAUSE_S,
             longest_pause_s=LONGEST_PAUSE_S,
+            growth=PAUSE_GROWTH,
             deadline_s=deadline_s,
         )
         try:

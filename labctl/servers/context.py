@@ -95,7 +95,11 @@ class LabContext:
     @property
     def name(self) -> str:
         """What messages call the lab: a seat by its own name, since its lab has a pseudonym."""
-        return self.subject.seat or self.config.name
+        return self.name_for(self.subject)
+
+    def name_for(self, subject: Subject) -> str:
+        """What an error for `subject` calls the lab."""
+        return subject.seat or self.config.name
 
     @functools.cached_property
     def connections(self) -> Connections:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import os
-import subprocess
-import tempfile
 from pathlib import Path
 
 from labctl.commands.ssh import known_hosts_name
@@ -18,6 +15,10 @@ from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 
 with lazy_imports(__name__):
+    import hashlib
+    import subprocess
+    import tempfile
+
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ed25519
 

@@ -176,9 +176,11 @@ def _wait_for_attempts(context: LabContext, listed: Orphans) -> Orphans:
     if not attempts.list_pending_attempts(context, every_lab=True):
         return listed
     context.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
+    settle_s = context.provider.settle_s
     poll_until(
         lambda: not attempts.list_pending_attempts(context, every_lab=True),
-        pause_s=min(1.0, context.provider.settle_s),
+        pause_s=min(1.0, settle_s),
+        deadline_s=settle_s,
     )
     return _list_shown(context)
 

@@ -109,7 +109,8 @@ def _should_run_playbook(lacking: list[MissingRequirement], *, done_before: bool
 
 def _report_missing(lacking: list[MissingRequirement], reporter: Reporter) -> None:
     for lack in lacking:
-        reporter.emit(Note(text=f"{lack.words}. To fix it: {lack.command}", level="warning"))
+        text = f"{lack.words}. To fix it:\n    {lack.command}"
+        reporter.emit(Note(text=text, level="warning"))
 
 
 def _make_needs_admin_error(

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import msgspec
@@ -15,8 +14,12 @@ from labctl.commands import ssh
 from labctl.config import expand_user
 from labctl.config.identity import replace_file
 from labctl.errors import LabError, NotFoundError
+from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.servers.host_keys import find_known_key
+
+with lazy_imports(__name__):
+    import subprocess
 
 _MOST_INCLUDES = 16
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from labctl.lazy import lazy_imports
 from labctl.wire.codec import MessageError, from_json
-from labctl.wire.watchdog import WatchRecord
+
+if TYPE_CHECKING:
+    from labctl.wire.watchdog import WatchRecord
+
+with lazy_imports(__name__):
+    from labctl.wire import watchdog
 
 
 def parse_watch(report: object) -> WatchRecord | None:
@@ -12,6 +20,6 @@ def parse_watch(report: object) -> WatchRecord | None:
     A server on which somebody else is root may have reported anything.
     """
     try:
-        return from_json(WatchRecord, report) if report else None
+        return from_json(watchdog.WatchRecord, report) if report else None
     except MessageError:
         return None

@@ -196,10 +196,11 @@ class State:
     # runs
 
     def save_run(self, run: Run) -> None:
+        """Insert or replace a run; the same run again writes nothing, so it waits for no disk."""
         self._write(
             "INSERT INTO runs (lab_id, id, server_id, created_at, json) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (lab_id, id) DO UPDATE SET server_id=excluded.server_id,"
-            " created_at=excluded.created_at, json=excluded.json",
+            " created_at=excluded.created_at, json=excluded.json WHERE json != excluded.json",
             (run.lab_id, run.id, run.server_id, run.created_at, _encode(run)),
         )
 

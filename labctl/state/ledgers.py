@@ -44,10 +44,17 @@ def list_lines(state: State, lab_id: str) -> list[LedgerLine]:
 
 
 def import_lines(state: State, lab_id: str, other_lines: Iterable[LedgerLine]) -> int:
-    """Import the lines that are not on record here yet, and return their number."""
+    """Import the lines that are not on record here yet, and return their number.
+
+    Lines of kinds that concern only their own machine are ignored, whatever another machine sends.
+    """
     with state.lock(f"{lab_id}-ledger", "importing a ledger"):
         recorded = {(line.ledger, line.number) for line in list_lines(state, lab_id)}
-        new_lines = [line for line in other_lines if (line.ledger, line.number) not in recorded]
+        new_lines = [
+            line
+            for line in other_lines
+            if line.kind not in OWN and (line.ledger, line.number) not in recorded
+        ]
         for line in new_lines:
             origin = {SOURCE: line.ledger, NUMBER: line.number, AT: line.detail.get(AT, line.at)}
             state.record(

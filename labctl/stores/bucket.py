@@ -10,7 +10,8 @@ from labctl.errors import (
     NotFoundError,
     TransferError,
 )
-from labctl.wire.s3 import S3, S3Error, S3Problem
+from labctl.wire.s3 import S3
+from labctl.wire.s3_errors import S3Error, S3Problem
 
 
 def open_folder(url: str, prefix: str = "", profile: str = "") -> S3:
@@ -43,5 +44,8 @@ def convert_error(url: str, error: S3Error) -> LabError:
     if problem is S3Problem.CHANGED_HERE:
         what = f"{why} changed while it was being sent"
         return TransferError(what, hint="run the same command again")
+    if problem is S3Problem.TOO_LARGE:
+        hint = "labctl config   # check store: something else has written to it"
+        return TransferError(f"{url} has a file that is too large to read", why=why, hint=hint)
     hint = "labctl config   # check store, and the permissions of its account"
     return TransferError(f"{url} refused the request", why=why, hint=hint)

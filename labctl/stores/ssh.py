@@ -28,9 +28,11 @@ from labctl.shell import command
 from labctl.stores import StoreContext, write_verified
 from labctl.wire.codec import MessageError, decode, encode
 from labctl.wire.mirrors import GatewayReply, GetPartRequest, PutFileRequest
+from labctl.wire.s3 import MOST_READ_BYTES
 
 PART_BYTES = 8 * 1024 * 1024
 FULL_HINT = "labctl config   # shows the store; free space there, then run the same command again"
+SIZE_HINT = "labctl config   # check store: something else has written to it"
 
 
 class SshLabStore:
@@ -64,10 +66,17 @@ class SshLabStore:
         self._run_program(self._context.keys, "forget", lab)
 
     def read(self, key: str) -> bytes | None:
+        content = bytearray()
         try:
-            return b"".join(self._read_parts(key))
+            for part in self._read_parts(key):
+                content += part
+                if len(content) > MOST_READ_BYTES:
+                    why = f"{key} has more than {MOST_READ_BYTES // 1024**2} MiB"
+                    what = f"{self.url} has a file that is too large to read"
+                    raise TransferError(what, why=why, hint=SIZE_HINT)
         except NotFoundError:
             return None
+        return bytes(content)
 
     def write(self, key: str, data: bytes) -> None:
         self._put_file(key, data, expected=None)

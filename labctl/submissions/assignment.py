@@ -56,7 +56,9 @@ def parse_place(text: str) -> str:
     match = SSH_PLACE.fullmatch(text)
     if match is None or not 0 < int(match["port"] or 22) < 65536:
         raise ValueError(
-            f"{quote(text)} is not a receiver: ssh://user@host:22 or s3://bucket/folder"
+            f"{quote(text)} is not a destination: ssh://user@host:22 or s3://bucket/folder. "
+            "Students also use ssh where they share a machine or file system with the receiver: "
+            "it tells who submits"
         )
     return text
 

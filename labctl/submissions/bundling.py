@@ -112,7 +112,7 @@ def collect_contents(
         notes=tuple(notes),
         stale=freshness.find_stale_results(on_server, home, chosen),
     )
-    _check_required(rules, result, run.id, freshness.has_final_files(run, home))
+    _check_required(rules, result, run, freshness.has_final_files(run, home))
     return result
 
 
@@ -221,27 +221,30 @@ def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> Non
 
 
 def _check_required(
-    rules: Assignment, result: BundleContents, run_id: str, has_all_files: bool
+    rules: Assignment, result: BundleContents, run: Run, has_all_files: bool
 ) -> None:
     """NotFoundError for a missing part; `has_all_files` if another pull would bring nothing."""
-    pull = f"labctl pull {run_id}"
+    pull, why = f"labctl pull {run.id}", ""
+    if not run.has_ended:
+        pull = f"labctl pull --follow {run.id}"
+        why = "the run has not ended, and a pull leaves out files that it is still writing"
+    elif not has_all_files:
+        why = "the files on this machine are not the final ones of the run"
+    save = "save the model in $LABCTL_CHECKPOINT_DIR in your code, then: labctl run"
     hints = {
-        "model": "save the model in $LABCTL_CHECKPOINT_DIR in your code, then: labctl run"
-        if has_all_files
-        else pull,
-        "logs": pull,
-        "report": f"labctl report {run_id}",
-        "evaluation": f"labctl eval {run_id}",
-        "code": "labctl -C DIR submit   # in the lab's directory",
+        "model": (why, save if has_all_files else pull),
+        "logs": (why, pull),
+        "report": ("", f"labctl report {run.id}"),
+        "evaluation": ("", f"labctl eval {run.id}"),
+        "code": ("", "labctl -C DIR submit   # in the lab's directory"),
     }
     for part in rules.require:
         if not result.list_part(part) and not (
             part == "evaluation" and result.has_file(SERVERS_EVALUATION)
         ):
-            raise NotFoundError(
-                f"{rules.name} requires the {part}, but run {run_id} has none on this machine",
-                hint=hints[part],
-            )
+            why, hint = hints[part]
+            what = f"{rules.name} requires the {part}, but run {run.id} has none on this machine"
+            raise NotFoundError(what, why=why, hint=hint)
 
 
 def _generate_file(name: str, body: object) -> BundleSource:

@@ -201,9 +201,11 @@ def _read_host_key(place: str) -> str:
 
 
 def _make_invalid_error(name: str, problems: tuple[Problem, ...]) -> ConfigError:
+    keys = ("course", "due", "host_key", "late", "max_size", "penalty", "require")
+    typed = {"hand_in": "--at", **{key: f"--{key.replace('_', '-')}" for key in keys}}
     return ConfigError(
         f"the assignment {name} is not valid",
-        tuple(Problem(problem.path, 0, problem.message) for problem in problems),
+        tuple(Problem(typed.get(one.path, one.path), 0, one.message) for one in problems),
         hint="labctl receive assignment --help",
     )
 

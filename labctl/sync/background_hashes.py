@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from labctl.errors import TransferError
+from labctl.parallel import start_daemon
 from labctl.sync.durability import hash_on_disk, sync_file
 from labctl.sync.growing_hash import STEP_BYTES, GrowingFiles
 
@@ -23,8 +22,7 @@ POLL_S = 0.1
 class BackgroundHasher:
     """Syncs and hashes large files of `folder`, one after the other, in a thread of its own.
 
-    Only files that are `expected` (names that were checked, with their sizes) are hashed. A daemon
-    thread and no executor, whose exit would wait for the hash of a large file after Ctrl-C.
+    Only files that are `expected` (names that were checked, with their sizes) are hashed.
 
     With `follow`, the caller promises that a file which does not exist yet is written from its
     start to its end, and that `add` is called after each time that a file was written. Then such a
@@ -39,12 +37,10 @@ class BackgroundHasher:
         self._found: dict[str, tuple[str, os.stat_result]] = {}
         large = (path for path, size in expected.items() if size >= STEP_BYTES)
         self._growing = GrowingFiles(folder, large if follow else ())
-        self._thread = threading.Thread(target=self._work, daemon=True)
         self._is_canceled = False
-        self._disk_error: TransferError | None = None
 
     def __enter__(self) -> BackgroundHasher:
-        self._thread.start()
+        self._work_done = start_daemon(self._work)
         return self
 
     def __exit__(
@@ -57,9 +53,7 @@ class BackgroundHasher:
         self._is_canceled = error is not None
         self._due.put(None)
         if error is None:
-            self._thread.join()
-            if self._disk_error is not None:
-                raise self._disk_error
+            self._work_done.result()
 
     def add(self, path: str) -> None:
         """Hash this file, which is complete. Small files are left out."""
@@ -83,12 +77,9 @@ class BackgroundHasher:
 
     def _work(self) -> None:
         with contextlib.closing(self._growing):
-            try:
-                while (path := self._wait_for_file()) is not None and not self._is_canceled:
-                    self._hash(path)
-            except TransferError as error:
-                # The kernel reports a failed write once: a later sync would succeed.
-                self._disk_error = error
+            # A TransferError ends it: the kernel reports a failed write once.
+            while (path := self._wait_for_file()) is not None and not self._is_canceled:
+                self._hash(path)
 
     def _wait_for_file(self) -> str | None:
         """Return the next complete file, None after the last; hash growing files until then."""

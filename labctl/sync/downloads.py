@@ -12,7 +12,6 @@ import errno
 import os
 import shutil
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import msgspec
 from labctl.errors import DiskFullError, TransferError
 from labctl.events import Progress, Reporter
 from labctl.model import Value
+from labctl.parallel import start_daemon
 from labctl.servers.agent import KEPT, add_resume_hint
 from labctl.sync.background_hashes import BackgroundHasher
 from labctl.sync.durability import hash_on_disk, sync_files
@@ -118,7 +118,7 @@ class Download:
         self._require_space(due)
         missing = [file for file in due if not self._has_arrived(file)]
         unhashed = [file for file in due if not file.sha256]
-        hashes = _ServerHashes(self.folder, unhashed)
+        hashes = start_daemon(lambda: _fetch_hashes(self.folder, unhashed))
         sizes = {file.path: file.size for file in missing}
         # rsync writes a new file from its start to its end, then names it.
         hasher = BackgroundHasher(self.partial, sizes, follow=bool(self.folder.rsync_version))
@@ -127,7 +127,7 @@ class Download:
                 with hasher:
                     self._transfer(missing, hasher.add)
                 _clear(self.partial, paths)
-            announced = {file.path: file.sha256 for file in due} | hashes.wait()
+            announced = {file.path: file.sha256 for file in due} | hashes.result()
         received, bad = [], []
         for file in due:
             if announced[file.path] and self._trim(file):
@@ -214,34 +214,14 @@ class Download:
             ) from error
 
 
-class _ServerHashes:
-    """Fetches the server's hashes of files announced without one, during their transfer."""
-
-    def __init__(self, folder: RemoteFolder, due: Sequence[AnnouncedFile]) -> None:
-        self.remote = folder.remote
-        self.paths = [file.path for file in due]
-        parts = tuple(FilePart(file.path, file.size) for file in due)
-        self.request = folder.request._replace(parts=parts)
-        self.hashes: dict[str, str] = {}
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self._request_hashes, daemon=True)
-        if due:
-            self.thread.start()
-
-    def wait(self) -> dict[str, str]:
-        """Return hashes by path, "" for a file that changed since the server announced it."""
-        if self.paths:
-            self.thread.join()
-        if self.error is not None:
-            raise self.error
-        return self.hashes
-
-    def _request_hashes(self) -> None:
-        try:
-            reply = self.remote.call(HASHES, self.request, timeout_s=LONG_S)
-            self.hashes = dict(zip(self.paths, reply.sha256, strict=True))
-        except BaseException as error:  # raised again in `wait`, in the thread that pulls
-            self.error = error
+def _fetch_hashes(folder: RemoteFolder, due: Sequence[AnnouncedFile]) -> dict[str, str]:
+    """Return the server's hashes by path, "" for a file that changed since it was announced."""
+    if not due:
+        return {}
+    parts = tuple(FilePart(file.path, file.size) for file in due)
+    request = folder.request._replace(parts=parts)
+    reply = folder.remote.call(HASHES, request, timeout_s=LONG_S)
+    return dict(zip((file.path for file in due), reply.sha256, strict=True))
 
 
 def _clear(partial: Path, wanted: set[str]) -> None:

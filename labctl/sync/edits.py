@@ -13,13 +13,21 @@ from labctl.errors import PolicyError, TransferError
 from labctl.events import Note, Reporter
 from labctl.model import Value
 from labctl.servers.agent import AgentClient
-from labctl.sync.containment import find_name_problem, require_contained
+from labctl.sync.containment import find_name_problem
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_directories
 from labctl.sync.file_transfer import RemoteFolder
 from labctl.sync.scan import hash_file
 from labctl.sync.transfer_lock import hold_transfers
-from labctl.wire.files import EDITS, PULLED, PartsRequest, PulledEdit, PulledRequest
+from labctl.wire.files import (
+    EDITS,
+    PULLED,
+    EditedFile,
+    EditsReply,
+    PartsRequest,
+    PulledEdit,
+    PulledRequest,
+)
 from labctl.wire.verbs import LabRequest
 
 SAVED = "server-edits"
@@ -35,152 +43,114 @@ class EditsResult(Value, frozen=True):
     skipped: tuple[str, ...] = ()
 
 
-class _Edit(Value, frozen=True):
-    due: AnnouncedFile
-    base: str
-
-
 def pull_edits(
     remote: AgentClient,
-    lab_name: str,
-    lab_id: str,
+    lab: LabRequest,
     lab_root: Path,
     *,
     reporter: Reporter,
+    merge: bool = False,
 ) -> EditsResult:
     """Save files that were edited on the server to `<lab_root>/server-edits/<UTC time>/`.
 
-    The lab's own files stay as they are. Without edits, the directory is not created.
+    With `merge`, copy them into the lab itself instead. A file that also changed here stays, and
+    the server's version is saved. Without files to save, the directory is not created.
     """
-    with hold_transfers(lab_root, "pull", reporter):
-        download = _EditsDownload(remote, LabRequest(lab_name, lab_id), lab_root, reporter)
-        edits = download.fetch()
-        names = tuple(download.keep(edit.due) for edit in edits)
-        return download.result(saved=names)
-
-
-def pull_code(
-    remote: AgentClient,
-    lab_name: str,
-    lab_id: str,
-    lab_root: Path,
-    *,
-    reporter: Reporter,
-) -> EditsResult:
-    """Copy files that were edited on the server into the lab itself.
-
-    A file that also changed here stays, and the server's version is saved as in `pull_edits`.
-    """
-    with hold_transfers(lab_root, "pull --code", reporter):
-        download = _EditsDownload(remote, LabRequest(lab_name, lab_id), lab_root, reporter)
-        return _merge(download, lab_root)
-
-
-def _merge(download: _EditsDownload, lab_root: Path) -> EditsResult:
-    brought, saved = [], []
-    for edit in download.fetch():
-        local_hash = _hash_local(_inside(lab_root, edit.due.path))
-        if local_hash not in ("", edit.base, edit.due.sha256):
-            saved.append(download.keep(edit.due))
-        else:
-            download.replace(edit.due)
-            brought.append(edit.due.path)
-    if saved:
-        download.reporter.emit(
-            Note(
-                text=f"changed here and on the server: {', '.join(saved)}. Your files are "
-                f"unchanged; the server's are in {download.directory}. "
-                "Merge them, then labctl push --force",
-                level="warning",
-            )
-        )
-    return download.result(saved=tuple(saved), brought=tuple(brought))
-
-
-class _EditsDownload:
-    """Downloads edited files, and puts each into the lab or beside it."""
-
-    def __init__(
-        self,
-        remote: AgentClient,
-        request: LabRequest,
-        lab_root: Path,
-        reporter: Reporter,
-    ) -> None:
-        self.remote = remote
-        self.request = request
-        self.root = lab_root.resolve()
-        self.reporter = reporter
-        self.partial = self.root / ".labctl" / "partial-edits"
-        self.directory = self.root / SAVED / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-        self.skipped: list[str] = []
-        self.held: tuple[PulledEdit, ...] = ()
-        self.placed: list[Path] = []
-
-    def fetch(self) -> Sequence[_Edit]:
-        """Download all edited files to the partial directory and verify them."""
-        reply = self.remote.call(EDITS, self.request, timeout_s=LONG_S)
-        edits = []
-        self.skipped += [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply.skipped]
-        for path, size, sha256, base in reply.files:
-            if reason := find_name_problem(path):
-                self.skipped.append(f"{ascii(path)[1:-1]}: {reason}")
-            else:
-                due = AnnouncedFile(path=require_contained(path), size=size, sha256=sha256)
-                edits.append(_Edit(due=due, base=base))
-        download = Download(
-            RemoteFolder(
-                remote=self.remote,
-                request=PartsRequest(*self.request, run=""),
-                directory=reply.root,
-                rsync_version=reply.rsync,
-            ),
-            self.partial,
-            basis=None,  # so that the server learns nothing about the local files
-            reporter=self.reporter,
-            name="pull code",
-            hint="labctl pull --code",
-        )
-        _, bad = download.fetch([edit.due for edit in edits])
-        if bad:
-            raise TransferError(
-                f"{bad[0].path} changed on the server during the download",
-                hint="labctl pull --code",
-            )
-        self.held = tuple(PulledEdit(edit.due.path, edit.due.sha256) for edit in edits)
-        return edits
-
-    def keep(self, due: AnnouncedFile) -> str:
-        target = self.directory / due.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (self.partial / due.path).replace(target)
-        self.placed.append(target)
-        return due.path
-
-    def replace(self, due: AnnouncedFile) -> None:
-        target = _inside(self.root, due.path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        arrived = self.partial / due.path
-        if target.exists():
-            arrived.chmod(target.stat().st_mode & 0o777)
-        arrived.replace(target)
-        self.placed.append(target)
-
-    def result(self, *, saved: tuple[str, ...] = (), brought: tuple[str, ...] = ()) -> EditsResult:
-        sync_directories(self.placed, self.root)
-        shutil.rmtree(self.partial, ignore_errors=True)
-        if self.held:
+    root = lab_root.resolve()
+    partial = root / ".labctl" / "partial-edits"
+    directory = root / SAVED / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+    with hold_transfers(lab_root, "pull --code" if merge else "pull", reporter):
+        reply = remote.call(EDITS, lab, timeout_s=LONG_S)
+        edits, skipped = _sort_edits(reply)
+        _download(remote, lab, reply, edits, partial, reporter)
+        saved: list[str] = []
+        brought: list[str] = []
+        for edit in edits:
+            is_saved = not merge or _has_changed(root, edit)
+            (saved if is_saved else brought).append(edit.path)
+        targets = {path: directory / path for path in saved}
+        targets |= {path: _resolve(root, path) for path in brought}
+        for path, target in targets.items():
+            _place(partial / path, target)
+        if merge and saved:
+            reporter.emit(Note(text=_conflict_text(saved, directory), level="warning"))
+        sync_directories(targets.values(), root)
+        shutil.rmtree(partial, ignore_errors=True)
+        if edits:
             # The watchdog then saves only edits that are not on this machine.
-            self.remote.call(PULLED, PulledRequest(*self.request, edits=self.held))
-        return EditsResult(
-            directory=str(self.directory) if saved else "",
-            saved=saved,
-            brought=brought,
-            skipped=tuple(self.skipped),
+            held = tuple(PulledEdit(edit.path, edit.sha256) for edit in edits)
+            remote.call(PULLED, PulledRequest(*lab, edits=held))
+    return EditsResult(
+        directory=str(directory) if saved else "",
+        saved=tuple(saved),
+        brought=tuple(brought),
+        skipped=tuple(skipped),
+    )
+
+
+def _sort_edits(reply: EditsReply) -> tuple[list[EditedFile], list[str]]:
+    """Return the edits that can be downloaded, and descriptions of the others."""
+    edits = []
+    skipped = [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply.skipped]
+    for edit in reply.files:
+        if reason := find_name_problem(edit.path):
+            skipped.append(f"{ascii(edit.path)[1:-1]}: {reason}")
+        else:
+            edits.append(edit)
+    return edits, skipped
+
+
+def _download(
+    remote: AgentClient,
+    lab: LabRequest,
+    reply: EditsReply,
+    edits: Sequence[EditedFile],
+    partial: Path,
+    reporter: Reporter,
+) -> None:
+    """Download all edited files to the partial directory and verify them."""
+    download = Download(
+        RemoteFolder(
+            remote=remote,
+            request=PartsRequest(*lab, run=""),
+            directory=reply.root,
+            rsync_version=reply.rsync,
+        ),
+        partial,
+        basis=None,  # so that the server learns nothing about the local files
+        reporter=reporter,
+        name="pull code",
+        hint="labctl pull --code",
+    )
+    _, bad = download.fetch(
+        [AnnouncedFile(path=edit.path, size=edit.size, sha256=edit.sha256) for edit in edits]
+    )
+    if bad:
+        raise TransferError(
+            f"{bad[0].path} changed on the server during the download", hint="labctl pull --code"
         )
 
 
-def _inside(root: Path, name: str) -> Path:
+def _has_changed(root: Path, edit: EditedFile) -> bool:
+    """Whether the lab's own file is neither the pushed one nor the server's."""
+    return _hash_local(_resolve(root, edit.path)) not in ("", edit.base, edit.sha256)
+
+
+def _place(arrived: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        arrived.chmod(target.stat().st_mode & 0o777)
+    arrived.replace(target)
+
+
+def _conflict_text(paths: Sequence[str], directory: Path) -> str:
+    return (
+        f"changed here and on the server: {', '.join(paths)}. Your files are unchanged; the "
+        f"server's are in {directory}. Merge them, then labctl push --force"
+    )
+
+
+def _resolve(root: Path, name: str) -> Path:
     path = root
     for part in name.split("/"):
         path = path / part

@@ -6,18 +6,8 @@ import json
 from collections.abc import Mapping
 
 from labctl.events import Note, Progress, Reporter
-from labctl.model import Value
 from labctl.servers.agent import AgentClient
-from labctl.wire.files import FETCH, FetchRequest
-
-
-class FetchedData(Value, frozen=True):
-    """A data set on the server. `unchanged` means that nothing had to be fetched."""
-
-    name: str
-    files: int
-    bytes: int
-    unchanged: bool = False
+from labctl.wire.files import FETCH, FetchedSet, FetchRequest
 
 
 def fetch_data(
@@ -28,21 +18,21 @@ def fetch_data(
     reporter: Reporter,
     *,
     s3_endpoint: str = "",
-) -> tuple[FetchedData, ...]:
+) -> Mapping[str, FetchedSet]:
     """Have the server fetch each of `sources` (name -> address) to its data directory.
+
+    Returns what is there now, by name.
 
     No credentials are sent: the server uses its own, or none. `s3_endpoint` is another store's
     address. UsageError for an address of another kind, NotFoundError, DiskFullError, TransferError
     (what arrived is kept there and used the next time).
     """
     if not sources:
-        return ()
+        return {}
     request = FetchRequest(lab_name, lab_id, dict(sources), s3_endpoint)
     progress = _FetchProgress(reporter)
     reply = remote.stream(FETCH, request, on_reply=lambda reply: None, on_bytes=progress.feed)
-    return tuple(
-        FetchedData(name=name, **fetched._asdict()) for name, fetched in sorted(reply.sets.items())
-    )
+    return reply.sets
 
 
 class _FetchProgress:

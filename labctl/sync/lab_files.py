@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ from labctl.sync.ignored_files import describe_ignored
 from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers, share_transfers
-from labctl.wire.files import CHECK_DATA, CheckDataRequest
+from labctl.wire.server_data import CHECK_DATA, CheckDataRequest
+from labctl.wire.verbs import LabRequest
 
 if TYPE_CHECKING:  # a push starts faster without the modules for downloads
     from labctl.sync.edits import EditsResult
@@ -160,22 +161,16 @@ def _make_unreadable_error(path: str) -> UsageError:
 
 def save_edits(context: LabContext, server: Server) -> EditsResult:
     """Save files that were edited on the server to `<lab>/server-edits/`."""
-    return _run_edits(context, server, edits.pull_edits)
+    return _pull_edits(context, server, merge=False)
 
 
 def pull_code(context: LabContext, server: Server) -> list[str]:
     """Copy files that were edited on the server into the lab; return the paths of all of them."""
-    result = _run_edits(context, server, edits.pull_code)
+    result = _pull_edits(context, server, merge=True)
     return [*result.brought, *(f"{result.directory}/{name}" for name in result.saved)]
 
 
-def _run_edits(
-    context: LabContext, server: Server, flow: Callable[..., EditsResult]
-) -> EditsResult:
-    return flow(
-        context.open_agent(server),
-        context.config.name,
-        context.lab_id,
-        context.config.root,
-        reporter=context.reporter,
-    )
+def _pull_edits(context: LabContext, server: Server, *, merge: bool) -> EditsResult:
+    remote, lab = context.open_agent(server), LabRequest(context.config.name, context.lab_id)
+    root, reporter = context.config.root, context.reporter
+    return edits.pull_edits(remote, lab, root, reporter=reporter, merge=merge)

@@ -22,7 +22,7 @@ from labctl.model import GIB, FileEntry, Value
 from labctl.servers.agent import KEPT, AgentClient, add_resume_hint
 from labctl.sync.file_transfer import LONG_S, Destination, send_files
 from labctl.sync.scan import HashIndex, rehash
-from labctl.sync.source_files import SourceFiles, SourceHasher
+from labctl.sync.source_files import SourceFiles, hash_during_transfer
 from labctl.text import bytes_text
 from labctl.wire.files import COMMIT, PLAN, CommitRequest, PlanReply, PlanRequest, PushedFile
 
@@ -221,10 +221,10 @@ class _Push:
         missing = [f for f in needed if f.path not in staged]
         unhashed = [f for f in needed if not f.sha256]
         sources.require_readable(unhashed)
-        with SourceHasher(self.root, unhashed) as hashing:
+        with hash_during_transfer(self.root, unhashed) as hashing:
             if missing:
                 self._transfer(missing, plan)
-            hashes = hashing.wait()
+            hashes = hashing.result()
         if changed := sources.list_changed():
             return changed
         hashed = [msgspec.structs.replace(f, sha256=f.sha256 or hashes[f.path]) for f in needed]

@@ -114,22 +114,16 @@ def file_identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
-def hash_file(path: Path, length: int | None = None) -> str:
-    """Hash a file, or its first `length` bytes; sha256 in hex."""
+def hash_file(path: Path) -> str:
+    """Hash a file; sha256 in hex."""
     with path.open("rb", buffering=0) as file:
-        if length is None:
-            size = os.fstat(file.fileno()).st_size
-            if size < SMALL_BYTES:
-                content = file.read(size + 1)
-                if len(content) == size:
-                    return hashlib.sha256(content).hexdigest()
-                file.seek(0)
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256()
-        while length > 0 and (block := file.read(min(1 << 20, length))):
-            digest.update(block)
-            length -= len(block)
-        return digest.hexdigest()
+        size = os.fstat(file.fileno()).st_size
+        if size < SMALL_BYTES:  # one read is faster than file_digest, which makes a large buffer
+            content = file.read(size + 1)
+            if len(content) == size:
+                return hashlib.sha256(content).hexdigest()
+            file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def scan_code(

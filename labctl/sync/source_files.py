@@ -10,12 +10,16 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from labctl.model import FileEntry
+from labctl.parallel import start_daemon
 from labctl.sync.scan import file_identity
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 BLOCK_BYTES = 1024**2
 GONE = (FileNotFoundError, NotADirectoryError)
@@ -63,58 +67,39 @@ class SourceFiles:
             return None
 
 
-class SourceHasher:
-    """Hashes files in a thread during their transfer. OSError for an unreadable file."""
+@contextlib.contextmanager
+def hash_during_transfer(
+    root: Path, files: Sequence[FileEntry]
+) -> Iterator[Future[dict[str, str]]]:
+    """Hash files in a thread during the block; yield their future hashes by path.
 
-    def __init__(self, root: Path, files: Sequence[FileEntry]) -> None:
-        self._root = root
-        self._files = files
-        self._hashes: dict[str, str] = {}
-        self._error: OSError | None = None
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    A file that was deleted has the hash "". OSError for an unreadable file.
+    """
+    ending = threading.Event()
+    hashes = start_daemon(
+        lambda: {entry.path: _hash(f"{root}/{entry.path}", entry.size, ending) for entry in files}
+    )
+    try:
+        yield hashes
+    finally:
+        ending.set()
+        hashes.exception()  # waits
 
-    def __enter__(self) -> SourceHasher:
-        self._thread.start()
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._ending.set()
-        self._thread.join()
-
-    def wait(self) -> dict[str, str]:
-        """Return all hashes by path, "" for a file that was deleted."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._hashes
-
-    def _run(self) -> None:
-        try:
-            for entry in self._files:
-                self._hashes[entry.path] = self._hash(entry)
-        except OSError as error:
-            self._error = error
-
-    def _hash(self, entry: FileEntry) -> str:
-        # Not through a Path and a file object: they take longer than the hash of a small file.
-        try:
-            descriptor = os.open(f"{self._root}/{entry.path}", os.O_RDONLY)
-        except GONE:
-            return ""
-        try:
-            digest = hashlib.sha256()
-            # One byte more than the file has, so that one read finds its end.
-            wanted = min(entry.size + 1, BLOCK_BYTES)
-            while not self._ending.is_set() and (block := os.read(descriptor, wanted)):
-                digest.update(block)
-                if len(block) < wanted:
-                    break
-            return digest.hexdigest()
-        finally:
-            os.close(descriptor)
+def _hash(path: str, size: int, ending: threading.Event) -> str:
+    # Not through a Path and a file object: they take longer than the hash of a small file.
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except GONE:
+        return ""
+    try:
+        digest = hashlib.sha256()
+        # One byte more than the file has, so that one read finds its end.
+        wanted = min(size + 1, BLOCK_BYTES)
+        while not ending.is_set() and (block := os.read(descriptor, wanted)):
+            digest.update(block)
+            if len(block) < wanted:
+                break
+        return digest.hexdigest()
+    finally:
+        os.close(descriptor)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import tarfile
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 
 from labctl.errors import PolicyError, TransferError
+from labctl.parallel import start_daemon
 from labctl.wire.tar import TarStream
 
 BLOCK_BYTES = 256 * 1024
@@ -41,14 +41,12 @@ class TarExtraction:
         self._on_bytes = on_bytes
         self._surplus_bytes = UNWRITTEN_BYTES + MEMBER_HEADER_BYTES * len(self._due)
         self._received_bytes = 0
-        self._error: Exception | None = None
         reading, writing = os.pipe()
         self._archive = os.fdopen(reading, "rb")
         self._pipe = os.fdopen(writing, "wb")
-        self._thread = threading.Thread(target=self._run, name="labctl-tar", daemon=True)
 
     def __enter__(self) -> TarExtraction:
-        self._thread.start()
+        self._extraction = start_daemon(self._extract)
         return self
 
     def __exit__(
@@ -59,20 +57,17 @@ class TarExtraction:
     ) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._pipe.close()
-        self._thread.join()
-        if error is None and self._error is not None:
-            raise self._error
+        failure = self._extraction.exception()  # waits
+        if error is None and failure is not None:
+            raise failure
 
     def feed(self, block: bytes) -> None:
         """Pass on the next bytes of the archive. Raises the errors that leaving would raise."""
         self._received_bytes += len(block)
         try:
             self._pipe.write(block)
-        except BrokenPipeError:
-            self._thread.join()
-            if self._error is None:
-                raise
-            raise self._error from None
+        except BrokenPipeError as error:
+            raise (self._extraction.exception() or error) from None
         done_bytes = self.done_bytes
         if self._received_bytes - done_bytes > self._surplus_bytes:
             raise TransferError(
@@ -81,14 +76,13 @@ class TarExtraction:
             )
         self._on_bytes(done_bytes)
 
-    def _run(self) -> None:
-        with self._archive:
-            try:
-                self._extract()
-            except Exception as error:  # raised again in the thread that feeds
-                self._error = error
-
     def _extract(self) -> None:
+        with self._archive:
+            self._extract_members()
+            while self._archive.read(BLOCK_BYTES):
+                pass  # tar fills its last record with zeros
+
+    def _extract_members(self) -> None:
         stream = TarStream(self._archive)
         for member in stream:
             path = self._due.pop(member.name, None)
@@ -101,8 +95,6 @@ class TarExtraction:
             # A file that was replaced by a link or a directory meanwhile counts as missing.
             if member.kind == tarfile.REGTYPE:
                 self._write(self._partial / path, stream)
-        while self._archive.read(BLOCK_BYTES):
-            pass  # tar fills its last record with zeros
 
     def _write(self, path: Path, stream: TarStream) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,16 @@ May import: commands, config, estimate and the layers below.
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from labctl.model import Endpoint, Value
 from labctl.shell import Command
+from labctl.transports import failures
+from labctl.transports.bounded_output import BoundedOutput
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -58,7 +62,17 @@ class RemoteShell(Value, frozen=True):
     control_path: str = ""
 
 
-class Transport(Protocol):
+class Execution(NamedTuple):
+    """A line to execute. `deadline` is in seconds of time.monotonic, None without one."""
+
+    line: Command | str
+    stdin: Body
+    deadline: float | None
+    on_stdout: Callable[[bytes], None]
+    on_stderr: Callable[[bytes], None]
+
+
+class Transport(ABC):
     """A way to run commands on one server."""
 
     endpoint: Endpoint
@@ -75,6 +89,18 @@ class Transport(Protocol):
 
         Raises LinkLostError within 10 s of a dead link, BusyError after `timeout_s`.
         """
+        output = BoundedOutput(self.endpoint)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        code, noise = self._execute(Execution(line, stdin, deadline, output.out, output.err))
+        result = Result(
+            code=code,
+            stdout=output.stdout,
+            stderr=output.stderr,
+            noise=noise.decode(errors="replace"),
+        )
+        if check and code:
+            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
+        return result
 
     def stream(
         self,
@@ -85,11 +111,23 @@ class Transport(Protocol):
         on_stderr: Callable[[bytes], None] | None = None,
     ) -> int:
         """Run `line`, pass on output as it arrives, return the exit code. Same errors as run."""
+        return self._execute(Execution(line, stdin, None, on_stdout, on_stderr or _ignore))[0]
 
+    @abstractmethod
+    def _execute(self, execution: Execution) -> tuple[int, bytes]:
+        """Run a line; return its exit code, and what the login shell printed before it started."""
+
+    @abstractmethod
     def remote_shell(self) -> RemoteShell | None:
         """Connect and return the shell for rsync; None if other programs cannot connect."""
 
+    @abstractmethod
     def open_sftp(self) -> AbstractContextManager[SFTPClient]:
         """A client for single files. OSError says what the server refuses; data goes by rsync."""
 
+    @abstractmethod
     def close(self) -> None: ...
+
+
+def _ignore(_: bytes) -> None:
+    pass

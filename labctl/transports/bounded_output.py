@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
-
 from labctl.errors import LabError
 from labctl.errors.subject import Subject
 from labctl.model import Endpoint
-from labctl.shell import Command
-from labctl.transports import Body, Result, failures
+from labctl.transports import failures
 
 # Limit for both streams of one command together. The list of a million files is smaller.
 MOST_BYTES = 128 * 1024**2
@@ -57,58 +51,3 @@ def _render_output_hint(subject: Subject) -> str:
     if subject.kind == "lab":
         return f"{to_file}, then: labctl pull"
     return f"{to_file}; {subject.down} downloads the files of runs"
-
-
-class Execution(NamedTuple):
-    """A line to execute. `deadline` is in seconds of time.monotonic, None without one."""
-
-    line: Command | str
-    stdin: Body
-    deadline: float | None
-    on_stdout: Callable[[bytes], None]
-    on_stderr: Callable[[bytes], None]
-
-
-class BoundedTransport(ABC):
-    """`run` and `stream` of a transport that can execute a line with callbacks for its output."""
-
-    endpoint: Endpoint
-
-    def run(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        timeout_s: float | None = 60.0,
-        check: bool = True,
-    ) -> Result:
-        output = BoundedOutput(self.endpoint)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        code, noise = self._execute(Execution(line, stdin, deadline, output.out, output.err))
-        result = Result(
-            code=code,
-            stdout=output.stdout,
-            stderr=output.stderr,
-            noise=noise.decode(errors="replace"),
-        )
-        if check and code:
-            raise failures.make_command_error(self.endpoint, str(line), code, result.stderr)
-        return result
-
-    def stream(
-        self,
-        line: Command | str,
-        *,
-        stdin: Body = b"",
-        on_stdout: Callable[[bytes], None],
-        on_stderr: Callable[[bytes], None] | None = None,
-    ) -> int:
-        return self._execute(Execution(line, stdin, None, on_stdout, on_stderr or _ignore))[0]
-
-    @abstractmethod
-    def _execute(self, execution: Execution) -> tuple[int, bytes]:
-        """Run a line; return its exit code, and what the login shell printed before it started."""
-
-
-def _ignore(_: bytes) -> None:
-    pass

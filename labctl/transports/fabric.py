@@ -19,8 +19,7 @@ import paramiko
 
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
-from labctl.transports import Body, RemoteShell, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport, Execution
+from labctl.transports import Body, Execution, RemoteShell, Transport, failures, iterate_blocks
 from labctl.transports.fabric_login import STEP_TIMEOUT_S, Login, log_in
 from labctl.transports.framing import MarkedOutputParser, frame
 from labctl.transports.sftp import open_sftp_client
@@ -39,7 +38,7 @@ NO_SESSION_FREE = 2
 PAUSE_S = 0.05
 
 
-class FabricTransport(BoundedTransport):
+class FabricTransport(Transport):
     """One connection, made by the first command and again after it was lost.
 
     Threads may share it: at most 8 commands and SFTP clients run at once, others wait.

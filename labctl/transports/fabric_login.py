@@ -99,21 +99,18 @@ class _PinnedKeys(paramiko.MissingHostKeyPolicy):
             raise failures.make_wrong_host_key_error(self._endpoint, "")
 
 
-def log_in(endpoint: Endpoint, known_hosts: Path | None = None) -> Login:
+def log_in(
+    endpoint: Endpoint, known_hosts: Path | None = None, strategy: LoginStrategy | None = None
+) -> Login:
     """Connect, compare the host key, authenticate. `known_hosts` has the keys of jump hosts.
 
-    Raises the ConnectError family, HostKeyError and AuthenticationError.
+    `strategy` authenticates, if given, instead of the endpoint's keys. Raises what it raises, the
+    ConnectError family, HostKeyError and AuthenticationError.
     """
     if not endpoint.host_key:
         raise failures.make_unpinned_host_key_error(endpoint)
-    return retry_rejected_logins(_log_in, endpoint, known_hosts)
-
-
-def log_in_by(strategy: LoginStrategy, endpoint: Endpoint, known_hosts: Path | None) -> Login:
-    """Connect, compare the host key, and have `strategy` authenticate. Raises what it raises."""
-    if not endpoint.host_key:
-        raise failures.make_unpinned_host_key_error(endpoint)
-    return retry_rejected_logins(_log_in, endpoint, known_hosts, _Keys(strategy=strategy))
+    keys = _Keys(strategy=strategy) if strategy else None
+    return retry_rejected_logins(_log_in, endpoint, known_hosts, keys)
 
 
 def fetch_host_key(endpoint: Endpoint, known_hosts: Path | None = None) -> str:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from labctl.errors import LabError
 from labctl.model import Endpoint
-from labctl.transports import RemoteShell, Result, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport, Execution
+from labctl.transports import Execution, RemoteShell, Result, Transport, iterate_blocks
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -29,7 +28,7 @@ class SentCommand:
 
 
 @dataclass
-class FakeTransport(BoundedTransport):
+class FakeTransport(Transport):
     """Records every line in `sent` and replies by the first pattern that matches it.
 
     `replies` are (regular expression, reply), tried in order. A line that no pattern matches is an

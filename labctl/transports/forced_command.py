@@ -17,6 +17,7 @@ from labctl.errors import CommandError, LabError, LinkLostError
 from labctl.model import Endpoint
 from labctl.retry import retry_rejected_logins
 from labctl.transports import failures
+from labctl.transports.ssh_client import spawn_ssh
 
 END_S = 5.0
 SSH_FAILED = 255
@@ -76,16 +77,10 @@ class LineChannel:
             # A file, not a pipe: a lot of output would fill a pipe and block the process.
             stderr = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
             try:
-                self._process = subprocess.Popen(
-                    self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
-                )
-            except FileNotFoundError:
+                self._process = spawn_ssh(self._argv, subprocess.PIPE, stderr)
+            except LabError:
                 stderr.close()
-                raise LabError(
-                    "ssh is not installed on this machine",
-                    why="labctl reaches keepers and receivers through the system's OpenSSH",
-                    hint="sudo apt install openssh-client",
-                ) from None
+                raise
             self._stderr = stderr
         return self._process
 

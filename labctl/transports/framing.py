@@ -8,7 +8,7 @@ command exits with 255, the mark again on stderr. A 255 without that second mark
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable
 
 from labctl.model import Value
@@ -27,7 +27,7 @@ class Frame(Value, frozen=True):
 def frame(line: Command | str) -> Frame:
     """Frame a POSIX shell line for any login shell."""
     text = line.render() if isinstance(line, Command) else line
-    word = secrets.token_hex(8)
+    word = os.urandom(8).hex()
     script = (
         f'm=\'\\001{word}\\002\'; printf "$m"; printf "$m" >&2\n(\n{text}\n)\n'
         'c=$?; [ $c -ne 255 ] || printf "$m" >&2; exit $c'

@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from labctl.commands import ssh
-from labctl.config import copy_environment
 from labctl.errors import LabError
 from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.parallel import on_cancel
 from labctl.retry import retry_rejected_logins
-from labctl.transports import Body, RemoteShell, failures, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport, Execution
+from labctl.transports import Body, Execution, RemoteShell, Transport, failures, iterate_blocks
 from labctl.transports.framing import Frame, MarkedOutputParser, frame
-from labctl.transports.ssh_client import find_quick_login_options, runtime_dir
+from labctl.transports.ssh_client import find_quick_login_options, runtime_dir, spawn_ssh
 
 if TYPE_CHECKING:
     from paramiko import SFTPClient
@@ -48,7 +46,7 @@ _PIPE_BYTES = 1024 * 1024
 _POLL_S = 0.05
 
 
-class OpenSshTransport(BoundedTransport):
+class OpenSshTransport(Transport):
     """Runs commands through `ssh -F config_path`, which describes the server as `server_id`.
 
     With `master` False every command makes its own connection. Threads may share one transport.
@@ -97,7 +95,8 @@ class OpenSshTransport(BoundedTransport):
         """Stop labctl's master, and with it the commands that other processes run over it."""
         path = self.control_path
         if path and _is_listening(path):
-            _spawn(ssh.build_control_argv(self._config, self._server_id, "exit", path), None).wait()
+            argv = ssh.build_control_argv(self._config, self._server_id, "exit", path)
+            spawn_ssh(argv, subprocess.DEVNULL).wait()
 
     def _execute(self, execution: Execution) -> tuple[int, bytes]:
         return retry_rejected_logins(self._attempt, execution)
@@ -107,7 +106,7 @@ class OpenSshTransport(BoundedTransport):
         out = MarkedOutputParser(framed.mark, execution.on_stdout)
         err = MarkedOutputParser(framed.mark, execution.on_stderr, twice=True)
         self._ensure_master()
-        process = _spawn(self._argv(framed), subprocess.PIPE)
+        process = spawn_ssh(self._argv(framed), subprocess.PIPE)
         with process:
             try:
                 with on_cancel(process.kill):
@@ -153,7 +152,7 @@ class OpenSshTransport(BoundedTransport):
         # A file, not a pipe: the master in the background would hold a pipe open.
         with tempfile.TemporaryFile() as stderr:
             argv = ssh.master_argv(self._config, self._server_id, path, find_quick_login_options())
-            process = _spawn(argv, subprocess.DEVNULL, stderr=stderr)
+            process = spawn_ssh(argv, subprocess.DEVNULL, stderr=stderr)
             try:
                 with on_cancel(process.kill):
                     if not _has_exited_within(process, LOGIN_TIMEOUT_S):
@@ -172,7 +171,7 @@ class OpenSshTransport(BoundedTransport):
         """
         if self.endpoint.jump or self.endpoint.proxy_command:
             argv = ssh.command_argv(self._config, self._server_id, "true")
-            process = _spawn(argv, subprocess.PIPE)
+            process = spawn_ssh(argv, subprocess.PIPE)
             try:
                 _, stderr = process.communicate(timeout=LOGIN_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -181,27 +180,6 @@ class OpenSshTransport(BoundedTransport):
                 process.kill()
                 process.wait()
         return failures.parse_ssh_error(self.endpoint, stderr.decode(errors="replace"))
-
-
-def _spawn(
-    argv: list[str], pipe: int | None, stderr: IO[bytes] | None = None
-) -> subprocess.Popen[bytes]:
-    quiet = subprocess.DEVNULL if pipe is None else pipe
-    try:
-        return subprocess.Popen(
-            argv,
-            stdin=quiet,
-            stdout=quiet,
-            stderr=stderr or quiet,
-            # Passed on unread. LC_ALL: `failures` recognizes ssh's messages in English.
-            env={**copy_environment(), "LC_ALL": "C"},
-        )
-    except FileNotFoundError:
-        raise LabError(
-            "ssh is not installed on this machine",
-            why="labctl reaches servers through the system's OpenSSH",
-            hint="sudo apt install openssh-client",
-        ) from None
 
 
 def _has_exited_within(process: subprocess.Popen[bytes], limit_s: float) -> bool:

@@ -15,7 +15,7 @@ from labctl.errors import AuthenticationError, LabError
 from labctl.model import Endpoint
 from labctl.shell import Secret, command, portable_line
 from labctl.transports import failures
-from labctl.transports.fabric_login import Login, log_in_by
+from labctl.transports.fabric_login import Login, log_in
 
 # The methods of SSH (RFC 4252, RFC 4256) that a password can answer.
 PASSWORD = "password"
@@ -40,7 +40,7 @@ def list_login_methods(endpoint: Endpoint, known_hosts: Path | None = None) -> f
     Raises the ConnectError family and HostKeyError.
     """
     query = _MethodQuery(endpoint)
-    log_in_by(query, endpoint, known_hosts).close()
+    log_in(endpoint, known_hosts, query).close()
     return query.methods
 
 
@@ -51,7 +51,7 @@ def authorize_key(
 
     AuthenticationError for a wrong password, LabError if the machine asks for more than that.
     """
-    login = log_in_by(_PasswordLogin(endpoint, password), endpoint, known_hosts)
+    login = log_in(endpoint, known_hosts, _PasswordLogin(endpoint, password))
     try:
         _append_key(login, endpoint, public_key)
     finally:

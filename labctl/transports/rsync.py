@@ -7,7 +7,6 @@ import functools
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -16,7 +15,7 @@ from labctl.commands import rsync
 from labctl.config import copy_environment
 from labctl.errors import LabError, TransferError
 from labctl.model import Endpoint, Value
-from labctl.parallel import on_cancel
+from labctl.parallel import on_cancel, start_daemon
 from labctl.transports import RemoteShell, failures
 
 KEPT_BYTES = 64 * 1024  # how much of the end of rsync's output is kept
@@ -89,17 +88,16 @@ def copy(
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        errors = _ErrorOutput(process.stderr)
-        feeding = threading.Thread(target=_feed, args=(process.stdin, names), daemon=True)
-        feeding.start()
+        reading = start_daemon(functools.partial(_read_end, process.stderr))
+        feeding = start_daemon(functools.partial(_feed, process.stdin, names))
         try:
             with on_cancel(lambda: _signal_group(process.pid, signal.SIGTERM)):
                 output = _read_progress(process.stdout, on_bytes, on_file)
                 code = process.wait()
         finally:
             _end(process)
-            complaint = errors.text()
-            feeding.join()
+            complaint = reading.result()
+            feeding.result()
     if code in (0, *rsync.PARTIAL_CODES, rsync.FILE_ERROR_CODE):
         return CopyResult(
             sent_bytes=rsync.parse_sent_bytes(output),
@@ -183,18 +181,9 @@ def _read_progress(
     return output.decode(errors="replace")
 
 
-class _ErrorOutput:
-    """Keeps the last KEPT_BYTES of a stream, which a thread reads."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self._kept = b""
-        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
-        self._thread.start()
-
-    def _read(self, pipe: IO[bytes]) -> None:
-        while chunk := os.read(pipe.fileno(), KEPT_BYTES):
-            self._kept = (self._kept + chunk)[-KEPT_BYTES:]
-
-    def text(self) -> str:
-        self._thread.join()
-        return self._kept.decode(errors="replace")
+def _read_end(pipe: IO[bytes]) -> str:
+    """Read a stream to its end; return the last KEPT_BYTES."""
+    kept = b""
+    while chunk := os.read(pipe.fileno(), KEPT_BYTES):
+        kept = (kept + chunk)[-KEPT_BYTES:]
+    return kept.decode(errors="replace")

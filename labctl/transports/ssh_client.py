@@ -1,4 +1,4 @@
-"""This machine's OpenSSH client: its private directory, and the options of its version."""
+"""This machine's OpenSSH client: how it is started, its private directory, its fast options."""
 
 from __future__ import annotations
 
@@ -6,14 +6,38 @@ import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from labctl.commands import ssh
-from labctl.errors import PolicyError
+from labctl.config import copy_environment
+from labctl.errors import LabError, PolicyError
 from labctl.lazy import lazy_imports
 
 with lazy_imports(__name__):
     import subprocess
+
+
+def spawn_ssh(
+    argv: Sequence[str], pipe: int, stderr: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start ssh with `pipe` for each of its streams, or with errors to the file `stderr`."""
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=stderr or pipe,
+            # Passed on unread. LC_ALL: `failures` recognizes ssh's messages in English.
+            env={**copy_environment(), "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        raise LabError(
+            "ssh is not installed on this machine",
+            why="labctl reaches other machines through the system's OpenSSH",
+            hint="sudo apt install openssh-client",
+        ) from None
 
 
 def runtime_dir(parent: Path = Path("/tmp")) -> Path:

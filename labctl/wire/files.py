@@ -245,12 +245,6 @@ class FetchRequest(NamedTuple):
     s3_endpoint: str = ""
 
 
-class CheckDataRequest(NamedTuple):
-    """Check that each of `directories` (name -> full path) is on the server and may be mounted."""
-
-    directories: Dict[str, str]
-
-
 class FetchedSet(NamedTuple):
     """A data set on the server. `unchanged` means that nothing had to be fetched."""
 
@@ -340,6 +334,5 @@ HOME_FILES = Verb("home-files", HomeFilesRequest, HomeFilesReply)
 HASHES = Verb("hashes", PartsRequest, HashesReply)
 MANIFEST = Verb("manifest", ManifestRequest, ManifestReply)
 PULLED = Verb("pulled", PulledRequest, Empty)
-CHECK_DATA = Verb("check-data", CheckDataRequest, Empty)
 FETCH = StreamingVerb("fetch", FetchRequest, Empty, FetchReply)
 RESTORE_DISK = Verb("restore", RestoreDiskRequest, RestoreDiskReply)

@@ -1,6 +1,6 @@
 """A folder of an S3 bucket: labctl's only S3 client, on servers and on your machine.
 
-It uses boto3, which the first request imports. This module imports nothing of labctl.
+It uses boto3, which the first request imports.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import base64
 import enum
 import functools
 import hashlib
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, NamedTuple, TypeVar, cast
+
+from .s3_errors import S3Error, S3Problem, translate_errors
 
 if TYPE_CHECKING:
     from botocore.session import Session
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 CHUNK_BYTES = 1024 * 1024
+# Records in a store are smaller. Whoever else can write there must not fill a reader's memory.
+MOST_READ_BYTES = 64 * 1024 * 1024
 # A smaller file is sent in one request, whose response has the hash of what S3 has written.
 PARTS_FROM_BYTES = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10
@@ -35,47 +39,6 @@ class Credentials(enum.Enum):
     USER = "user"  # those that boto3 finds, or those of a named profile
     ROLE = "role"  # those of the machine's instance profile, never a person's keys
     NONE = "none"  # unsigned, for a public bucket
-
-
-class S3Problem(enum.Enum):
-    """The kind of a failure."""
-
-    MISSING = "missing"
-    NO_BUCKET = "no bucket"
-    DENIED = "denied"
-    NO_CREDENTIALS = "no credentials"
-    UNREACHABLE = "unreachable"
-    CHANGED_HERE = "changed here"  # the local file (named in `why`) differs from its hash
-    CHANGED_THERE = "changed there"  # a condition on the object does not hold
-    UNCONFIRMED = "unconfirmed"
-    REFUSED = "refused"
-
-
-# By S3's error codes. Responses without a body have only the HTTP status.
-PROBLEMS = {
-    "NoSuchKey": S3Problem.MISSING,
-    "NoSuchVersion": S3Problem.MISSING,
-    "404": S3Problem.MISSING,
-    "NoSuchBucket": S3Problem.NO_BUCKET,
-    "AccessDenied": S3Problem.DENIED,
-    "403": S3Problem.DENIED,
-    "InvalidAccessKeyId": S3Problem.DENIED,
-    "SignatureDoesNotMatch": S3Problem.DENIED,
-    "ExpiredToken": S3Problem.DENIED,
-    "PreconditionFailed": S3Problem.CHANGED_THERE,
-    "ConditionalRequestConflict": S3Problem.CHANGED_THERE,
-    "412": S3Problem.CHANGED_THERE,
-    "409": S3Problem.CHANGED_THERE,
-}
-
-
-class S3Error(Exception):
-    """A request that failed, at S3 or on the way there."""
-
-    def __init__(self, problem: S3Problem, why: str) -> None:
-        super().__init__(why)
-        self.problem = problem
-        self.why = why
 
 
 class ListedObject(NamedTuple):
@@ -123,7 +86,10 @@ class S3:
             raise self._convert_error(error) from None
 
     def read(self, key: str) -> bytes | None:
-        """Return the whole content; None if absent, or if only a listing could tell."""
+        """Return the whole content; None if absent, or if only a listing could tell.
+
+        An object of more than MOST_READ_BYTES is an error.
+        """
         return self._read_tagged(key)[0]
 
     def read_blocks(
@@ -272,7 +238,11 @@ class S3:
 
         def get(client: S3Client) -> tuple[bytes, str]:
             reply = client.get_object(Bucket=self.bucket, Key=self._full_key(key))
-            return reply["Body"].read(), reply["ETag"]
+            with closing(reply["Body"]) as body:
+                if reply["ContentLength"] > MOST_READ_BYTES:
+                    why = f"{key} has more than {MOST_READ_BYTES // 1024**2} MiB"
+                    raise S3Error(S3Problem.TOO_LARGE, why)
+                return body.read(), reply["ETag"]
 
         return self._call_for_object(get) or (None, "")
 
@@ -372,23 +342,3 @@ def connect_as_role() -> S3Client:
     if session.get_credentials() is None:
         raise S3Error(S3Problem.NO_CREDENTIALS, NO_ROLE)
     return connect(session=session)
-
-
-@contextmanager
-def translate_errors() -> Iterator[None]:
-    """Raise S3Error for every error of boto3."""
-    from boto3.exceptions import Boto3Error
-    from botocore import exceptions
-
-    try:
-        yield
-    except exceptions.ClientError as error:
-        code = str(error.response["Error"].get("Code", ""))
-        why = f"{code}: {error.response['Error'].get('Message', '')}"
-        raise S3Error(PROBLEMS.get(code, S3Problem.REFUSED), why) from None
-    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-        raise S3Error(S3Problem.NO_CREDENTIALS, str(error)) from None
-    except exceptions.HTTPClientError as error:
-        raise S3Error(S3Problem.UNREACHABLE, str(error)) from None
-    except (exceptions.BotoCoreError, Boto3Error, OSError) as error:
-        raise S3Error(S3Problem.REFUSED, str(error)) from None

@@ -150,6 +150,39 @@ def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     assert "digits has no server" in labctl("exec", "r1", "--", "ls").err
 
 
+@pytest.mark.parametrize(
+    ("command", "suggested"),
+    [
+        ("nvidia-smi", "labctl ssh -- nvidia-smi"),
+        ("nvidia-smi -L", "labctl ssh -- nvidia-smi -L"),
+        ("bash", "labctl run -it -- bash"),
+        ("python evaluate.py", "labctl run -- python evaluate.py"),
+    ],
+)
+def test_exec_in_a_run_that_has_ended_suggests_what_still_works(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, command: str, suggested: str
+) -> None:
+    lab = Lab.load(".")
+    ended = Run(id="r1", lab_id=lab.id, server_id="s1", state="exited", exit_code=0)
+    lab.context.state.save_run(ended)
+    server = Server(
+        id="s1", provider="local", lab="digits", lab_id=lab.id, alias="digits", state="running",
+        endpoint=Endpoint(host="127.0.0.1"), offer=Offer(provider="local", type="container"),
+        created_at=1.0,
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    monkeypatch.setattr("labctl.runs.runs.refresh", lambda context, server: None)
+    said = labctl("exec", "--", *command.split())
+    assert said.code == 255
+    assert "run r1 has ended" in said.err
+    assert f"next: {suggested}\n" in said.err
+    other = Run(id="r0", lab_id=lab.id, server_id="s1", state="running")
+    lab.context.state.save_run(other)
+    said = labctl("exec", "r1", "--", *command.split())
+    assert f"next: labctl exec r0 -- {command}\n" in said.err
+    assert f"        {suggested}\n" in said.err
+
+
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
 def test_not_found_is_4_elsewhere(labctl: Any, words: tuple[str, ...]) -> None:
     said = labctl(*words)
@@ -458,13 +491,34 @@ def test_a_lab_that_wants_what_is_yours_is_approved_first(labctl: Any, home: Pat
     assert refused.code == 3
     assert "give your TOKEN" in refused.err
     assert "next: labctl trust" in refused.err
-    said = labctl("trust")
+    for answer in ("", "y\n"):
+        unasked = labctl("trust", stdin=answer)
+        assert (unasked.code, unasked.out) == (3, ""), "a pipe approves nothing"
+        assert "give your TOKEN" in unasked.err
+        assert "approve this lab.yaml? no (not a terminal; use --yes" in unasked.err
+    said = labctl("trust", "--yes")
     assert (said.code, said.out.splitlines()[-1]) == (0, "approved")
     assert "TOKEN" in said.out
+    assert labctl("trust").out.splitlines()[-1] == "approved"
     assert labctl("run").code == 255, "no server, but no question either"
     assert "approve" not in labctl("run").err
     lab.write_text(lab.read_text() + "store: s3://bucket/x\n")
     assert "was not approved" in labctl("up").err
+
+
+def test_the_question_does_not_blame_lab_yaml_for_an_option(labctl: Any, home: Path) -> None:
+    lab = home / "digits" / "lab.yaml"
+    run = "lab: digits\nrun: [python, train.py]\n"
+    lab.write_text(run + "server: {provider: local, gpu: T4}\n")
+    said = labctl("trust")
+    assert (said.code, said.out.split(":")[0]) == (0, "There is nothing to approve")
+    lab.write_text(run + "server: {provider: local, gpu: T4, local: {memory: 4GB}}\n")
+    assert "use a server from local on this machine (memory" in labctl("trust").err
+    said = labctl("trust", "--provider", "static")
+    assert said.code == 3
+    assert "lab.yaml would:\n  - choose gpu T4 for the server from static\n" in said.err
+    assert "next: labctl trust --provider static\n" in said.err
+    assert labctl("trust", "--provider", "static", "--yes").code == 0
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

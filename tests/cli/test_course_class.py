@@ -18,6 +18,9 @@ from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_reporter import SeatDone, SeatNews
+from labctl.courses.seat_results import SeatFailure
+from labctl.courses.servers import SeatOutcome
+from labctl.errors import LabError
 from labctl.errors.subject import Subject
 from labctl.events import Event, Note, Step
 from labctl.model import Endpoint, Offer, Server
@@ -246,23 +249,31 @@ def test_two_never_draw_on_one_terminal() -> None:
     assert order == ["table gone", "step"]
 
 
-def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    from labctl.cli.course_servers import print_failures
-    from labctl.courses.servers import SeatOutcome
+def make_failed(seat: str, error: LabError, server: Server | None = None) -> SeatOutcome:
+    failure = SeatFailure(Subject("seat", seat), error)
+    return SeatOutcome(seat=seat, students=(), server=server, made=True, failure=failure)
 
-    hint = "labctl course up --only {}"
+
+def test_what_failed_alike_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also for a seat whose name is a part of the text."""
+    from labctl.cli.course_results import print_failures
+
+    def fail() -> LabError:
+        return LabError(
+            lambda subject: f"no machine for {subject.seat}", hint=lambda subject: subject.up
+        )
+
+    names = ["m", *(f"s{n}" for n in range(9))]
     print_failures(
         [
-            SeatOutcome(
-                seat=f"s{n}", students=(), error=f"none for s{n}", hint=hint.format(f"s{n}")
-            )
-            for n in range(10)
+            *(make_failed(name, fail()) for name in names),
+            make_failed("bob", LabError("no key", why="\x1b[2J", hint="ask")),
+            make_failed("eve", fail()),
         ]
-        + [SeatOutcome(seat="bob", students=(), error="no key", why="\x1b[2J", hint="ask")]
     )
     assert capsys.readouterr().err.splitlines() == [
-        "s0, s1, s2, s3, s4, s5, s6, s7 and 2 more: none for each",
-        "  next: labctl course up --only s0,s1,s2,s3,s4,s5,s6,s7,s8,s9",
+        "m, s0, s1, s2, s3, s4, s5, s6 and 3 more: no machine for each",
+        "  next: labctl course up --only m,s0,s1,s2,s3,s4,s5,s6,s7,s8,eve",
         "bob: no key",
         "  \\x1b[2J",
         "  next: ask",
@@ -305,8 +316,7 @@ def test_only_one_drawing_is_live_and_none_is_left(monkeypatch: pytest.MonkeyPat
 def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from labctl.cli.course_servers import _print_up
-    from labctl.courses.servers import SeatOutcome
+    from labctl.cli.course_results import print_up
     from labctl.model import Endpoint, Offer, Server
 
     offer = Offer(provider="cloud", type="small", price_usd_per_hour=0.5)
@@ -314,11 +324,8 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
         id="i-1", provider="cloud", lab="ml-1", lab_id="0f1e2d3c4b5a", alias="ml-1",
         endpoint=Endpoint(host="h"), offer=offer, created_at=1.0, state="running",
     )  # fmt: skip
-    failed = [
-        SeatOutcome(seat=seat, students=(), server=server, made=True, error="no image")
-        for seat in ("ada", "bob")
-    ]
-    _print_up([*failed, SeatOutcome(seat="eve", students=(), error="no machine")])
+    failed = [make_failed(seat, LabError("no image"), server) for seat in ("ada", "bob")]
+    print_up([*failed, make_failed("eve", LabError("no machine"))])
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
     assert "2 servers are up without being ready, at $1.00/h" in said.err

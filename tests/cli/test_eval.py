@@ -50,6 +50,7 @@ def test_a_lab_without_evaluate_py_gets_one_to_start_from(
     said = labctl("eval")
     assert said.code == 4
     assert "this lab has no evaluate.py" in said.err
+    assert "such as this one for PyTorch:" in said.err
     for line in EXAMPLE.splitlines():
         assert line in said.err
     assert "next: labctl eval --example > evaluate.py\n" in said.err
@@ -113,6 +114,11 @@ def test_a_run_without_checkpoints_is_not_pulled_once_more(
     save(home, run, new_files=("code/model.pth",))
     said = labctl("eval")
     assert "next: labctl pull --all r1 && labctl eval --on-server runs/r1/code" in said.err
+    (home / "digits" / "runs" / "r1" / "code").mkdir()
+    (home / "digits" / "runs" / "r1" / "code" / "model.pth").write_bytes(b"")
+    said = labctl("eval")
+    assert "this run wrote code/model.pth instead, which is on this machine" in said.err
+    assert "next: labctl eval --on-server runs/r1/code\n" in said.err
     save(home, run, state="running", exit_code=None)
     assert "next: labctl pull --follow r1" in labctl("eval").err
 

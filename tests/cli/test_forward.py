@@ -100,6 +100,26 @@ def test_an_id_names_a_forward_of_any_lab(
     assert list_open(held) == ["f1"]
 
 
+def test_forwards_are_listed_and_stopped_from_any_directory(
+    labctl: Any,
+    home: Path,
+    held: dict[str, subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(home)
+    said = labctl("forward", "--list")
+    assert said.code == 0, said.err
+    assert [line.split()[:2] for line in said.out.splitlines()[1:]] == [
+        ["f1", "digits"],
+        ["f2", "faces"],
+    ]
+    assert labctl("forward", "--stop").code == 2, "without a lab, it would stop none"
+    assert labctl("forward", "--stop", "f1").code == 0
+    assert list_open(held) == ["f2"]
+    assert labctl("forward", "--stop", "--all").code == 0
+    assert list_open(held) == []
+
+
 def test_all_without_stop_is_refused(labctl: Any, home: Path) -> None:
     refused = labctl("forward", "--all", "tensorboard")
     assert refused.code == 2

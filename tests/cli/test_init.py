@@ -463,3 +463,41 @@ def test_files_that_nobody_would_write_end_neither_init_nor_the_wait(
 ) -> None:
     (project / file).write_text(text)
     assert labctl("init").code == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "enter"),
+    [
+        (".", ["init", "birds"], "  cd birds\n"),
+        (".", ["-C", "new", "init", "birds"], "  cd new/birds\n"),
+        (".", ["-C", "code", "init"], "  cd code\n"),
+        (".", ["init", "code/"], "  cd code\n"),
+        ("code", ["init", "."], ""),
+        ("code", ["init", "../code"], ""),
+        ("new", ["init", "."], ""),
+    ],
+)
+def test_the_next_commands_work_where_they_are_typed(
+    labctl: Any,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    words: list[str],
+    enter: str,
+) -> None:
+    for name in ("code", "new"):
+        (home / name).mkdir()
+    (home / "code" / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(home / place)
+    said = labctl(*words, "--provider", "local")
+    assert said.code == 0, said.err
+    assert f"\n\n{enter}  labctl up\n  labctl run\n" in said.out
+    with monkeypatch.context() as shell:
+        if enter:
+            shell.chdir(enter.split()[1])
+        assert "no server" in labctl("status").out
+        assert labctl("init").err.endswith("next: labctl config\n        (shows its settings)\n")
+    again = labctl(*words)
+    assert (again.code, "is already a lab" in again.err) == (3, True)
+    commands = [line.strip() for line in again.err.split("next:")[1].splitlines()]
+    assert commands == [*enter.strip().splitlines(), "labctl config", "(shows its settings)"]

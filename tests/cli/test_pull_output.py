@@ -87,3 +87,19 @@ def test_the_first_run_of_a_lab_suggests_the_line_of_lab_yaml(
     assert capsys.readouterr().err == (
         "new files outside outputs: code/model.pth (labctl pull --all)\n"
     )
+
+
+@pytest.mark.parametrize(("state", "continues"), [("running", True), ("exited", False)])
+def test_a_file_that_is_still_being_written_comes_later(
+    labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch, state: str, continues: bool
+) -> None:
+    lab = Lab.load(home / "digits", record_only=True)
+    lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s", state=state))
+    young = MissingFile(run="r1", path="checkpoints/a/model.pt", reason="written just now")
+    result = PulledRun(run="r1", directory="runs/r1", skipped=(young,))
+    monkeypatch.setattr(Lab, "pull", lambda *_, **__: [result])
+    said = labctl("pull")
+    first, *more = said.err.splitlines()
+    assert first == "  skipped: checkpoints/a/model.pt: written just now"
+    line = "  run r1 has not ended; to download each file once it is complete: "
+    assert more == [f"{line}labctl pull --follow r1"] * continues

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ def test_the_report_of_the_latest_run_lies_beside_it(labctl: Any, pulled: Path) 
     for part in ("90.0%", "NVIDIA T4", "e" * 40, "chosen, step\u00a030", "cat/1.png"):
         assert part in page
     assert "The code had changes that are not in this commit: train.py" in page
+
+
+def test_an_evaluation_on_the_server_is_not_called_missing(labctl: Any, pulled: Path) -> None:
+    there = msgspec.structs.replace(evaluation(), where="server")
+    for name in ("evaluation.json", "evaluation-on-server.json"):
+        (pulled / name).write_bytes(msgspec.json.encode(there))
+    said = labctl("report")
+    assert "evaluated on the server only; to check it on this machine: labctl eval\n" in said.err
+    shutil.rmtree(pulled / "checkpoints")
+    assert "on this machine: labctl pull && labctl eval\n" in labctl("report").err
 
 
 def test_as_json_and_to_another_place_and_again(labctl: Any, pulled: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import stat
 import sys
 import time
@@ -91,6 +92,25 @@ def assigned(home: Path, run: Path, labctl: Labctl) -> Callable[..., Assignment]
         return load_assignment(file)
 
     return make
+
+
+def test_a_refused_assignment_leaves_the_students_file_as_it_was(
+    labctl: Labctl, home: Path
+) -> None:
+    drop, file = str(home / "drop"), home / "hw3.yaml"
+    labctl("receive", "init", drop)
+    words = ("receive", "assignment", drop, "hw3", "--out", str(file))
+    refused = labctl(*words, "--at", str(home))
+    assert refused.code == 2
+    assert "  --at: " in refused.err
+    assert "Students also use ssh where they share a machine or file system" in refused.err
+    assert not file.exists()
+    said = labctl(*words, "--at", AT, "--host-key", HOST_KEY)
+    assert (said.code, said.out) == (0, "")
+    assert load_assignment(file).hand_in == AT
+    before = file.read_bytes()
+    assert labctl(*words, "--at", "s3:/x").code == 2
+    assert file.read_bytes() == before
 
 
 def dry(labctl: Labctl, *words: str) -> Any:
@@ -194,7 +214,7 @@ def test_the_labs_own_secrets_are_found_in_the_logs(
 ) -> None:
     assigned()
     (home / "digits" / "lab.yaml").write_text("lab: digits\nsecrets: [MY_TOKEN]\n")
-    assert labctl("trust").code == 0
+    assert labctl("trust", "--yes").code == 0
     monkeypatch.setenv("MY_TOKEN", "correct-horse-battery")
     (run / "logs" / "run.log").write_text("one\nlogged in with correct-horse-battery\n")
     said = labctl("submit", "--dry-run")
@@ -453,7 +473,7 @@ def test_an_assignment_that_makes_no_sense_says_all_of_it(labctl: Labctl, home: 
         *("--late", "sometimes", "--max-size", "lots", "--at", "ftp://x", "--penalty", "300"),
     )
     assert said.code == 2
-    for word in ("late:", "max_size:", "hand_in:", "penalty:"):
+    for word in ("--late:", "--max-size:", "--at:", "--penalty:"):
         assert word in said.err, word
     words = ("receive", "assignment", drop, "hw3", "--at", AT)
     assert "not a time with a zone" in labctl(*words, "--due", "tomorrow").err
@@ -629,3 +649,22 @@ def test_a_submission_says_which_public_tests_fail_and_is_not_stopped_by_them(
     (root / ".labctl" / "starter.json").write_text("damaged")
     (text,) = set(dry(labctl)["notes"]) - {*without}
     assert text.startswith("the public tests did not run")
+
+
+def test_a_model_that_a_pull_left_out_is_explained(labctl: Labctl, stale: Path, home: Path) -> None:
+    """The pull came while the run was writing its checkpoint."""
+    for name in ("step-00000040", "step-00000080"):
+        shutil.rmtree(stale / "checkpoints" / name)
+    (stale / "evaluation.json").unlink()
+    said = labctl("submit", "--dry-run")
+    assert said.code == 4
+    assert f"requires the model, but run {RUN} has none on this machine\n" in said.err
+    assert "the files on this machine are not the final ones of the run\n" in said.err
+    assert f"next: labctl pull {RUN}\n" in said.err
+    lab = Lab.load(home / "digits", record_only=True)
+    run = lab.context.state.get_run(lab.id, RUN)
+    assert run is not None
+    lab.context.state.save_run(msgspec.structs.replace(run, state="running", ended_at=None))
+    said = labctl("submit", "--dry-run")
+    assert "a pull leaves out files that it is still writing\n" in said.err
+    assert f"next: labctl pull --follow {RUN}\n" in said.err

@@ -70,9 +70,14 @@ class CourseBed:
         argv = [sys.executable, "-m", "labctl", "-C", str(self.folder / "ml"), "course", *words]
         return argv, environ
 
-    def serve(self, log: IO[str]) -> subprocess.Popen[bytes]:
-        """`labctl course serve` in a process of its own, once its door is open."""
+    def serve(self, log: IO[str], program: str = "") -> subprocess.Popen[bytes]:
+        """`labctl course serve` in a process of its own, once its door is open.
+
+        `program` is Python source to run instead of `python -m labctl`.
+        """
         argv, environ = self.command("serve", "--authorized-keys", str(self.machine.keys))
+        if program:
+            argv[1:3] = ["-c", program]
         begun = Path(log.name).read_text().count(BEGUN)
         process = subprocess.Popen(argv, env=environ, stderr=log)
 

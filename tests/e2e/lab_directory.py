@@ -254,7 +254,7 @@ class LabDirectory:
     def gpu(self, need: str) -> Iterator[None]:
         text = (self.root / "lab.yaml").read_text().replace("gpu: auto", f'gpu: "{need}"')
         with self.holding("lab.yaml", text):
-            self.labctl("trust")
+            self.labctl("trust", "--yes")
             yield
 
 

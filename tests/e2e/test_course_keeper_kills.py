@@ -27,6 +27,12 @@ pytestmark = [
         reason="there is no sshd on this machine",
     ),
 ]
+# `labctl` whose keeper gives up a new server that never answers after 30 s instead of 120.
+IMPATIENT = """\
+from labctl.cli import main
+from labctl.servers import reachability
+reachability.SSH_DEADLINE_S = 30.0
+main()"""
 
 
 @pytest.fixture
@@ -122,7 +128,7 @@ def test_staff_ends_a_server_while_its_student_waits_for_it(
     bed: CourseBed, lab: Path, log: IO[str]
 ) -> None:
     """The student is answered, the keeper lives, and the next `up` makes another one."""
-    keeper = bed.serve(log)
+    keeper = bed.serve(log, IMPATIENT)
     try:
         with going_up(bed, lab) as student:
             wait_for(lambda: [one for one in containers(bed) if one.status == "running"], COMMAND_S)

@@ -119,7 +119,7 @@ def test_a_recommendation_is_mirrored_and_a_drill_s_notice_ends_the_run_in_time(
     wait_for(lambda: any(key.endswith(f"runs/taken/files/{first}") for key in stored(bed)))
     assert spot.json("status", "--refresh")["runs"][0]["state"] == "running"
 
-    drill = spot.start("rehearse", "reclaim", "--notice", "40s", "--yes", "--json")
+    drill = spot.start("rehearse", "reclaim", "--notice", "25s", "--yes", "--json")
     taken = decided(bed, instance, "reclaim notice")
     assert taken["why"].startswith("IMDS says: terminate in")
     decided(bed, instance, "ready for reclaim")

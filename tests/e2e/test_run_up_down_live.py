@@ -19,7 +19,7 @@ def lab(
 ) -> Iterator[LabDirectory]:
     """A lab without a server, which has none afterwards either."""
     made = make_lab(tmp_path_factory.mktemp("job"), "e2e-job", base_image)
-    made.labctl("trust")
+    made.labctl("trust", "--yes")
     yield made
     made.labctl("down", "--yes", "--discard", code=None)
 

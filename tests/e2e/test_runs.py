@@ -191,7 +191,7 @@ def test_data_on_the_server_is_mounted_read_only(lab: LabDirectory) -> None:
     with lab.holding("lab.yaml", before + "data: {birds: server:/datasets/birds}\n"):
         refused = lab.run("true", code=255)
         assert "let its programs read /datasets/birds on the server" in refused.stderr
-        lab.labctl("trust")
+        lab.labctl("trust", "--yes")
         line = "cat $LABCTL_DATA_DIR/birds/a; touch /lab/data/birds/new || echo refused"
         done = lab.run(line, "--id", "birds")
         assert done.stdout.splitlines()[0] == "owl"
@@ -204,7 +204,7 @@ def test_data_on_the_server_is_mounted_read_only(lab: LabDirectory) -> None:
         ("v1/a", "/datasets/v1/a on the server is not a directory", "fix data: in lab.yaml"),
     ):
         with lab.holding("lab.yaml", before + f"data: {{birds: server:/datasets/{name}}}\n"):
-            lab.labctl("trust")
+            lab.labctl("trust", "--yes")
             failed = lab.run("true", code=255)
             assert why in failed.stderr
             assert hint in failed.stderr

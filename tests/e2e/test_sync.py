@@ -20,7 +20,7 @@ from labctl.model import GIB, FileEntry, Run
 from labctl.rehearsal.images import BOTO3
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
-from labctl.sync.edits import pull_code, pull_edits
+from labctl.sync.edits import pull_edits
 from labctl.sync.fetch import fetch_data
 from labctl.sync.pull import pull, verify
 from labctl.sync.push import PushedTree, push_tree
@@ -183,14 +183,14 @@ def test_edits_are_saved_or_brought_back_and_no_local_change_is_lost(box: Box, l
     box.put("code/train.py", b"edited there\n")
     box.put("code/src/model.py", b"edited there too\n")
     box.put("code/notebook.ipynb", b"{}\n")
-    saved = pull_edits(box.remote, LAB, LAB_ID, lab, reporter=Recorder())
+    saved = pull_edits(box.remote, LabRequest(LAB, LAB_ID), lab, reporter=Recorder())
     assert set(saved.saved) == {"train.py", "src/model.py", "notebook.ipynb"}
     assert (Path(saved.directory) / "src" / "model.py").read_text() == "edited there too\n"
     assert (lab / "train.py").read_text() == "print('train')\n"
 
     (lab / "train.py").write_text("changed here as well\n")
     told = Recorder()
-    brought = pull_code(box.remote, LAB, LAB_ID, lab, reporter=told)
+    brought = pull_edits(box.remote, LabRequest(LAB, LAB_ID), lab, reporter=told, merge=True)
     assert set(brought.brought) == {"src/model.py", "notebook.ipynb"}
     assert brought.saved == ("train.py",)
     assert (lab / "train.py").read_text() == "changed here as well\n"
@@ -199,7 +199,7 @@ def test_edits_are_saved_or_brought_back_and_no_local_change_is_lost(box: Box, l
     assert "train.py" in told.notes[-1]
     push_code(box, lab, force=True)
     assert box.hashes("code") == local_hashes(lab, without=OURS)
-    assert pull_edits(box.remote, LAB, LAB_ID, lab, reporter=told).saved == ()
+    assert pull_edits(box.remote, LabRequest(LAB, LAB_ID), lab, reporter=told).saved == ()
 
 
 class Meddling(AgentClient):
@@ -383,14 +383,14 @@ def site(box: Box) -> Iterator[Callable[[], list[str]]]:
 
 
 def fetch(box: Box, address: str, **more: str) -> Any:
-    return fetch_data(box.remote, LAB, LAB_ID, {"set": address}, Recorder(), **more)[0]
+    return fetch_data(box.remote, LAB, LAB_ID, {"set": address}, Recorder(), **more)["set"]
 
 
 def test_a_broken_download_goes_on_and_a_second_one_is_skipped(
     box: Box, site: Callable[[], list[str]]
 ) -> None:
     told = Recorder()
-    [got] = fetch_data(box.remote, LAB, LAB_ID, {"set": f"{SITE}/flaky.bin"}, told)
+    got = fetch_data(box.remote, LAB, LAB_ID, {"set": f"{SITE}/flaky.bin"}, told)["set"]
     assert (got.files, got.bytes, got.unchanged) == (1, 2 * MIB, False)
     assert site() == ["/flaky.bin - 200", f"/flaky.bin bytes={MIB}- 206"]
     assert told.progress("fetch set")[-1].done == 2 * MIB

@@ -33,7 +33,7 @@ from labctl.sync.pull import pull, verify
 from labctl.sync.push import PushedTree, push_tree
 from labctl.sync.scan import HashIndex, scan_code
 from labctl.wire.files import MANIFEST, CompleteFile, ManifestReply, RunManifest
-from labctl.wire.verbs import Verb
+from labctl.wire.verbs import LabRequest, Verb
 
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
@@ -505,7 +505,7 @@ def test_what_this_user_may_not_read_there_counts_as_missing(box: Box, lab: Path
     box.sh(f"mkdir -p {HOME}/code/closed && chmod 000 {HOME}/code/closed")
     pull(box.remote, LAB, LAB_ID, [], lab, reporter=Recorder(), everything=True)
     missing = verify(box.remote, LAB, LAB_ID, [], lab, everything=True)
-    edits = pull_edits(box.remote, LAB, LAB_ID, lab, reporter=Recorder())
+    edits = pull_edits(box.remote, LabRequest(LAB, LAB_ID), lab, reporter=Recorder())
     box.sh(f"chmod -R u+rwX {home} {HOME}/code")
     assert {(one.path, one.reason) for one in missing} == {
         (name, "this user may not read it") for name in ("blind/in", "closed", "secret")

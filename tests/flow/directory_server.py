@@ -8,14 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from labctl.commands import rsync
 from labctl.model import Endpoint
-from labctl.transports import RemoteShell, iterate_blocks
-from labctl.transports.bounded_output import BoundedTransport, Execution
+from labctl.transports import Execution, RemoteShell, Transport, iterate_blocks
+
+if TYPE_CHECKING:
+    from paramiko import SFTPClient
 
 # As ssh does: what follows the host's name is a line for a shell there.
 SHELL = """#!/bin/sh
@@ -26,7 +30,7 @@ exec sh -c "$*"
 """
 
 
-class DirectoryServer(BoundedTransport):
+class DirectoryServer(Transport):
     """A transport whose server is `home`. Without `has_rsync`, there is none on the server.
 
     `prelude` is what its login shell does first; `on_line` hears each line before it runs, and
@@ -69,6 +73,9 @@ class DirectoryServer(BoundedTransport):
         script.write_text(SHELL.format(home=shlex.quote(str(self.home)), prelude=self.prelude))
         script.chmod(0o755)
         return RemoteShell(words=(str(script),), host="here")
+
+    def open_sftp(self) -> AbstractContextManager[SFTPClient]:
+        raise AssertionError("this server has no SFTP")
 
     def close(self) -> None:
         pass

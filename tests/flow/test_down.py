@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,14 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 
-from labctl.errors import BusyError, HostKeyError, NotFoundError, PolicyError, ThrottledError
+from labctl.errors import (
+    BusyError,
+    HostKeyError,
+    InterruptError,
+    NotFoundError,
+    PolicyError,
+    ThrottledError,
+)
 from labctl.events import Event, Progress, Step
 from labctl.lifecycle import up
 from labctl.lifecycle.down import DownResult, down
@@ -160,6 +168,20 @@ def test_a_clock_that_was_set_back_does_not_make_down_wait(
     end(ready)
     assert waits
     assert max(waits) <= ready.cloud.settle_s
+
+
+def test_a_clock_that_was_set_back_ends_the_wait_for_an_unconfirmed_server(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.cloud.settle_s = 0.05
+    lab.cloud.interrupt_after_create = True
+    with pytest.raises(InterruptError):
+        up.up(lab.context())
+    lab.cloud.machines.clear()  # the request never became a server
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 86_400)
+    end(lab)
+    assert lab.context().state.list_open_attempts() == []
 
 
 def test_discard_asks_in_plain_words_and_needs_no_answer_of_the_server(ready: World) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import json
+import signal
 import threading
 from collections.abc import Callable
 from contextvars import Context
@@ -15,11 +15,13 @@ from lab_world import LAB_ID, Machine, Recorded, World, world
 
 from labctl import Lab
 from labctl.agent import reply
+from labctl.config import ImageConfig
 from labctl.errors import BuildError, LinkLostError, LockHeldError, PolicyError
-from labctl.events import Part
+from labctl.events import Event, Note, Part
 from labctl.lifecycle import up
 from labctl.parallel import on_cancel
 from labctl.runs import first_run
+from labctl.runs.environment import read_dockerfile
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import hold_transfers
 from labctl.transports import Result
@@ -47,6 +49,7 @@ class Engine(Machine):
         self.on_data: Callable[[], None] = keep_going
         self.on_pull: Callable[[], None] = keep_going
         self.build_code = 0
+        self.build_tail = ["no space"]
         self.code_at_build: list[str] = []
         self.guard = threading.Lock()
 
@@ -76,7 +79,7 @@ class Engine(Machine):
         (self.on_build if verb == "build" else self.on_pull)()
         if not self.build_code:
             self.images.add(request.get("tag") or request["reference"])
-        end = {"code": self.build_code, "tail": ["no space"], "log": "build.log"}
+        end = {"code": self.build_code, "tail": self.build_tail, "log": "build.log"}
         return Result(code=0, stdout=encode({"log": "build.log"}), stderr=encode(end))
 
     def _start(self, verb: str, spec: dict[str, str]) -> Result:
@@ -189,6 +192,54 @@ def test_a_failed_build_stops_the_data_and_nothing_half_made_is_used(
     assert run(lab) == "exited"
 
 
+def test_a_build_without_the_python_of_lab_yaml_names_the_one_of_the_base(
+    lab: World, engine: Engine
+) -> None:
+    file = lab.home / "lab" / "lab.yaml"
+    file.write_text(file.read_text().replace("build: .", "requirements: requirements.txt"))
+    (lab.home / "lab" / "requirements.txt").write_text("numpy\n")
+    dockerfile = read_dockerfile(ImageConfig(requirements="requirements.txt"))
+    [printed] = [line for line in dockerfile.splitlines() if "This base image has" in line]
+    words = printed.replace("$(python3 -V)", "Python 3.11.2").replace("${PYTHON}", "3.12")
+    engine.build_code = 1
+    for number in ("", "#9 0.412 "):  # of BuildKit
+        engine.build_tail = [printed, number + words.partition('"')[2].partition('"')[0], "exit 1"]
+        with pytest.raises(BuildError) as failed:
+            run(lab)
+        first, second, _ = failed.value.hint.split("\n")
+        assert first == (
+            'write in lab.yaml image: {python: "3.11", requirements: requirements.txt}, then:'
+        )
+        assert second == "labctl run"
+    engine.build_tail = ["no space"]
+    with pytest.raises(BuildError) as failed:
+        run(lab)
+    assert failed.value.hint.startswith("labctl ssh -- cat build.log")
+
+
+def test_a_mistyped_script_is_named_once_and_before_the_push(lab: World, engine: Engine) -> None:
+    reporter, pushes = Recorded(), list[int]()
+
+    def note_pushes(event: Event) -> None:
+        if isinstance(event, Note) and event.level == "warning":
+            pushes.append(engine.verbs.count("plan"))
+
+    def start(made: Lab, name: str, *, push: bool = True) -> int:
+        """Run it; return how often the script was named so far."""
+        made.run(["python", "trian.py"], id=name, push=push, follow=True)
+        return reporter.said.count("there is no trian.py in this lab; did you mean train.py?")
+
+    reporter.on_event = note_pushes
+    checked = Lab(lab.context(reporter))
+    checked.check_run(["python", "trian.py"])
+    assert start(checked, "first") == 1
+    before = engine.verbs.count("plan")
+    assert start(Lab(lab.context(reporter)), "second") == 2
+    assert pushes == [0, before]
+    later = start(Lab(lab.context(reporter)), "third", push=False)
+    assert later == 2, "without a push, the code on the server counts"
+
+
 def test_code_that_was_edited_there_stops_the_image(lab: World, engine: Engine) -> None:
     context = lab.context()
     lab_files.push(context, context.get_server(), force=False)
@@ -204,7 +255,8 @@ def test_an_interrupt_ends_all_parts(lab: World, engine: Engine) -> None:
 
     def interrupt() -> None:
         wait_for(building)
-        _thread.interrupt_main()
+        # A real signal: it also ends a wait of the main thread.
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         wait_for_cancel()
 
     def build() -> None:

@@ -24,6 +24,7 @@ from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version, write_export
 from labctl.lifecycle.status import read_status
 from labctl.model import Endpoint, Offer, Run
+from labctl.runs.stored_images import BUILT_EVENT
 from labctl.servers import cost
 from labctl.state import ledgers
 from labctl.stores import write_verified
@@ -318,6 +319,25 @@ def test_what_the_keeper_did_is_known_at_home_exactly_once(two: Pair) -> None:
     assert ledgers.import_lines(state, LAB_ID, ledgers.list_lines(two.state, LAB_ID)) == 0
     known = {(one.ledger, one.number) for one in ledgers.list_lines(state, LAB_ID)}
     assert {(one.ledger, one.number) for one in ledgers.list_lines(two.state, LAB_ID)} == known
+
+
+def test_a_keeper_cannot_say_which_image_or_which_keeper_this_machine_uses(two: Pair) -> None:
+    own = {"image": "labctl/built:1", "id": "sha256:own", "architecture": "amd64"}
+    state = two.lab.context().state
+    state.record(BUILT_EVENT, lab_id=LAB_ID, detail=own)
+    two.hand_over()
+    assert two.state.list_events(lab_id=LAB_ID, kind=BUILT_EVENT), "the keeper may use this image"
+    two.state.record(BUILT_EVENT, lab_id=LAB_ID, detail={**own, "id": "sha256:theirs"})
+    two.state.record("recovered", lab_id=LAB_ID, run_id="night")
+    reconcile.merge_keeper_records(two.lab.context())
+    assert state.list_events(lab_id=LAB_ID, kind="recovered")
+    assert [event.detail for event in state.list_events(lab_id=LAB_ID, kind=BUILT_EVENT)] == [own]
+    # An honest keeper sends no such line.
+    line = ledgers.LedgerLine(
+        ledger="x", number=1, at=1.0, kind=ledgers.HANDED, detail={"keeper": "elsewhere"}
+    )
+    assert ledgers.import_lines(state, LAB_ID, [line]) == 0
+    assert handed_to(two.lab) == HOST
 
 
 def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:

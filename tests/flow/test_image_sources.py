@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from image_engines import BUILT, PULLED, Sources, make_sources, wait_for
 from lab_world import World
@@ -39,6 +42,20 @@ def test_an_archive_is_loaded(sources: Sources) -> None:
     assert sources.ensure() == []
     assert (sources.engine / "loaded").read_bytes() == sources.archive
     assert sources.cache.get_last_use(kept) > 1
+
+
+def test_a_load_in_advance_leaves_the_lock_alone_if_the_image_is_there(sources: Sources) -> None:
+    sources.keep()
+    (sources.engine / "there").write_text("2048 amd64\n")
+    context = sources.context()
+    name = images.lock_name(sources.server, sources.wanted)
+    job = image_jobs._make_job(
+        context, sources.server, sources.wanted, "load", context.state.find_lock(name), 10**9
+    )
+    program = [sys.executable, "-m", "labctl.runs.image_jobs", msgspec.json.encode(job).decode()]
+    with context.state.lock(name, "as `labctl run` does"):
+        subprocess.run(program, stdin=subprocess.DEVNULL, check=True, timeout=30)
+    assert not (sources.engine / "loaded").exists()
 
 
 def test_a_damaged_archive_is_refused_deleted_and_the_image_built(sources: Sources) -> None:

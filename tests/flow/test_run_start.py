@@ -268,7 +268,7 @@ class UnfinishedRun:
         self.followed: list[str] = []
         monkeypatch.setattr(recover, "is_unfinished", lambda context, run_id: run_id == "night")
         monkeypatch.setattr(follow_flow, "follow", self._follow)
-        monkeypatch.setattr(self.lab, "_require_trust", lambda: None)
+        monkeypatch.setattr(self.lab, "require_approval", lambda: None)
 
     def _follow(self, context: LabContext, run_id: str, **_: object) -> Run:
         self.followed.append(run_id)

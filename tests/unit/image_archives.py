@@ -31,5 +31,15 @@ def make_archive(
     return buffer.getvalue()
 
 
+def make_manifest_archive(manifest: bytes) -> bytes:
+    """An archive with nothing but this manifest."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo("manifest.json")
+        info.size = len(manifest)
+        tar.addfile(info, io.BytesIO(manifest))
+    return buffer.getvalue()
+
+
 def cut(data: bytes, size: int = 4096) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]

@@ -87,6 +87,10 @@ def _keys_of(account: str) -> tuple[str, str]:
     return key.access_key_id, key.secret_access_key
 
 
+def _loopback() -> str:
+    return "127.0.0.1"
+
+
 @pytest.fixture
 def two(
     cloud: Cloud,
@@ -95,6 +99,8 @@ def two(
     capsys: pytest.CaptureFixture[str],
 ) -> TwoAccounts:
     with_market(cloud)
+    # An address that refuses at once, not a stranger's, where every ssh runs out of time.
+    monkeypatch.setattr("moto.ec2.models.elastic_network_interfaces.random_public_ip", _loopback)
     get_backend("iam").reset()
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "LABCTL_STATE_DIR"):
         monkeypatch.delenv(name, raising=False)

@@ -144,13 +144,43 @@ def test_failed_group_is_reported_and_the_others_run(
     assert not run_groups(groups, settings, results)
     assert ended == ["data"]
     record = Results.load(results.path).record
-    assert record.errors == {"data": "NotDoneError: the server printed nothing"}
+    assert record.errors == {"data": "NotDoneError: copy: labctl: the server printed nothing"}
     assert record.done == ["soak"]
     print_verdict(results)
-    assert "data: failed: NotDoneError: the server printed nothing" in capsys.readouterr().out
+    assert "data: failed: NotDoneError: copy: labctl: the server" in capsys.readouterr().out
     repaired = {"data": make_group(compare_two("copy", count_up([])))}
     assert run_groups(repaired, settings, Results.load(results.path))
     assert Results.load(results.path).record.errors == {}
+
+
+def test_failed_row_costs_no_other(settings: Settings, results: Results) -> None:
+    def fail(number: int) -> float:
+        if number:
+            raise NotDoneError("no output")
+        return 1.0
+
+    first, second = (compare_two(title, count_up([])) for title in ("first", "second"))
+    first.rows.insert(1, Row("broken", fail, target=0.5))
+    assert not run_groups({"data": make_group(first, second)}, settings, results)
+    record = Results.load(results.path).record
+    assert record.errors == {"data": "NotDoneError: first: broken: no output"}
+    assert [(row.comparison, row.name, row.complete) for row in record.rows] == [
+        (title, name, True) for title in ("first", "second") for name in ("other", "labctl")
+    ]
+    # a resumption measures the comparison again whose row failed
+    assert not Results.load(results.path).has_measured("data", first)
+    assert Results.load(results.path).has_measured("data", second)
+
+
+def test_failed_baseline_ends_its_group(settings: Settings, results: Results) -> None:
+    def fail(number: int) -> float:
+        raise NotDoneError("no output")
+
+    first, second = (compare_two(title, count_up([])) for title in ("first", "second"))
+    first.rows[0].work = fail
+    assert not run_groups({"data": make_group(first, second)}, settings, results)
+    record = Results.load(results.path).record
+    assert (record.errors, record.rows) == ({"data": "NotDoneError: no output"}, [])
 
 
 def test_quick_ends_a_group_after_its_time(

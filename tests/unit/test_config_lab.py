@@ -492,12 +492,6 @@ def test_values_that_look_secret_are_not_shown(lab_home: LabHome) -> None:
     assert rows["secrets"] == "WANDB_API_KEY"
 
 
-def test_the_hash_is_of_the_file(lab_home: LabHome) -> None:
-    first, second = lab_home.load("lab: a").file_hash, lab_home.load("lab: a #").file_hash
-    assert len(first) == 64
-    assert first != second
-
-
 keys = st.sampled_from(
     ["lab", "server", "gpu", "ttl", "env", "data", "run", "image", "static", "x"]
 )

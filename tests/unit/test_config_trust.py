@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from pathlib import Path
 
@@ -118,6 +119,32 @@ def test_the_answer_holds_for_this_very_file(home: Path, places: Paths) -> None:
     trust(places, changed)
     assert is_trusted(places, changed)
     assert is_trusted(places, lab)
+
+
+def test_an_answer_from_before_images_were_stored_does_not_cover_them(
+    home: Path, places: Paths
+) -> None:
+    text = "store: s3://bucket/labs\n"
+    only_results, with_image = load(home, text), load(home, f"{text}image: {{build: .}}\n")
+    answers = {lab.file_hash: {"lab": "x", "at": 1} for lab in (only_results, with_image)}
+    places.config_dir.mkdir(parents=True)
+    (places.config_dir / "trust.json").write_text(json.dumps(answers))
+    (places.config_dir / "trust.json").chmod(0o600)
+    assert is_trusted(places, only_results)
+    assert not is_trusted(places, with_image)
+    trust(places, with_image)
+    assert is_trusted(places, with_image)
+
+
+def test_an_answer_covers_images_only_if_they_were_in_the_question(
+    home: Path, places: Paths
+) -> None:
+    text = "store: s3://bucket/labs\nimage: {build: .}\n"
+    results = load(home, text, **{"image.store": "false"})
+    assert "image" not in list_trust_questions(results)[0]
+    trust(places, results)
+    assert is_trusted(places, results)
+    assert not is_trusted(places, load(home, text))
 
 
 def test_a_broken_trust_file_counts_as_never_answered(home: Path, places: Paths) -> None:

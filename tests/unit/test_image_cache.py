@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from image_archives import REFERENCE, cut, make_archive
+from image_archives import REFERENCE, cut, make_archive, make_manifest_archive
 
 from labctl.errors import DiskFullError, TransferError
 from labctl.runs import image_cache
@@ -51,13 +52,26 @@ def test_an_archive_is_found_with_its_architecture_only(cache: ImageCache) -> No
         make_archive(OTHER),
         make_archive(REFERENCE, "python:3.12-slim"),
         gzip.compress(make_archive()),
+        make_manifest_archive(b"[" * 100_000),
+        make_manifest_archive(b'[{"Config": 1, "RepoTags": [], "Layers": []}]'),
+        make_manifest_archive(b"[5]"),
     ],
-    ids=["empty", "other", "cut", "layer", "name", "names", "packed"],
+    ids=["empty", "other", "cut", "layer", "name", "names", "packed", "deep", "config", "entry"],
 )
 def test_an_invalid_archive_is_not_stored(cache: ImageCache, data: bytes) -> None:
     with pytest.raises(TransferError, match="no usable archive"):
         cache.add(REFERENCE, "amd64", cut(data))
     assert names(cache) == set()
+
+
+def test_a_manifest_of_gigabytes_is_not_read_into_memory(
+    cache: ImageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_cache, "MOST_DOCUMENT_BYTES", 10_000)
+    data = make_archive(REFERENCE, *(f"labctl/built:{n:016}" for n in range(1000)))
+    with pytest.raises(TransferError, match="no usable archive") as caught:
+        cache.add(REFERENCE, "amd64", cut(data))
+    assert "char" in caught.value.why, "the JSON was cut off"
 
 
 def test_a_source_that_ends_early_leaves_nothing_and_keeps_the_earlier_archive(
@@ -148,8 +162,22 @@ def test_room_is_made_from_the_least_recently_used(tmp_path: Path) -> None:
     assert cache.list_images() == [second, first]
     cache.make_room(size)
     assert cache.list_images() == [first]
+
+
+def test_an_image_that_cannot_fit_costs_no_other_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(make_archive())
+    cache = ImageCache(tmp_path, 2 * size)
+    kept = cache.add(REFERENCE, "amd64", cut(make_archive()))
     with pytest.raises(DiskFullError, match="has no room"):
-        cache.make_room(3 * size)
+        cache.make_room(2 * size + 1)
+    usage = shutil.disk_usage(tmp_path)._replace(free=image_cache.RESERVE_BYTES)
+    monkeypatch.setattr(image_cache.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DiskFullError, match="has no room"):
+        cache.make_room(size + 1)
+    assert cache.list_images() == [kept]
+    cache.make_room(size)
     assert cache.list_images() == []
 
 

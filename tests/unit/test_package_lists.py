@@ -67,8 +67,8 @@ def test_each_kind_has_its_dockerfile_and_arguments(lab: Path) -> None:
 
 
 def list_context(request: BuildImageRequest, lab: Path, target: Path) -> list[str]:
-    context = _write_context(request, lab, target)
-    return sorted(str(p.relative_to(context)) for p in context.rglob("*") if p.is_file())
+    _write_context(request, lab, target)
+    return sorted(str(p.relative_to(target)) for p in target.rglob("*") if p.is_file())
 
 
 def test_the_build_gets_the_lists_and_no_other_code(lab: Path, tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ def test_pauses_double_up_to_the_longest_and_half_of_each_is_random(pauses: list
     assert len(set(pauses)) > 30
 
 
+def test_pauses_grow_as_slowly_as_asked(pauses: list[float]) -> None:
+    call = Call(*[BusyError("later")] * 20)
+    policy = retry_on(BusyError, pause_s=0.1, longest_pause_s=2.0, growth=1.25)
+    assert policy(call, "yes") == "yes"
+    for number, pause in enumerate(pauses):
+        most = min(2.0, 0.1 * 1.25**number)
+        assert most / 2 <= pause <= most
+
+
 def test_without_a_longest_pause_all_are_alike(pauses: list[float]) -> None:
     retry_on(BusyError, pause_s=1.0)(Call(*[BusyError("later")] * 20), "yes")
     assert all(0.5 <= pause <= 1.0 for pause in pauses)
@@ -99,7 +108,8 @@ def test_who_is_turned_away_comes_back_within_seconds(pauses: list[float]) -> No
     call = Call(*[TurnedAwayError("away")] * 9)
     with pytest.raises(TurnedAwayError):
         retry_rejected_logins(call, "yes")
-    assert call.count == 5
+    assert call.count == 7
+    assert pauses[0] <= 0.2
     assert sum(pauses) <= 4.5
     unreachable = Call(ConnectError("unreachable"))
     with pytest.raises(ConnectError):

@@ -16,8 +16,8 @@ from labctl.agent.reply import Failure
 from labctl.agent.runs import containers, records
 from labctl.wire import server_paths
 from labctl.wire.codec import to_json
-from labctl.wire.files import CheckDataRequest
 from labctl.wire.runs import RunSpec
+from labctl.wire.server_data import CheckDataRequest
 
 SPEC = RunSpec("night", "digits", "0f1e", command=("true",), image="x", env={})
 

@@ -10,7 +10,7 @@ import pytest
 
 from labctl.model import FileEntry
 from labctl.sync import source_files
-from labctl.sync.source_files import SourceFiles, SourceHasher
+from labctl.sync.source_files import SourceFiles, hash_during_transfer
 
 
 def write(root: Path, name: str, content: bytes) -> FileEntry:
@@ -22,8 +22,8 @@ def write(root: Path, name: str, content: bytes) -> FileEntry:
 
 
 def hash_all(root: Path, files: list[FileEntry]) -> dict[str, str]:
-    with SourceHasher(root, files) as hasher:
-        return hasher.wait()
+    with hash_during_transfer(root, files) as hashes:
+        return hashes.result()
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])

@@ -226,8 +226,31 @@ def test_a_forward_is_a_connection_of_its_own_on_loopback() -> None:
 
 
 def test_a_persons_ssh() -> None:
-    assert ssh.interactive_argv("/c", "digits") == ["ssh", "-F", "/c", "-t", "--", "digits"]
-    assert ssh.interactive_argv("/c", "digits", "htop", tty=False)[-2:] == ["digits", "htop"]
+    argv = ssh.interactive_argv("/c", "i-1", runtime_dir="/tmp/r", login=("A=b",))
+    assert argv[:5] == ["ssh", "-F", "/c", "-o", "A=b"]
+    assert argv[-3:] == ["-t", "--", "i-1"]
+    argv = ssh.interactive_argv("/c", "i-1", "htop", runtime_dir="/tmp/r", tty=False)
+    assert argv[-3:] == ["--", "i-1", "htop"]
+    assert "-t" not in argv
+
+
+def test_labctl_ssh_shares_the_master_of_the_alias_without_the_check_in_a_shell(
+    tmp_path: Path,
+) -> None:
+    path, folder = tmp_path / "config", "/tmp/labctl-501"
+    path.write_text(config().replace("test -O", f"touch {tmp_path}/called; true"))
+
+    def read_options(*argv: str) -> set[str]:
+        words = [argv[0], "-G", *argv[1:]]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        kinds = ("control", "hostname", "port", "user ")
+        return {line for line in done.stdout.splitlines() if line.startswith(kinds)}
+
+    own = read_options(*ssh.interactive_argv(str(path), "I-1", runtime_dir=folder))
+    assert not (tmp_path / "called").exists()
+    assert any(line.startswith(f"controlpath {folder}/p-") for line in own)
+    assert own == read_options("ssh", "-F", str(path), "digits")
+    assert (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize(
@@ -248,7 +271,7 @@ def test_only_a_client_that_begins_slowly_is_asked_for_another_key_exchange(
     assert ssh.choose_fast_kex_options(version) == asked_for
     for argv in (
         ssh.master_argv("/c", "i-1", "/tmp/s", asked_for),
-        ssh.interactive_argv("/c", "i-1", login=asked_for),
+        ssh.interactive_argv("/c", "i-1", runtime_dir="/tmp/r", login=asked_for),
     ):
         assert [word for word in argv if "Kex" in word] == list(asked_for)
 

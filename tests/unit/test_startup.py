@@ -51,8 +51,6 @@ STATUS_MODULES = {
     "labctl.wire.containment",
     "labctl.wire.server_paths",
     "labctl.wire.text",
-    "labctl.wire.verbs",
-    "labctl.wire.watchdog",
     "labctl.lifecycle",
     "labctl.lifecycle.status",
     "labctl.lab",
@@ -78,8 +76,8 @@ HEAVY = {
     "tenacity",
     "torch",
 }
-# Of the standard library; each costs more than all of labctl's own modules for `status`.
-SLOW_STANDARD = {"asyncio", "http.client", "urllib.request", "ssl", "email.parser"}
+# Of the standard library: slow to load, and needed by neither `--help` nor `status`.
+SLOW_STANDARD = {"asyncio", "hashlib", "http.client", "urllib.request", "ssl", "email.parser"}
 
 ROOT = Path(__file__).parents[2]
 # What Python's audit hooks call it when a process starts another one or asks the network.
@@ -224,9 +222,10 @@ def test_a_plain_ssh_needs_no_click(
     plain_ssh("ssh", cwd=lab, home=tmp_path)  # writes the server's ssh_config, under a lock
     argv, modules = plain_ssh(*words, cwd=lab, home=tmp_path)
     assert argv[0] == "ssh"
-    assert "digits" in argv
+    assert "labctl-digits-1" in argv
     assert not remote or argv[-1] == portable_line(remote)
     assert {"click", "labctl.lifecycle", *HEAVY} & set(modules) == set()
+    assert {"hashlib", "socket", "subprocess", "tarfile", "tempfile"} & set(modules) == set()
 
 
 def test_a_plain_ssh_does_not_read_the_providers_settings(lab: Path, tmp_path: Path) -> None:
@@ -337,6 +336,7 @@ print(*(set(sys.modules) - before))
     assert "labctl.agent.runs.runs" in imported
     assert not imported & {
         "labctl.agent.files.fetch",
+        "labctl.wire.files",
         "labctl.agent.runs.services",
         "http.client",
         "ssl",

@@ -152,6 +152,18 @@ def test_runs(state: State) -> None:
     assert state.get_latest_run("cc") is None
 
 
+def test_a_run_saved_again_unchanged_writes_nothing(path: Path) -> None:
+    with State(path) as state:
+        state.save_run(run("r1"))
+        log = path.with_name(f"{path.name}-wal")
+        before = log.stat().st_size
+        state.save_run(run("r1"))
+        assert log.stat().st_size == before
+        state.save_run(run("r1", created_at=9.0))
+        assert log.stat().st_size > before
+        assert state.get_run("aa", "r1") == run("r1", created_at=9.0)
+
+
 def test_forwards(state: State) -> None:
     state.save_forward(forward("f1"))
     state.save_forward(forward("f2", server_id="s2"))

@@ -18,7 +18,7 @@ from engine_socket import Answer, engine_socket
 from shell_store import shell_store
 from store_bed import ABOUT, LAB_ID, PREFIX, DirectStore, Lab, metadata_service, sha256, tree
 
-from labctl.agent.mirror import boto3_python, restore, run_pass, store
+from labctl.agent.mirror import boto3_python, image_download, restore, run_pass, store
 from labctl.agent.mirror import mirror as store_mirror
 from labctl.agent.reply import Failure
 from labctl.agent.watchdog import mirroring
@@ -26,8 +26,9 @@ from labctl.agent.watchdog.activity import LabAccount
 from labctl.errors import DeniedError, NotFoundError, TransferError
 from labctl.model import Endpoint
 from labctl.servers.agent import list_program_files
-from labctl.stores import LabStore, StoreContext, open_store
+from labctl.stores import LabStore, StoreContext, open_store, ssh
 from labctl.wire import s3 as s3_client
+from labctl.wire.images import LoadStoredImageRequest
 from labctl.wire.mirrors import (
     MirrorPassReply,
     MirrorPassRequest,
@@ -568,6 +569,32 @@ def test_a_person_reads_and_writes_the_same(from_here: LabStore, tmp_path: Path)
         from_here.fetch("none", target, 5, sha256(b"other"))
     assert [p.name for p in target.parent.iterdir()] == ["x"]
     assert target.read_bytes() == content[:5]
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    from_here: LabStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of the lab can write to its store, and must not fill this machine's memory."""
+    for module in (s3_client, ssh):
+        monkeypatch.setattr(module, "MOST_READ_BYTES", 2**20)
+    from_here.write("runs/a/run.json", bytes(2**20))
+    assert from_here.read("runs/a/run.json") == bytes(2**20)
+    from_here.write("runs/a/run.json", bytes(2**20 + 1))
+    with pytest.raises(TransferError, match="too large to read") as caught:
+        from_here.read("runs/a/run.json")
+    assert caught.value.why == "runs/a/run.json has more than 1 MiB"
+
+
+def test_a_server_reads_no_file_of_the_bucket_that_is_too_large(
+    s3: Any, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_id = "0" * 64
+    s3.put_object(Bucket="results", Key=f"labs/{PREFIX}/images/{image_id}.json", Body=bytes(2001))
+    monkeypatch.setattr(s3_client, "MOST_READ_BYTES", 2000)
+    request = LoadStoredImageRequest(
+        **ABOUT, image_id=f"sha256:{image_id}", reference="labctl/built:1"
+    )
+    assert image_download.load(request).why == f"images/{image_id}.json has more than 0 MiB"
 
 
 def test_a_lease_is_taken_by_one(from_here: LabStore) -> None:

@@ -16,7 +16,9 @@ import pytest
 from engine_socket import Answer, engine_socket
 from store_bed import ABOUT, PREFIX, DirectStore, Lab
 
-from labctl.agent.mirror import images
+from labctl.agent.files import files
+from labctl.agent.mirror import image_download, image_upload, images
+from labctl.agent.mirror.store import Progress
 from labctl.agent.reply import Failure
 from labctl.wire.images import LoadStoredImageRequest, StoreImageRequest
 
@@ -93,18 +95,26 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 def store(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of the lab's images in a store that is reached without an ssh."""
     directory = tmp_path / "store" / PREFIX
-    monkeypatch.setattr(images, "open_store", lambda *_: DirectStore(directory))
-    monkeypatch.setattr(images, "lower_priority", lambda: None)
+
+    def open_directly(root: Path, lab: str, lab_id: str, progress: Progress) -> DirectStore:
+        opened = DirectStore(directory)
+        opened.progress = progress
+        return opened
+
+    monkeypatch.setattr(images, "open_store", open_directly)
+    monkeypatch.setattr(image_upload, "lower_priority", lambda: None)
     Lab(tmp_path).config("ssh://student@store/labs")
     return directory / "images"
 
 
 def send(engine: Engine) -> None:
-    images.send(StoreImageRequest(**ABOUT, image_id=engine.id))
+    image_upload.send(StoreImageRequest(**ABOUT, image_id=engine.id))
 
 
 def load(engine: Engine) -> str:
-    return images.load(LoadStoredImageRequest(**ABOUT, image_id=engine.id, reference=NAME)).why
+    return image_download.load(
+        LoadStoredImageRequest(**ABOUT, image_id=engine.id, reference=NAME)
+    ).why
 
 
 def blob(store: Path, content: bytes) -> Path:
@@ -250,6 +260,57 @@ def test_a_record_cannot_hide_how_much_disk_an_image_needs(engine: Engine, store
     assert engine.loaded == {}
 
 
+@pytest.mark.parametrize(
+    "record", [b"", b"{}", b"[" * 100_000, b'{"blobs": {"x": [1]}}', b'{"blobs": {"x": ["1", 2]}}']
+)
+def test_a_record_of_another_shape_is_named(engine: Engine, store: Path, record: bytes) -> None:
+    send(engine)
+    (path,) = store.glob("*.json")
+    path.write_bytes(record)
+    assert load(engine) == "the store's record of the image is damaged"
+    assert engine.loaded == {}
+
+
+def test_an_image_is_not_loaded_or_sent_without_room_for_the_engines_own_copy(
+    engine: Engine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`docker save` and `docker load` write the archive to the disk before they go on."""
+    send(engine)
+    stored = sum(path.stat().st_size for path in store.glob("*.gz"))
+    content = len(engine.config) + sum(map(len, LAYERS))
+    free = files.RESERVE_BYTES + stored + 2 * content
+    monkeypatch.setattr(images, "count_free_bytes", lambda _: free - 1)
+    assert "no room" in load(engine)
+    monkeypatch.setattr(images, "count_free_bytes", lambda _: free)
+    assert load(engine) == ""
+    monkeypatch.setattr(images, "count_free_bytes", lambda _: files.RESERVE_BYTES + 1999)
+    with pytest.raises(Failure, match="not stored"):
+        send(engine)
+
+
+def test_a_store_that_takes_longer_than_a_build_is_left(
+    engine: Engine, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(engine)
+    monkeypatch.setattr(image_download, "MEASURE_S", 0.0)
+    assert load(engine) == ""
+    (engine.folder / "loaded").unlink()
+    monkeypatch.setattr(image_download, "MOST_REMAINING_S", 0.0)
+    assert "the link to the store is too slow: it would take" in load(engine)
+    assert engine.loaded == {}
+
+
+@pytest.mark.parametrize("config", [b"{}", b"[]", b"1", b"[" * 100_000, b'{"rootfs": []}'])
+def test_the_id_of_another_file_is_refused(engine: Engine, store: Path, config: bytes) -> None:
+    """A server says what the id of its image is."""
+    engine.config = config
+    engine.id = f"sha256:{sha256(config)}"
+    engine.save([config, *LAYERS])
+    send(engine)
+    assert load(engine)
+    assert engine.loaded == {}
+
+
 def test_what_a_killed_process_left_is_removed(engine: Engine, store: Path, tmp_path: Path) -> None:
     left = tmp_path / "labctl" / "digits" / ".labctl" / "send-image" / "draft"
     left.parent.mkdir()
@@ -261,4 +322,4 @@ def test_what_a_killed_process_left_is_removed(engine: Engine, store: Path, tmp_
 
 def test_no_key_of_the_store_comes_from_a_name(engine: Engine, store: Path) -> None:
     request = LoadStoredImageRequest(**ABOUT, image_id="sha256:../../x", reference=NAME)
-    assert "is not the id of an image" in images.load(request).why
+    assert "is not the id of an image" in image_download.load(request).why

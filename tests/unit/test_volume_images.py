@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,20 @@ def test_a_link_or_directory_there_is_no_list(kind: bytes) -> None:
 def test_another_content_is_no_list(content: bytes) -> None:
     reader = make_reader(tarfile.TarInfo("repositories.json"), content)
     assert _read_names(reader, "volume") == set()
+
+
+def test_a_list_without_end_is_not_read_into_memory() -> None:
+    read = 0
+
+    def read_blocks() -> Iterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield bytes(1 << 20)
+
+    reader: Any = SimpleNamespace(get_archive=lambda path: (read_blocks(), {}))
+    assert _read_names(reader, "volume") == set()
+    assert read < 100
 
 
 def test_an_empty_archive_is_no_list() -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from ...wire.codec import to_json
 from ...wire.containment import is_contained
 from ...wire.files import BucketRecord, FetchedSet, ObjectRecord
-from ...wire.s3 import S3, Credentials, ListedObject, S3Error, S3Problem
+from ...wire.s3 import S3, Credentials, ListedObject
+from ...wire.s3_errors import S3Error, S3Problem
 from ...wire.verbs import CONFIG_FILE, HintPart
 from ..host.paths import resolve_inside, write_json
 from ..reply import Failure

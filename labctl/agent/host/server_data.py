@@ -10,7 +10,7 @@ import os
 import shlex
 from pathlib import Path
 
-from ...wire.files import CheckDataRequest
+from ...wire.server_data import CheckDataRequest
 from ...wire.server_paths import describe_problem
 from ...wire.verbs import CONFIG_FILE, Empty, HintPart
 from ..broker.detection import is_brokered

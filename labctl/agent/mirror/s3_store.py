@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...wire.s3 import S3, Credentials, S3Error, S3Problem
+from ...wire.s3 import S3, Credentials
+from ...wire.s3_errors import S3Error, S3Problem
 from .store import ChangedError, Progress, StoreError
 
 

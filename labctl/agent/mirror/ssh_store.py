@@ -17,12 +17,12 @@ from typing import Iterable, Iterator, Union
 
 from ...wire.codec import MessageError, decode, encode
 from ...wire.mirrors import GatewayReply, GetPartRequest, PutFileRequest, StoreConfigRecord
+from ...wire.s3 import MOST_READ_BYTES
 from ..host.paths import CHUNK
 from .store import ChangedError, Progress, StoreError
 
 # bytes: larger files go by rsync, so a lost connection wastes no more than this
 PART_BYTES = 8 * 1024 * 1024
-MOST_READ_BYTES = 64 * 1024 * 1024
 # kinds of failure after which nothing else can be sent either
 WHOLE = ("full", "io", "cut")
 HOST = "labctl-store"

@@ -74,31 +74,40 @@ def _tag_pulled(request: PullImageRequest) -> tuple[int, list[str]]:
 def build(request: BuildImageRequest) -> None:
     """Build an image; stream and log the output of docker."""
     lab = lab_dir(request.lab, request.lab_id)
-    context = run_dir(lab, request.run) / "code" if request.run else lab / "code"
+    source = run_dir(lab, request.run) / "code" if request.run else lab / "code"
     name = request.tag.replace("/", "-").replace(":", "-")
-    if request.dockerfile:
-        context = _write_context(request, context, lab / "builds" / f"{name}.context")
-    elif request.directory not in ("", "."):
-        context = resolve_inside(context, request.directory)
-    if not (context / "Dockerfile").is_file():
-        raise Failure("missing", f"no Dockerfile in {context} on the server", "", PUSH_COMMAND)
     log = lab / "builds" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
+    context = log.with_suffix(".context") if request.dockerfile else _find_context(request, source)
     if is_brokered():
         rootless.require_buildkit()
     send_reply(BuildOpening(str(log)))
     with _lock_build(name):
         if inspect_image(request.tag):
             send_closing_reply(BuildResult(0, (), str(log)))
-        elif is_brokered():
+            return
+        if request.dockerfile:
+            # Under the lock: another build of the image may be reading the directory.
+            _write_context(request, source, context)
+        if is_brokered():
             code, lines = rootless.build_image(request, context, log, run_and_tee)
             send_closing_reply(BuildResult(code, tuple(pick_failing_lines(lines)), str(log)))
         else:
-            words = ["docker", "build", "--progress", "plain", "--tag", request.tag]
+            words = ["docker", "build", "--tag", request.tag]
             run_build(words, request.args, request.wheelhouse, log, context)
 
 
-def _write_context(request: BuildImageRequest, code: Path, target: Path) -> Path:
+def _find_context(request: BuildImageRequest, code: Path) -> Path:
+    """Return the directory of the Dockerfile; Failure (missing) without one."""
+    context = code
+    if request.directory not in ("", "."):
+        context = resolve_inside(code, request.directory)
+    if not (context / "Dockerfile").is_file():
+        raise Failure("missing", f"no Dockerfile in {context} on the server", "", PUSH_COMMAND)
+    return context
+
+
+def _write_context(request: BuildImageRequest, code: Path, target: Path) -> None:
     """Create the directory of a build that needs lists of packages, and perhaps Python projects."""
     if target.exists():
         shutil.rmtree(str(target))
@@ -113,7 +122,6 @@ def _write_context(request: BuildImageRequest, code: Path, target: Path) -> Path
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, text)
     write_text(target / "Dockerfile", request.dockerfile)
-    return target
 
 
 def _list_project_files(code: Path) -> Iterator[Path]:

@@ -38,9 +38,9 @@ from labctl.insight.explain.wording import (
     WORKERS,
     build_command,
     find_numeric_option,
+    make_few_samples_answer,
     number,
     percent,
-    too_few_samples_text,
 )
 from labctl.text import bytes_text, duration_text
 
@@ -205,12 +205,8 @@ def check_cpu(material: RunData) -> Iterator[Answer]:
     if not material.samples or any(sample.gpus for sample in material.samples):
         return
     if len(samples) < LEAST:
-        yield Unknown(
-            rule="processor-use",
-            what="what limits its speed (CPU, memory, disk)",
-            why=too_few_samples_text(len(material.samples), LEAST),
-            next="train for at least a minute (more epochs), then: labctl explain",
-        )
+        what = "what limits its speed (CPU, memory, disk)"
+        yield make_few_samples_answer("processor-use", what, material)
         return
     share, have = cpu_share(samples), cores(samples)
     if share is None or have is None:

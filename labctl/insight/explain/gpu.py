@@ -20,7 +20,6 @@ from labctl.insight.explain.evidence import (
 )
 from labctl.insight.explain.host import find_other_load
 from labctl.insight.explain.samples import (
-    LEAST,
     GpuSummary,
     cpu_share,
     drop_start,
@@ -34,8 +33,8 @@ from labctl.insight.explain.wording import (
     WORKERS,
     build_command,
     find_numeric_option,
+    make_few_samples_answer,
     percent,
-    too_few_samples_text,
 )
 from labctl.text import bytes_text, duration_text
 
@@ -108,12 +107,7 @@ def _no_cards(material: RunData) -> Iterator[Answer]:
             next="train for at least a minute, then: labctl explain",
         )
     elif any(sample.gpus for sample in material.samples):
-        yield Unknown(
-            rule="gpu-use",
-            what="how busy the GPU was",
-            why=too_few_samples_text(len(material.samples), LEAST),
-            next="train for at least a minute, then: labctl explain",
-        )
+        yield make_few_samples_answer("gpu-use", "how busy the GPU was", material)
 
 
 def _unknown_use(card: GpuSummary) -> Unknown:

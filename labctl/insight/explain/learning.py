@@ -36,6 +36,7 @@ from labctl.insight.explain.wording import (
     build_command,
     find_accepted_option,
     find_option,
+    make_few_points_answer,
     number,
     percent,
 )
@@ -251,12 +252,8 @@ def check_overfitting(material: RunData) -> Iterator[Answer]:
     if loss is not None and len(points) >= LEAST_EPOCHS:
         yield _make_no_overfitting_finding(loss.tag, points)
     elif loss is not None and len(points) == len(loss.values):
-        yield Unknown(
-            rule="overfitting",
-            what="whether it overfits",
-            why=f"{loss.tag} has {len(points)} points; this rule needs {LEAST_EPOCHS}",
-            next="train longer, or evaluate more often",
-        )
+        what, next_ = "whether it overfits", "train longer, or evaluate more often"
+        yield make_few_points_answer("overfitting", what, loss, LEAST_EPOCHS, next_)
 
 
 def _find_rise(material: RunData, loss: Series) -> Finding | None:

@@ -43,6 +43,7 @@ from labctl.insight.explain.wording import (
     find_accepted_option,
     find_numeric_option,
     join_suggestions,
+    make_few_points_answer,
     number,
     percent,
 )
@@ -139,12 +140,8 @@ def check_trend(material: RunData) -> Iterator[Answer]:
     trend = summarize_trend(series)
     if trend is None:
         if len(finite_points(series)) == len(series.values):
-            yield Unknown(
-                rule="loss",
-                what="the trend of the loss",
-                why=f"{series.tag} has {len(series.values)} points; this rule needs {LEAST_POINTS}",
-                next="log it more often, or train longer",
-            )
+            what, next_ = "the trend of the loss", "log it more often, or train longer"
+            yield make_few_points_answer("loss", what, series, LEAST_POINTS, next_)
         return
     yield from _judge_trend(material, series, trend)
 

@@ -1,4 +1,4 @@
-"""Formats of numbers in findings, and the commands that they suggest."""
+"""Formats of numbers in findings, the commands that they suggest, and answers that rules share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 
-from labctl.insight.explain.evidence import RunData
+from labctl.insight.explain.evidence import RunData, Unknown
+from labctl.insight.explain.samples import LEAST
+from labctl.insight.scalars import Series
 
 GIB = 1024**3
 LEARNING_RATE = ("--lr", "--learning-rate", "--learning_rate", "--base-lr", "--max-lr")
@@ -26,10 +28,26 @@ EPOCHS = ("--epochs", "--num-epochs", "--num_epochs", "--num_train_epochs")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?")
 
 
-def too_few_samples_text(count: int, least: int) -> str:
-    """Explain that `count` samples of telemetry are too few."""
+def make_few_samples_answer(rule: str, what: str, material: RunData) -> Unknown:
+    """Explain that a rule has too few samples of telemetry to find out `what`."""
+    count = len(material.samples)
     taken = "there is 1 sample" if count == 1 else f"there are {count} samples"
-    return f"{taken} of telemetry, one every 10 s; this rule needs {least} after the start"
+    return Unknown(
+        rule=rule,
+        what=what,
+        why=f"{taken} of telemetry, one every 10 s; this rule needs {LEAST} after the start",
+        next="train for at least a minute (more epochs), then: labctl explain",
+    )
+
+
+def make_few_points_answer(rule: str, what: str, series: Series, least: int, next_: str) -> Unknown:
+    """Explain that a rule has too few points of a curve to find out `what`."""
+    return Unknown(
+        rule=rule,
+        what=what,
+        why=f"{series.tag} has {len(series.values)} points; this rule needs {least}",
+        next=next_,
+    )
 
 
 def percent(share: float) -> str:

@@ -10,7 +10,6 @@ of the volume either still has the claim's name (so creating ours fails) or is s
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 with lazy_imports(__name__):
+    import secrets
+
     from docker import errors as docker_errors
 
 LABEL = "labctl.cache"

@@ -6,7 +6,6 @@ Its labels hold everything about it, so that a lost state directory can be rebui
 from __future__ import annotations
 
 import io
-import tarfile
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 with lazy_imports(__name__):
+    import tarfile
+
     from docker import errors as docker_errors
 
 T = TypeVar("T")

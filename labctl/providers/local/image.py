@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +19,9 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 with lazy_imports(__name__):
+    import hashlib
+    import tempfile
+
     from docker import errors as docker_errors
 
 REPOSITORY = "labctl-lab-server"
@@ -137,7 +138,9 @@ def _describe_step(step: str) -> str:
 
 
 def _make_build_error(step: str, base: str, reason: str, log: str) -> BuildError:
-    with NamedTemporaryFile("w", prefix="labctl-build-", suffix=".log", delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="labctl-build-", suffix=".log", delete=False
+    ) as file:
         file.write(log)
     if step.startswith("FROM"):
         return BuildError(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import secrets
-import tarfile
 import time
 from typing import TYPE_CHECKING
 
@@ -22,12 +20,17 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 with lazy_imports(__name__):
+    import secrets
+    import tarfile
+
     from docker import errors as docker_errors
     from docker import utils as docker_utils
 
 # The names of an engine's images, below its directory; of the storage driver that labctl's own
 # server image uses. A volume without this file counts as one without images.
 _NAMES = "image/overlay2/repositories.json"
+# bytes of a volume's list, in a tar archive; one image takes some hundred
+_MOST_BYTES = 16 * 1024**2
 
 
 def list_volumes_with(
@@ -67,12 +70,17 @@ def _read_names(reader: Container, volume: str) -> set[str]:
         chunks, _ = reader.get_archive(f"/pool/{volume}/{_NAMES}")
     except docker_errors.NotFound:
         return set()
-    # Whoever is root on a server can put anything there, such as a link or a directory.
+    # Whoever is root on a server can put anything there: a link, a directory, a file without end.
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) > _MOST_BYTES:
+            return set()
     try:
-        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             file = archive.extractfile(archive.next() or "")
-            content = file.read() if file else b""
-        repositories = json.loads(content)["Repositories"]
+            text = file.read() if file else b""
+        repositories = json.loads(text)["Repositories"]
         return {name for names in repositories.values() for name in names}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError, tarfile.TarError):
         return set()

@@ -1,0 +1,61 @@
+"""Fit messages to the terminal: prose is wrapped at words, and what people paste stays whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+
+# Programs that labctl's messages tell people to type.
+_PROGRAMS = (
+    "aws|cd|chmod|curl|df|docker|eval|export|labctl|less|ls|mkdir|mv|pip|pipx|python|rm|ssh|"
+    "ssh-copy-id|sudo|systemctl|unset|uv"
+)
+# A line that is a command or an option, or far enough to the right to have its own layout.
+_FIXED = re.compile(rf"\t| {{4}}| *(?:--|(?:{_PROGRAMS}) )")
+_START = re.compile(r" *(?:- )?")
+# Parts of a sentence: code in backquotes, a command after a colon, and YAML in braces.
+_WHOLE = re.compile(rf"`[^`]*`|(?<=: )(?:{_PROGRAMS}) [^;,]*|[\w.]+: \{{.*\}}")
+# A character of no message, in place of the spaces that must not become line breaks.
+_JOINER = "\x1f"
+
+
+def read_width() -> int:
+    """Return the columns of the terminal that messages go to."""
+    try:
+        size = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError):
+        size = os.terminal_size((100, 24))
+    return shutil.get_terminal_size(size).columns
+
+
+def wrap_lines(text: str, indent: int = 0) -> list[str]:
+    """Split a message into lines that fit the terminal, each below `indent` columns.
+
+    Without a terminal these are the lines of the text. Commands, and lines that begin with four
+    spaces, are not wrapped.
+    """
+    lines = text.split("\n")
+    if not sys.stderr.isatty():
+        return lines
+    width = max(read_width() - indent, 20)
+    return [part for line in lines for part in _wrap_line(line, width)]
+
+
+def _wrap_line(line: str, width: int) -> list[str]:
+    if len(line) <= width or _FIXED.match(line):
+        return [line]
+    joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINER), line)
+    start = _START.match(joined)
+    assert start is not None  # it matches every line
+    parts = textwrap.wrap(
+        joined[start.end() :],
+        width,
+        initial_indent=start[0],
+        subsequent_indent=" " * start.end(),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [part.replace(_JOINER, " ") for part in parts]

@@ -1,0 +1,56 @@
+"""Notice on this machine that a run's script is not in the lab's code, as after a typing error.
+
+It is a warning and no error: a file that somebody created on the server is in the run's code too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path, PurePosixPath
+
+from labctl.wire.containment import is_contained
+
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
+# Options without a value. After any other option, the next word may be no script.
+_PLAIN_OPTION = re.compile(r"-[BdEIOPqSuvex]+")
+_SUFFIXES = (".py", ".sh")
+# least similarity of a misspelled path to the one that labctl suggests
+_SIMILAR = 0.6
+
+
+def describe_missing_script(root: Path, command: Sequence[str]) -> str:
+    """Return a warning if the command runs a script that is not in the lab; "" otherwise."""
+    script = _find_script(command)
+    if not script or os.path.lexists(root / script):
+        return ""
+    near = _find_similar(root, script)
+    if near:
+        return f"there is no {script} in this lab; did you mean {near}?"
+    return f"there is no {script} in this lab; the run finds it only if it is on the server"
+
+
+def _find_script(command: Sequence[str]) -> str:
+    """Return the relative path of the script that an interpreter is to run; "" if unsure."""
+    program, *words = command or ("",)
+    if not _INTERPRETER.fullmatch(program.rpartition("/")[2]):
+        return ""
+    script = next((word for word in words if not _PLAIN_OPTION.fullmatch(word)), "")
+    path = os.path.normpath(script)
+    return path if script.endswith(_SUFFIXES) and is_contained(path) else ""
+
+
+def _find_similar(root: Path, script: str) -> str:
+    """Return a script of the lab with that name in another directory, or with a similar path."""
+    path = PurePosixPath(script)
+    scripts = sorted(
+        file.relative_to(root).as_posix()
+        for pattern in (f"*{path.suffix}", f"*/*{path.suffix}", f"{path.parent}/*{path.suffix}")
+        for file in root.glob(pattern)
+    )
+    for file in scripts:
+        if PurePosixPath(file).name == path.name:
+            return file
+    return next(iter(get_close_matches(script, scripts, n=1, cutoff=_SIMILAR)), "")

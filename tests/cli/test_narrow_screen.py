@@ -1,0 +1,50 @@
+"""Errors, hints and questions on a terminal of 80 columns: read from the screen of tmux."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from terminal import open_terminal
+from transcripts import make_program
+
+COLUMNS = 80
+COMMAND_S = 60.0
+LAB = """\
+lab: digits
+run: [python, train.py]
+secrets: [TOKEN_OF_THE_TRACKER, TOKEN_OF_THE_STORE, TOKEN_OF_THE_DATA_SET]
+server: {provider: static, gpu: A100, static: {hosts: [gpu1.lab.example, gpu2.lab.example]}}
+"""
+
+
+@pytest.fixture
+def lab() -> Iterator[Path]:
+    """A lab whose path fits a line, unlike pytest's directories."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "lab.yaml").write_text(LAB)
+        yield Path(folder)
+
+
+def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    options = "--learning-rate 0.001 --weight-decay 0.0005 --batch-size 128 --epochs 30"
+    (lab / "inner").mkdir()
+    (lab / "inner" / "train.py").touch()
+    with open_terminal(lab, environ, COLUMNS) as terminal:
+        question = terminal.run("labctl trust", ["n"], COMMAND_S).splitlines()
+        error = terminal.run("labctl init 'a b'", [], COMMAND_S).splitlines()
+        note = terminal.run("labctl init inner --provider local", [], COMMAND_S).splitlines()
+        hint = terminal.run(f"labctl run {options}", [], COMMAND_S).splitlines()
+    assert [line for line in [*question, *error, *note] if len(line) > COLUMNS] == []
+    start = next(n for n, line in enumerate(question) if line.startswith("  - give your"))
+    assert question[start].endswith("TOKEN_OF_THE_DATA_SET to")
+    assert question[start + 1] == "    the programs that it runs"
+    assert any(line.startswith("  starting with a letter or digit; try a-b") for line in error)
+    assert note[0].startswith(str(lab / "inner"))
+    assert note[0].endswith("Commands that you")
+    assert [line.strip() for line in hint if len(line) > COLUMNS] == [
+        f"next: labctl run -- python train.py {options}"
+    ]
