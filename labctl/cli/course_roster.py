@@ -14,7 +14,7 @@ from labctl.cli.screen import Screen, print_json, print_table
 from labctl.config import find_data_dir
 from labctl.courses import creation
 from labctl.courses.records.roster import read_roster
-from labctl.courses.sample_assignments import SAMPLES, add_assignment
+from labctl.courses.sample_assignments import SAMPLES, SampleAssignment, add_assignment
 from labctl.model import Value
 
 if TYPE_CHECKING:
@@ -106,6 +106,11 @@ def init_command(
             }
         )
         return
+    _print_created(created, sample)
+
+
+def _print_created(created: creation.CourseCreation, sample: SampleAssignment | None) -> None:
+    target = created.path
     if created.made:
         click.echo(f"{target}: {len(created.diff.added)} students from {created.diff.format}")
     else:

@@ -65,7 +65,12 @@ def join_command(
     joined = join_course(data, target, find_paths(), screen, key=key, base=base)
     if json_:
         print_json({"joined": result_as_json(joined)})
-        return
+    else:
+        _print_joined(joined)
+    ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _print_joined(joined: JoinResult) -> None:
     event = "You had already joined" if joined.again else "You have joined"
     click.echo(f"{event} {joined.course} as {joined.student}.")
     if joined.section:
@@ -76,7 +81,6 @@ def join_command(
         click.echo(f"  assignments/{name}.yaml")
     print_starters(joined)
     _print_next_commands(joined)
-    ctx.exit(1 if has_failed(joined) else 0)
 
 
 def _update_course(ctx: click.Context, into: Path | None, key: str, yes: bool, json_: bool) -> None:

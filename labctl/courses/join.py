@@ -156,20 +156,7 @@ def join_course(
     if not section:
         config = load_lab(target, find_provider=read_provider_traits)
         trust(paths, config)
-    with contextlib.closing(
-        _open_channel(connections, invitation, str(student_key(paths)), KEEPER_REQUEST)
-    ) as channel:
-
-        def send(request: FetchStarterRequest) -> FetchStarterReply:
-            return _exchange(channel, invitation.keeper, FETCH_STARTER, request)
-
-        starters = deliver_starters(
-            describe_course_lab(invitation, target, description.image),
-            description.starters or {},
-            description.assignments or {},
-            functools.partial(download_starter, send),
-            paths,
-        )
+    starters = _deliver(connections, invitation, paths, target, description)
     return JoinResult(
         course=invitation.course,
         student=invitation.student,
@@ -179,6 +166,30 @@ def join_course(
         section=section,
         starters=starters,
     )
+
+
+def _deliver(
+    connections: Connections,
+    invitation: JoinInvitation,
+    paths: Paths,
+    target: Path,
+    description: CourseRecord,
+) -> tuple[DeliveredStarter, ...]:
+    """Fetch the starters of the course, over one channel with this account's key."""
+    identity = str(student_key(paths))
+    channel = _open_channel(connections, invitation, identity, KEEPER_REQUEST)
+
+    def send(request: FetchStarterRequest) -> FetchStarterReply:
+        return _exchange(channel, invitation.keeper, FETCH_STARTER, request)
+
+    with contextlib.closing(channel):
+        return deliver_starters(
+            describe_course_lab(invitation, target, description.image),
+            description.starters or {},
+            description.assignments or {},
+            functools.partial(download_starter, send),
+            paths,
+        )
 
 
 def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporter) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -89,35 +90,41 @@ def run_tests(root: Path, *, time_limit_s: int = TIME_LIMIT_S) -> CheckReport:
         )
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        # A pytest.ini of the lab is not used: results must not depend on it.
-        words = (
-            sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(root),
-            "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={results}", "--",
-            *files.modules,
-        )  # fmt: skip
-        try:
-            done = subprocess.run(
-                words,
-                cwd=root,
-                env={**copy_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=time_limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise LabError(
-                f"the tests did not finish within {duration_text(time_limit_s)}",
-                why="labctl has stopped them",
-                hint="labctl check --time-limit 1h",
-            ) from None
+        done = _run_pytest(root, files.modules, results, time_limit_s)
         text = _read_text(results)
     tests = _parse_results(text, done.returncode, done.stdout + done.stderr)
     return CheckReport(
         assignment=files.assignment, where="here", tests=tests, changed=files.changed
     )
+
+
+def _run_pytest(
+    root: Path, modules: Sequence[str], results: Path, time_limit_s: int
+) -> subprocess.CompletedProcess[str]:
+    # A pytest.ini of the lab is not used: results must not depend on it.
+    words = (
+        sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(root),
+        "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={results}", "--",
+        *modules,
+    )  # fmt: skip
+    try:
+        return subprocess.run(
+            words,
+            cwd=root,
+            env={**copy_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=time_limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(
+            f"the tests did not finish within {duration_text(time_limit_s)}",
+            why="labctl has stopped them",
+            hint="labctl check --time-limit 1h",
+        ) from None
 
 
 def run_tests_on_server(context: LabContext, *, time_limit_s: int = TIME_LIMIT_S) -> CheckReport:
