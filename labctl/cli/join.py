@@ -11,7 +11,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import Screen, print_json
 from labctl.cli.starter_output import has_failed, print_starters
-from labctl.config import find_paths
+from labctl.config import find_lab, find_paths
 from labctl.courses.course_update import update_course_lab
 from labctl.courses.join import (
     JoinResult,
@@ -20,6 +20,7 @@ from labctl.courses.join import (
     result_as_json,
 )
 from labctl.errors import UsageError
+from labctl.sync.starter_update import restore_file
 
 
 @click.command("join")
@@ -32,11 +33,23 @@ from labctl.errors import UsageError
 @click.option(
     "--key", default="", metavar="ed25519:...", help="Check that the course has this key."
 )
+@click.option(
+    "--restore",
+    multiple=True,
+    metavar="PATH",
+    help="Write a file of the assignment again that you have deleted.",
+)
 @yes_option
 @json_option
 @click.pass_context
 def join_command(
-    ctx: click.Context, place: str, into: Path | None, key: str, yes: bool, json_: bool
+    ctx: click.Context,
+    place: str,
+    into: Path | None,
+    key: str,
+    restore: tuple[str, ...],
+    yes: bool,
+    json_: bool,
 ) -> None:
     """Join a course with the file or the https:// address from your instructor.
 
@@ -52,7 +65,11 @@ def join_command(
     labctl join ml-2026-alice.join
     cd ml-2026 && labctl up
     labctl join
+    labctl join --restore tests/test_model.py
     """
+    if restore:
+        _restore_files(ctx, restore, is_alone=not (place or into or key), json_=json_)
+        return
     if not place:
         _update_course(ctx, into, key, yes, json_)
         return
@@ -68,6 +85,26 @@ def join_command(
     else:
         _print_joined(joined)
     ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _restore_files(
+    ctx: click.Context, paths: tuple[str, ...], *, is_alone: bool, json_: bool
+) -> None:
+    """Restore files of the assignment in -C's directory."""
+    if not is_alone:
+        raise UsageError(
+            "--restore is an option on its own",
+            why="it writes files that this assignment's lab has already received",
+            hint="labctl join --restore PATH",
+        )
+    root = find_lab(Path(ctx.find_root().obj or "."))
+    for path in paths:
+        restore_file(root, path)
+    if json_:
+        print_json({"restored": paths})
+        return
+    for path in paths:
+        click.echo(f"restored {clean(path)}")
 
 
 def _print_joined(joined: JoinResult) -> None:

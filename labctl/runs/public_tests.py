@@ -23,6 +23,7 @@ from labctl.model import Value
 from labctl.runs import images, runs
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_gpus_option
+from labctl.shell import command
 from labctl.sync import lab_files
 from labctl.sync.starter import StarterRecord, read_record
 from labctl.text import duration_text
@@ -35,6 +36,7 @@ LINK_S = 60.0
 MOST_BYTES = 4 * 1024**2
 SHOWN_CHARACTERS = 1500
 MOST_TESTS, LONGEST_MESSAGE = 1000, 300
+MOST_HINTS = 3
 Outcome = Literal["passed", "failed", "skipped"]
 
 
@@ -178,13 +180,17 @@ def _find_tests(root: Path) -> _TestFiles:
         raise NotFoundError(
             "the public tests are no longer in the lab",
             why=", ".join(record.starter.tests)[:SHOWN_CHARACTERS],
-            hint="labctl join   # after rm .labctl/starter.json, to get them again",
+            hint="\n".join(_restore_command(path) for path in record.starter.tests[:MOST_HINTS]),
         )
     return _TestFiles(
         assignment=record.starter.assignment,
         modules=modules,
         changed=_list_changed(root, record),
     )
+
+
+def _restore_command(path: str) -> str:
+    return command("labctl", "join", "--restore", path).render()
 
 
 def _is_module(root: Path, path: str) -> bool:

@@ -18,12 +18,15 @@ import msgspec
 
 from labctl.config import copy_environment
 from labctl.config.identity import replace_file
+from labctl.errors import NotFoundError, PolicyError
 from labctl.model import Value
-from labctl.sync.starter import Starter, StarterFile
+from labctl.shell import command
+from labctl.sync.starter import Starter, StarterFile, read_record
 from labctl.wire.containment import find_link_on_way
 
 CONFLICT = ".conflict"
 MERGE_S = 60.0
+LONGEST_LIST = 1000
 Action = Literal["added", "updated", "merged", "removed", "kept", "conflict", "blocked"]
 
 
@@ -52,6 +55,29 @@ def update_files(root: Path, base: Starter | None, new: Starter) -> tuple[FileCh
     An interrupted update can be repeated: files that are already as in `new` need nothing.
     """
     return tuple(_list_changes(root, base.by_path() if base else {}, new.by_path()))
+
+
+def restore_file(root: Path, path: str) -> None:
+    """Write a file again as the course handed it out, if it is missing in the lab at `root`.
+
+    NotFoundError if the course handed out no such file; PolicyError if something is in its place.
+    """
+    record = read_record(root)
+    file = record.starter.by_path().get(path) if record else None
+    if file is None:
+        names = ", ".join(record.starter.by_path()) if record else "this lab has no such files"
+        raise NotFoundError(
+            f"the course handed out no file {path[:200]!a}",
+            why=names[:LONGEST_LIST],
+            hint="labctl join --restore PATH   # the path in the assignment's directory",
+        )
+    mine = _read_own(root, path)
+    if mine is not None:
+        why = mine.why if isinstance(mine, _Blocked) else "labctl never overwrites your files"
+        raise PolicyError(
+            f"{path} is in your lab", why=why, hint=command("mv", path, f"{path}.mine").render()
+        )
+    _write_file(root, file)
 
 
 def _list_changes(

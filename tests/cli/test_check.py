@@ -106,7 +106,14 @@ def test_tests_that_the_student_changed_or_deleted_are_named(labctl: Labctl, roo
     assert "test_other.py is not" not in said.err
     for file in (root / "tests").iterdir():
         file.unlink()
-    assert labctl("check").code == 4
+    said = labctl("check")
+    assert (said.code, "labctl join --restore tests/test_net.py" in said.err) == (4, True)
+    assert labctl("join", "--restore", "tests/test_net.py").out == "restored tests/test_net.py\n"
+    assert (root / "tests" / "test_net.py").read_text() == TESTS
+    assert labctl("join", "--restore", "tests/test_net.py").code == 3
+    for path in ("nothing.py", "../digits/lab.yaml", "lab.yaml"):
+        assert labctl("join", "--restore", path).code == 4
+    assert labctl("join", "alice.join", "--restore", "tests/test_net.py").code == 2
 
 
 def test_a_test_that_is_now_a_link_does_not_run(root: Path, tmp_path: Path) -> None:
