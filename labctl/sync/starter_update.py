@@ -60,7 +60,7 @@ def update_files(root: Path, base: Starter | None, new: Starter) -> tuple[FileCh
 def restore_file(root: Path, path: str) -> None:
     """Write a file again as the course handed it out, if it is missing in the lab at `root`.
 
-    NotFoundError if the course handed out no such file; PolicyError if something is in its place.
+    NotFoundError for a file that was not handed out; PolicyError if the lab has something there.
     """
     record = read_record(root)
     file = record.starter.by_path().get(path) if record else None
