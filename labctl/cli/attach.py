@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
-from labctl.cli.options import open_lab
+from labctl.cli.options import RUN, make_empty_name_error, open_lab
 from labctl.cli.own_command import SEPARATOR, OwnCommand, require_program, split_words
 from labctl.cli.plain_ssh import replace_with_exec, replace_with_ssh
 from labctl.errors import NotFoundError, UsageError
@@ -35,7 +35,7 @@ HAS_SEPARATOR = "labctl.has_separator"
 
 
 @click.command("attach")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.pass_context
 def attach_command(ctx: click.Context, run: str) -> None:
     """Open the tmux session beside RUN (default: the latest run).
@@ -86,6 +86,13 @@ class _ExecCommand(OwnCommand):
     metavar="[RUN] -- COMMAND",
     shell_complete=_complete_run_or_command,
 )
+@click.option(
+    "-it",
+    "tty",
+    is_flag=True,
+    expose_value=False,
+    help="Has no effect, as exec uses your terminal if there is one.",
+)
 @click.pass_context
 def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...]) -> None:
     """Run COMMAND inside the container of RUN (default: the latest run), which must be running.
@@ -95,6 +102,8 @@ def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str,
     labctl exec -- bash
     labctl exec night -- bash
     """
+    if "" in typed:
+        raise make_empty_name_error("RUN")
     lab = open_lab(ctx)
     require_program(f"labctl exec {' '.join(typed[:1])}".rstrip(), command)
     if not command or len(typed) > 1:

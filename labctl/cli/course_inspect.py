@@ -14,7 +14,15 @@ from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.exit_codes import clean
 from labctl.cli.fan_out import run_on_servers
-from labctl.cli.options import FOLLOW, SSH_AT_ONCE, SSH_JSON, TAIL, json_option, stop_drawing
+from labctl.cli.options import (
+    FOLLOW,
+    SSH_AT_ONCE,
+    SSH_JSON,
+    TAIL,
+    json_option,
+    require_name,
+    stop_drawing,
+)
 from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
 from labctl.cli.screen import print_json, print_table
@@ -217,7 +225,7 @@ def _run_on_all(
 
 @click.command("logs")
 @click.argument("name")
-@click.argument("run", default="")
+@click.argument("run", default="", callback=require_name)
 @FOLLOW
 @TAIL
 @click.pass_context
@@ -260,7 +268,7 @@ def make_safe_log_writer() -> Callable[[bytes], None]:
 
 @click.command("explain")
 @click.argument("name")
-@click.argument("run", default="")
+@click.argument("run", default="", callback=require_name)
 @click.option("--all", "-a", "everything", is_flag=True, help="Also explain good results.")
 @json_option
 @click.pass_context

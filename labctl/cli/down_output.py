@@ -34,9 +34,14 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         )
         return
     if result.pulled_files or result.saved_edits:
-        edits = f", {_count_files(result.saved_edits, 'edited file')} to server-edits/"
-        text = f"downloaded {_count_files(result.pulled_files)} to runs/"
-        click.echo(text + (edits if result.saved_edits else ""), err=err)
+        counts = (
+            (result.pulled_files, "file", "runs/"),
+            (result.saved_edits, "edited file", "server-edits/"),
+        )
+        parts = [
+            f"{_count_files(count, name)} to {place}" for count, name, place in counts if count
+        ]
+        click.echo(f"downloaded {', '.join(parts)}", err=err)
     if result.home_files:
         click.echo(
             f"downloaded {_count_files(result.home_files)} from the home directory to server-home/",

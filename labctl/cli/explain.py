@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean, format_next
-from labctl.cli.options import json_option, open_lab, stop_drawing
+from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
 from labctl.lazy import lazy_imports
 from labctl.text import duration_text, timing_text
@@ -35,7 +34,7 @@ MARKS = {"problem": ("✗", "red"), "advice": ("!", "yellow"), "good": ("✓", "
 
 
 @click.command("explain")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.option(
     "--all",
     "-a",
@@ -200,7 +199,7 @@ def _print_conclusion(explanation: Explanation) -> None:
 
 
 @click.command("profile")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.option("--steps", default=5, show_default=True, help="Trace this many optimizer steps.")
 @click.option("--warmup", default=10, show_default=True, help="Skip this many steps first.")
 @click.option("--port", default=0, help="Show the page on this local port.")

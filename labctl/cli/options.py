@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from labctl.cli.completion_values import complete_providers
+from labctl.cli.completion_values import complete_providers, complete_runs
 from labctl.cli.screen import Screen
-from labctl.errors import LabError
+from labctl.errors import LabError, UsageError
 from labctl.events import Note, Reporter
 from labctl.lazy import lazy_imports
 
@@ -29,6 +30,25 @@ SCREEN = "labctl.screen"
 # key of the Timeline of a command with --timings
 TIMELINE = "labctl.timeline"
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def require_name(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse a name that is there but empty: `"$RUN"` without a value is not the latest run."""
+    source = ctx.get_parameter_source(parameter.name or "")
+    if source is ParameterSource.COMMANDLINE and not value and not ctx.resilient_parsing:
+        raise make_empty_name_error(parameter.make_metavar(ctx).strip("[]"))
+    return value
+
+
+def make_empty_name_error(name: str) -> UsageError:
+    return UsageError(
+        f"{name} is empty",
+        why="perhaps a shell variable has no value; for the latest run, leave the name out",
+        hint="labctl status --all   # lists the runs",
+    )
+
+
+RUN = click.argument("run", default="", callback=require_name, shell_complete=complete_runs)
 PROVIDER = click.option(
     "--provider",
     shell_complete=complete_providers,
@@ -74,7 +94,12 @@ TIMINGS = click.option(
 )
 FOLLOW = click.option("-f", "--follow", is_flag=True, help="Keep printing until the run ends.")
 TAIL = click.option(
-    "-n", "--tail", default=0, metavar="LINES", help="Start with the last LINES lines."
+    "-n",
+    "--tail",
+    type=click.IntRange(min=1),
+    callback=lambda ctx, parameter, value: value or 0,
+    metavar="LINES",
+    help="Start with the last LINES lines.",
 )
 
 

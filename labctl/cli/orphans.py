@@ -78,6 +78,8 @@ def orphans_command(
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
         _print_orphans(resources, everyone)
+        for cache in resources.caches:
+            click.echo(f"image cache {cache.id}: free, {cache.note}")
     ctx.exit(1 if resources.is_billing else 0)
 
 
@@ -88,7 +90,8 @@ def _print_orphans(orphans: Orphans, everyone: bool) -> None:
     if not orphans.servers and not orphans.resources and not others:
         scope = " with these credentials" if orphans.elsewhere else ""
         scope += " for you" if orphans.others else ""
-        click.echo(f"Found nothing that labctl created{scope}.")
+        what = "nothing but image caches" if orphans.caches else "nothing"
+        click.echo(f"Found {what} that labctl created{scope}.")
         return
     now = time.time()
     rows = [

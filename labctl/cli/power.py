@@ -61,9 +61,10 @@ def start_command(ctx: click.Context, yes: bool, json_: bool) -> None:
     \b
     labctl start
     """
-    server = open_lab(ctx, yes=yes, quiet=json_).start().server
+    lab = open_lab(ctx, yes=yes, quiet=json_)
+    server = lab.start().server
     stop_drawing(ctx)
     if json_:
         print_json({"server": server})
     else:
-        print_ready(server)
+        print_ready(lab, server)

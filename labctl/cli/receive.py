@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.config import copy_environment, expand_user
-from labctl.errors import BusyError
+from labctl.errors import BusyError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
@@ -49,6 +50,22 @@ def receive_command() -> None:
 
 def _open_receiver(directory: Path) -> Receiver:
     return Receiver(expand_user(directory).absolute())
+
+
+def _open_assignment(directory: Path, name: str) -> Receiver:
+    """Open the receiver; NotFoundError with the instructor's next command if it lacks NAME."""
+    receiver = _open_receiver(directory)
+    file = receiver.assignment_file(name)
+    if not file.is_file():
+        names = sorted(path.stem for path in file.parent.glob("*.yaml"))
+        drop = shlex.quote(str(directory))
+        example = f"labctl receive assignment {drop} {name} --at ssh://drop@course.example"
+        raise NotFoundError(
+            f"there is no assignment {name} in {directory}",
+            why=f"this receiver has {', '.join(names) or 'no assignments yet'}",
+            hint=f"labctl receive list {drop} {names[0]}" if names else example,
+        )
+    return receiver
 
 
 @receive_command.command("init")
@@ -163,7 +180,7 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
     \b
     labctl receive extend ~/drop hw3 alice 3d
     """
-    standing, due = receive.extend(_open_receiver(directory), name, student, time)
+    standing, due = receive.extend(_open_assignment(directory, name), name, student, time)
     if standing.due_at is None:
         click.echo(f"{name} has no due time")
         return
@@ -180,8 +197,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive list ~/drop hw3
     """
-    receiver = _open_receiver(directory)
-    receiver.load_rules(name)
+    receiver = _open_assignment(directory, name)
     receipts = [
         signed.receipt
         for student in receiver.students(name)
@@ -219,8 +235,7 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
     \b
     labctl receive check ~/drop hw3
     """
-    receiver = _open_receiver(directory)
-    receiver.load_rules(name)
+    receiver = _open_assignment(directory, name)
     rows = [
         (f"{checked.student} {checked.number}" if isinstance(checked, Receipt) else checked, error)
         for checked, error in receiver.check(name)
@@ -258,7 +273,9 @@ def _open(directory: Path, name: str, student: str, number: int | None, into: Pa
     \b
     labctl receive open ~/drop hw3 alice --into ./alice-hw3
     """
-    with _open_receiver(directory).find_bundle(name, student, number or 0).open("rb") as file:
+    with (
+        _open_assignment(directory, name).find_bundle(name, student, number or 0).open("rb") as file
+    ):
         manifest = bundle.unpack(file, into)
     click.echo(f"{into}: {len(manifest.files)} files of run {manifest.run}")
 
@@ -284,7 +301,7 @@ def _ticket(
     labctl receive ticket ~/drop hw3 alice bob --into ./tickets
     """
     for path in receive.write_tickets(
-        _open_receiver(directory), name, students, valid, into, profile
+        _open_assignment(directory, name), name, students, valid, into, profile
     ):
         click.echo(f"{path}   # send only to this student, as assignment.yaml")
 
@@ -300,7 +317,7 @@ def _collect(directory: Path, name: str, profile: str, json_: bool) -> None:
     \b
     labctl receive collect ~/drop hw3
     """
-    posts = receive.collect_posts(_open_receiver(directory), name, profile)
+    posts = receive.collect_posts(_open_assignment(directory, name), name, profile)
     if json_:
         print_json({"collected": posts})
         return

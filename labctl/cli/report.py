@@ -6,15 +6,14 @@ from pathlib import Path
 
 import click
 
-from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option, open_lab
+from labctl.cli.options import RUN, json_option, open_lab
 from labctl.cli.screen import print_json
 from labctl.text import bytes_text
 
 
 @click.command("report")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @click.option("--open", "open_", is_flag=True, help="Open the report in the browser.")
 @json_option

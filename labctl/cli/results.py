@@ -10,7 +10,7 @@ import click
 from labctl import shell
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option, open_lab
+from labctl.cli.options import RUN, json_option, open_lab, require_name
 from labctl.cli.screen import print_json
 from labctl.config.scalars import parse_duration
 from labctl.errors import UsageError
@@ -33,7 +33,7 @@ MOST_NAMED = 5
 
 
 @click.command("pull")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.option(
     "--all",
     "everything",
@@ -177,7 +177,7 @@ def _print_example(ctx: click.Context, option: click.Parameter, is_given: bool) 
 
 
 @click.command("eval")
-@click.argument("checkpoint", default="", shell_complete=complete_runs)
+@click.argument("checkpoint", default="", callback=require_name, shell_complete=complete_runs)
 @click.option(
     "--on-server",
     is_flag=True,

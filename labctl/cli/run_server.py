@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 import click
 
@@ -245,9 +245,12 @@ def note_interrupt(lab: Lab, run_id: str, interrupt: BaseException) -> None:
     try:
         _stop_drawing()
         click.echo(f"\nlabctl run --down was interrupted ({name})", err=True)
-    except OSError:
-        # The terminal is gone. Discard all later output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    except OSError:  # the reader of a pipe is gone
+        _discard_output(sys.stderr)
+
+
+def _discard_output(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _exit_interrupted(lab: Lab, interrupt: BaseException) -> NoReturn:
@@ -262,10 +265,15 @@ def _exit_interrupted(lab: Lab, interrupt: BaseException) -> NoReturn:
 def _raise_on_signals() -> Iterator[None]:
     """Let SIGHUP and SIGTERM interrupt like Ctrl-C, so that labctl can say what still runs.
 
-    A signal that is ignored, as under nohup, stays ignored.
+    A signal that is ignored, as under nohup, stays ignored. Output to a terminal that has closed is
+    discarded: an error of the progress bars would count as one of the run, which ends the server.
     """
+    terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        for stream in terminals:
+            if not stream.isatty():
+                _discard_output(stream)
         # A closing terminal sends several; the first one decides.
         for other in END_SIGNALS:
             signal.signal(other, signal.SIG_IGN)

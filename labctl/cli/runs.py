@@ -15,6 +15,7 @@ from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.first_output import FirstOutputLine, describe_activity
 from labctl.cli.options import (
+    RUN,
     SCREEN,
     SSH_AT_ONCE,
     SSH_JSON,
@@ -324,7 +325,7 @@ def ssh_command(
 
 
 @click.command("cancel")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.option("--grace", default=60, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
 @json_option
 @click.pass_context
@@ -336,8 +337,12 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     """
     lab = open_lab(ctx, quiet=json_)
     context: LabContext = lab.context
-    run_id = runs.find_run(context, run).id
-    ended_run, had_ended = runs.cancel(context, context.get_server(), run_id, grace)
+    ended_run, had_ended = runs.find_run(context, run), True
+    current = context.state.get_lab_server(context.lab_id)
+    # The server does not know a run that ended on an earlier one; a lost run may have moved here.
+    is_final = ended_run.has_ended and ended_run.state != "lost"
+    if not is_final or (current and current.id == ended_run.server_id):
+        ended_run, had_ended = runs.cancel(context, context.get_server(), ended_run.id, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended:

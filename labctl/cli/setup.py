@@ -31,6 +31,7 @@ from labctl.providers import describe_provider, list_provider_names
 from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
+    from labctl.lab import Lab
     from labctl.lifecycle.project_scan import ProjectFacts
     from labctl.model import Server
 
@@ -38,8 +39,20 @@ with lazy_imports(__name__):
     from labctl.lifecycle import lab_draft, sample_project
 
 
+def _parse_directory(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> Path | None:
+    if value == "":
+        raise UsageError(
+            "DIRECTORY is empty",
+            why="perhaps a shell variable has no value",
+            hint="labctl init digits   # a sample; in a directory with your own code: labctl init",
+        )
+    return None if value is None else Path(value)
+
+
 @click.command("init")
-@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.argument("directory", required=False, type=click.Path(), callback=_parse_directory)
 @click.option(
     "--provider",
     shell_complete=complete_providers,
@@ -71,7 +84,9 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
         return
     sample_project.check_new_directory(target)  # before a question whose answer would be lost
     provider = _choose_provider(provider)
-    sample_project.create_project(find_data_dir() / "templates", target, provider, Screen())
+    screen = Screen()
+    ctx.call_on_close(screen.stop_drawing)
+    sample_project.create_project(find_data_dir() / "templates", target, provider, screen)
     name = target.resolve().name
     click.echo(f"{name} is ready. Next:\n\n{_format_cd(target)}  labctl up\n  labctl run")
 
@@ -165,14 +180,22 @@ def up_command(
         return
     if timeline := find_timeline(ctx):
         timeline.print_once()
-    print_ready(server)
+    print_ready(lab, server)
 
 
-def print_ready(server: Server) -> None:
+def print_ready(lab: Lab, server: Server) -> None:
     """Print that the server is ready, its price, and what to do next."""
     price = server.offer.price_usd_per_hour
     cost = price_or_free_text(price)
     click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")
-    click.echo("  labctl run        start the training")
-    click.echo(f"  ssh {server.alias:<14}open a shell on the server")
-    click.echo("  labctl down       remove the server when you are done")
+    rows = [("labctl run", "start the training")]
+    if not lab.config.run:
+        rows = [
+            ("labctl run -- COMMAND", "run a command"),
+            ("labctl forward jupyter", "open JupyterLab"),
+        ]
+    rows.append((f"ssh {server.alias}", "open a shell on the server"))
+    rows.append(("labctl down", "remove the server when you are done"))
+    width = max(16, *(len(command) for command, _ in rows))
+    for command, text in rows:
+        click.echo(f"  {command:<{width}}  {text}")

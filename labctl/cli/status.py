@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import FOLLOW, TAIL, json_option, open_lab
+from labctl.cli.options import FOLLOW, RUN, TAIL, json_option, open_lab
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
@@ -58,9 +57,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         return
     server: Server | None = status["server"]
     if server is None:
-        click.echo(f"{status['lab']}: no server. Next: labctl up")
-        for reason in list(status["ended"].values())[:1]:
-            click.echo(f"  its last server ended: {reason}")
+        _print_no_server(status["lab"], status["unfinished_up"], [*status["ended"].values()])
     else:
         _print_server(status, server, is_current)
     if status["keeper"]:
@@ -90,6 +87,17 @@ def _read_status(
     except (BusyError, ProviderError) as error:
         click.echo(f"showing the last known state: {clean(error.what)}", err=True)
         return {**lab.status(), "keeper": lab.keeper}, False
+
+
+def _print_no_server(lab: str, has_unfinished_up: bool, ends: list[str]) -> None:
+    if has_unfinished_up:
+        click.echo(f"{lab}: no server known, but an interrupted labctl up may have created one")
+        click.echo("  labctl up      continue")
+        click.echo("  labctl down    remove the server if it exists")
+        return
+    click.echo(f"{lab}: no server. Next: labctl up")
+    for reason in ends[:1]:
+        click.echo(f"  its last server ended: {reason}")
 
 
 def _print_kept(disks: list[KeptDisk]) -> None:
@@ -231,7 +239,7 @@ def _elapsed_text(run: Run, now: float) -> str:
 
 
 @click.command("logs")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @FOLLOW
 @TAIL
 @click.pass_context

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.completion_values import complete_runs
-from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.options import RUN, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.cli.submit_output import (
     print_bundle_contents,
@@ -31,7 +30,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command("submit")
-@click.argument("run", default="", shell_complete=complete_runs)
+@RUN
 @click.option(
     "--assignment", type=FILE, help="Assignment file (default: the lab's assignment.yaml)."
 )

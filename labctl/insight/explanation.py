@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,17 @@ from labctl.estimate.memory import estimate_memory
 from labctl.estimate.plan import ModelPlan
 from labctl.events import Note, Step
 from labctl.insight.explain.diagnosis import diagnose
-from labctl.insight.explain.ending import find_missing_file
-from labctl.insight.explain.evidence import Finding, IgnoredFile, MemoryFit, RunData, Unknown
+from labctl.insight.explain.evidence import Finding, LeftOutPath, MemoryFit, RunData, Unknown
 from labctl.insight.explain.installs import find_installs
 from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
+from labctl.insight.explain.missing_path import find_missing_path
 from labctl.insight.model_measurement import ModelSource, measure_model
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
 from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
-from labctl.sync.ignore import find_ignored_name, rule_text
+from labctl.sync.ignore import IgnoredName, find_ignored_name, rule_text
 from labctl.wire.containment import is_contained
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ SLOW_BYTES = 4 * 1024**2
 # Memory of Python with PyTorch in a container, before it loads a model. An assumption.
 PROCESS_BYTES = 256 * 1024**2
 MOST_SCRIPTS = 50
+# Entries of a directory that are compared with the ignore rules.
+MOST_ENTRIES = 100
 LARGEST_SCRIPT_BYTES = 256 * 1024
 OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")
 # A training script that can use several GPUs reads its rank, or leaves that to a library.
@@ -110,7 +113,7 @@ def _load_material(context: LabContext, run: Run) -> RunData:
             options=frozenset(option for text in scripts for option in OPTION.findall(text)),
             is_distributed=any(DISTRIBUTED.search(text) for text in scripts),
             now=time.time(),
-            ignored_file=_find_ignored_file(root, find_missing_file(log)),
+            left_out=_find_left_out(context, find_missing_path(log)),
             installs=find_installs(_read_log_start(directory / "logs" / "run.log")),
         )
     except OSError as error:
@@ -160,19 +163,33 @@ def _read_scripts(root: Path) -> dict[str, str]:
     return scripts
 
 
-def _find_ignored_file(root: Path, missing: str) -> IgnoredFile | None:
-    """Return the file that the run did not find, if it exists here and a rule leaves it out."""
-    path = PurePosixPath(CODE_DIRECTORY, missing)
-    if not path.is_relative_to(CODE_DIRECTORY):
+def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:
+    """Return the path that the run did not find, if it exists here and is not pushed as code."""
+    root, path = context.config.root, PurePosixPath(CODE_DIRECTORY, missing)
+    if not missing or not path.is_relative_to(CODE_DIRECTORY):
         return None
     name = str(path.relative_to(CODE_DIRECTORY))
-    if not is_contained(name):
+    if not is_contained(name) or not (root / name).exists():
         return None
-    ignored = find_ignored_name(root, name) if (root / name).is_file() else None
-    if ignored is None:
-        return None
-    directory = ignored.name if ignored.is_folder else ""
-    return IgnoredFile(path=name, rule=rule_text(ignored.rule), directory=directory)
+    for key, source in context.config.data.items():
+        if source.path and source.inside_lab and (root / name).is_relative_to(source.path):
+            inner = PurePosixPath(key, (root / name).relative_to(source.path))
+            return LeftOutPath(path=name, in_data=f"$LABCTL_DATA_DIR/{inner}")
+    if ignored := find_ignored_name(root, name):
+        directory = ignored.name if ignored.is_folder else ""
+        return LeftOutPath(path=name, rule=rule_text(ignored.rule), directory=directory)
+    if entries := _list_ignored_entries(root, name):
+        return LeftOutPath(path=name, rule=rule_text(entries[0].rule), directory=name)
+    return None
+
+
+def _list_ignored_entries(root: Path, directory: str) -> list[IgnoredName]:
+    """List the first entries of a directory, if rules leave out all of them."""
+    if not (root / directory).is_dir():
+        return []
+    names = islice(sorted(path.name for path in (root / directory).iterdir()), MOST_ENTRIES)
+    ignored = [find_ignored_name(root, f"{directory}/{name}") for name in names]
+    return [entry for entry in ignored if entry] if all(ignored) else []
 
 
 def _estimate_fit(context: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import find_data_dir
-from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
+from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.insight import profiler
 from labctl.insight.explain.evidence import Finding
@@ -170,8 +170,9 @@ def _run(context: LabContext, server: Server, wanted: RunSpec, amount: str) -> t
             on_log=tail.append,
         )
     except KeyboardInterrupt:
-        runs.cancel(context, server, wanted.id, CANCEL_GRACE_S)
-        raise InterruptError("interrupted; the profile run was canceled") from None
+        raise runs.cancel_interrupted(
+            context, server, wanted.id, CANCEL_GRACE_S, "profile"
+        ) from None
     context.reporter.emit(Step(name=name, done=True))
     return run, tail.text.decode(errors="replace").strip()
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name
+from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name, expand_user
 from labctl.config.document import escape
 from labctl.errors import NotFoundError, PolicyError
 from labctl.lifecycle.project_lists import CONDA, comment_out
@@ -22,7 +22,8 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
 def scan_candidate(root: Path) -> ProjectFacts:
     """Return what is known of a directory that may become a lab.
 
-    PolicyError if it is a lab already or nobody may write there, NotFoundError if there is no code.
+    PolicyError if it is a lab already, or a home directory, or nobody may write there.
+    NotFoundError if there is no code.
     """
     if (root / LAB_FILE).exists():
         is_inside = Path.cwd().is_relative_to(root.resolve())
@@ -31,6 +32,12 @@ def scan_candidate(root: Path) -> ProjectFacts:
             f"{root.resolve()} is already a lab",
             why=f"it has a {LAB_FILE}, which labctl init never changes",
             hint=f"{enter}labctl config   # shows its settings",
+        )
+    if root.resolve() == expand_user("~").resolve():
+        raise PolicyError(
+            f"{root.absolute()} is your home directory",
+            why="labctl would send everything in it to servers",
+            hint="labctl init digits && cd digits   # a sample; or cd to your code: labctl init",
         )
     facts = scan_project(root)
     if not facts.has_code:
@@ -193,10 +200,19 @@ def _draft_data(facts: ProjectFacts) -> list[str]:
     if not facts.data:
         return ["# Directories or addresses that a run reads below $LABCTL_DATA_DIR:", "# data: {}"]
     name = facts.data[0]
+    if facts.data_rule:
+        where = [
+            f"# {name}/ is not sent with the code ({_one_line(facts.data_rule)}).",
+            "# If runs need it, send it as below; the code then reads it from",
+        ]
+    else:
+        where = [
+            f"# {name}/ is sent as a part of the code, without files that .gitignore or",
+            "# .labignore excludes.",
+            "# Large data is better sent once, as below; the code then reads it from",
+        ]
     return [
-        f"# {name}/ is sent as a part of the code, unless .gitignore or",
-        "# .labignore excludes it.",
-        "# Large data is better sent once, as below; the code then reads it from",
+        *where,
         f"# $LABCTL_DATA_DIR/{name}:",
         f"# data: {{{name}: ./{name}}}",
     ]

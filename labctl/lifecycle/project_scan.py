@@ -23,6 +23,7 @@ from labctl.lifecycle.project_lists import (
     read_pyproject,
 )
 from labctl.model import Value
+from labctl.sync.ignore import ENVIRONMENT_MARKS, find_ignored_name, rule_text
 
 # more files than this are not read: a home directory is not a project
 MAX_FILES = 400
@@ -57,7 +58,10 @@ class ProgramGuess(Value, frozen=True):
 
 
 class ProjectFacts(Value, frozen=True):
-    """What was found. Paths are relative to the directory; "" or empty if nothing was found."""
+    """What was found. Paths are relative to the directory; "" or empty if nothing was found.
+
+    `data_rule` is the ignore rule that leaves out the first directory of `data`.
+    """
 
     has_dockerfile: bool = False
     packages: ListChoice = ListChoice()
@@ -66,6 +70,7 @@ class ProjectFacts(Value, frozen=True):
     program: ProgramGuess = ProgramGuess()
     imports: frozenset[str] = frozenset()
     data: tuple[str, ...] = ()
+    data_rule: str = ""
     sources: int = 0
     has_notebooks: bool = False
 
@@ -89,6 +94,8 @@ def scan_project(root: Path) -> ProjectFacts:
     every = frozenset(module for each in imports.values() for module in each.names)
     python, python_source = _find_python(root)
     packages = choose_list(root, list_packages(every, names))
+    data = tuple(name for name in DATA_NAMES if (root / name).is_dir())
+    ignored = find_ignored_name(root, data[0]) if data else None
     return ProjectFacts(
         has_dockerfile=(root / "Dockerfile").is_file(),
         packages=packages,
@@ -96,7 +103,8 @@ def scan_project(root: Path) -> ProjectFacts:
         python_source=python_source,
         program=_find_program(root, names, imports, packages),
         imports=frozenset(name.partition(".")[0] for name in every),
-        data=tuple(name for name in DATA_NAMES if (root / name).is_dir()),
+        data=data,
+        data_rule=rule_text(ignored.rule) if ignored else "",
         sources=sum(name.endswith(".py") for name in files),
         has_notebooks=any(name.endswith(".ipynb") for name in names),
     )
@@ -107,6 +115,9 @@ def _list_files(root: Path) -> Iterator[str]:
     count = 0
     for directory, folders, files in os.walk(root):
         depth = len(Path(directory).relative_to(root).parts)
+        if depth and ENVIRONMENT_MARKS & {*files, *folders}:
+            folders.clear()
+            continue
         hidden = {name for name in folders if name.startswith(".")}
         skipped = SKIPPED | hidden | (set(DATA_NAMES) if depth == 0 else set())
         folders[:] = sorted(set(folders) - skipped) if depth < 3 else []

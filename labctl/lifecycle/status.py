@@ -22,7 +22,15 @@ if TYPE_CHECKING:  # `status` without a refresh starts faster without them
 with lazy_imports(__name__):
     from labctl.lifecycle import reconcile
     from labctl.runs import runs
-    from labctl.servers import adoption, disk_retention, firewall, guard, kept_disks, open_costs
+    from labctl.servers import (
+        adoption,
+        attempts,
+        disk_retention,
+        firewall,
+        guard,
+        kept_disks,
+        open_costs,
+    )
     from labctl.state import ledgers
 
 # Kind of the ledger entry of a `labctl run --down` that was interrupted before it ended the server.
@@ -44,7 +52,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     """Return a lab's server, runs, clocks and costs (US dollars) as plain values.
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
-    `refresh`. "server" is None if the lab has none. "reachable" is None without `refresh`. "watch"
+    `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an interrupted
+    `labctl up` may have created one. "reachable" is None without `refresh`. "watch"
     is the last report of the server's watchdog, {} before the first, and "watched_at" its Unix
     second. "interrupted_down" is the last InterruptedDown on this server, or None. "stopped"
     is the disk of a server that is stopped, or None. Costs come from the ledger. "kept" lists the
@@ -73,6 +82,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "lab_id": context.lab_id,
         "keeper": keeper,
         "server": server,
+        "unfinished_up": server is None and _has_unfinished_up(context, refresh),
         "reachable": reachable,
         "why": failure,
         "disk": machine.disk._asdict() if machine else None,
@@ -109,6 +119,13 @@ def _query_server(context: LabContext, server: Server, why: bool) -> StatusReply
     reported = parse_watch(machine.watch)
     record_watch(context, server, guard.read_watchdog(context, server) if why else reported)
     return machine
+
+
+def _has_unfinished_up(context: LabContext, refresh: bool) -> bool:
+    """Return whether a request for a server has no reply, and may still lead to one."""
+    if refresh:
+        return bool(attempts.list_pending_attempts(context))
+    return bool(context.state.list_open_attempts(context.lab_id))
 
 
 def _find_interrupted_down(context: LabContext, server: Server) -> InterruptedDown | None:

@@ -25,7 +25,7 @@ from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
 from labctl.state.disks import StoppedDisk, find_stopped_disk
 from labctl.state.uses import is_used
-from labctl.text import dollars_text, names_text, price_text
+from labctl.text import dollars_text, names_text, price_or_free_text, price_text
 
 GRACE_S = 60
 # how long a timer at the provider lets a stopped server be
@@ -140,8 +140,8 @@ def _ask_for_consent(
     if not context.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError(
             "nothing was stopped",
-            why=f"{server.alias} is still running, "
-            f"at {price_text(server.offer.price_usd_per_hour)}",
+            why=f"{server.alias} is still running "
+            f"({price_or_free_text(server.offer.price_usd_per_hour)})",
             hint="labctl stop --yes",
         )
 

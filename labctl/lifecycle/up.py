@@ -54,11 +54,19 @@ def up(
                         on_create(server)
                 return use_server(context, server)
         except KeyboardInterrupt:
-            raise InterruptError(
-                "interrupted while the server was being created",
-                why="the server may already exist and cost money",
-                hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
-            ) from None
+            raise _make_interrupt_error(context) from None
+
+
+def _make_interrupt_error(context: LabContext) -> InterruptError:
+    server = context.state.get_lab_server(context.lab_id)
+    open_attempts = context.state.list_open_attempts(context.lab_id)
+    offers = [attempt.offer for attempt in open_attempts] + ([server.offer] if server else [])
+    is_free = bool(offers) and not any(offer.price_usd_per_hour for offer in offers)
+    return InterruptError(
+        "interrupted while the server was being created",
+        why=f"the server may already exist{'' if is_free else ' and cost money'}",
+        hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
+    )
 
 
 def use_server(context: LabContext, server: Server) -> Server:

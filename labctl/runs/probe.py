@@ -101,7 +101,7 @@ def probe(
     """Run `command` (lab.yaml's, if empty) until it has done `wanted`, then stop it.
 
     LabError if the run fails or does not report its steps. The probe is stopped in any case, also
-    after an error or an interruption.
+    after an error. InterruptError after Ctrl-C, at whatever moment of the run or of its start.
     """
     server = context.get_server()
     spec = runs.build_spec(context, server, command, PROBE_PREFIX + runs.make_run_id(), False)
@@ -109,21 +109,29 @@ def probe(
         lab_files.push(context, server, force=False)
     elif push:
         first_run.push_with_image(context, server, spec.image)
-    run = runs.start(
-        context,
-        server,
-        spec,
-        follow=False,
-        on_start=lambda run, _: on_start(run),
-        on_log=lambda block: None,
-    )
-    monitor = _ProbeMonitor(context, server, run)
+    try:
+        run = runs.start(
+            context,
+            server,
+            spec,
+            follow=False,
+            on_start=lambda run, _: on_start(run),
+            on_log=lambda block: None,
+        )
+        monitor = _ProbeMonitor(context, server, run)
+        _measure(monitor, wanted, pause)
+    except KeyboardInterrupt:
+        raise runs.cancel_interrupted(context, server, spec.id, GRACE_S, "probe") from None
+    return _summarize(context, server, monitor)
+
+
+def _measure(monitor: _ProbeMonitor, wanted: ProbeAmount, pause: Callable[[float], None]) -> None:
+    """Let the run do `wanted`, and stop it then and after an error."""
     try:
         monitor.run_until(wanted, pause)
     finally:
         if not monitor.run.has_ended:
-            monitor.run, _ = runs.cancel(context, server, run.id, GRACE_S)
-    return _summarize(context, server, monitor)
+            monitor.run, _ = runs.cancel(monitor.context, monitor.server, monitor.run.id, GRACE_S)
 
 
 class _ProbeMonitor:

@@ -10,7 +10,14 @@ from collections.abc import Callable
 import msgspec
 
 from labctl.config import copy_environment, read_secret_values
-from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError, UsageError
+from labctl.errors import (
+    ConnectError,
+    HostKeyError,
+    InterruptError,
+    LabError,
+    NotFoundError,
+    UsageError,
+)
 from labctl.events import Note, Part, report_part, report_wait
 from labctl.model import NAME_PATTERN, Run, RunState, Server
 from labctl.retry import ReconnectPolicy
@@ -76,7 +83,7 @@ def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) ->
         raise UsageError(
             "nothing to run",
             why="lab.yaml has no `run:` and nothing follows `--`",
-            hint="labctl run -- python train.py",
+            hint="labctl run -- python train.py\nlabctl forward jupyter   # for a notebook",
         )
     if not NAME_PATTERN.fullmatch(run_id):
         clean = re.sub(r"[^a-z0-9-]+", "-", run_id.lower()).strip("-")[:38]
@@ -282,6 +289,20 @@ def cancel(context: LabContext, server: Server, run_id: str, grace_s: int) -> tu
     with report_wait(context.reporter, f"canceling {run_id}", limit):
         reply = remote.call(CANCEL_RUN, request, timeout_s=grace_s + 60.0)
     return record_run(context, server, reply.run), reply.already
+
+
+def cancel_interrupted(
+    context: LabContext, server: Server, run_id: str, grace_s: int, name: str
+) -> InterruptError:
+    """Cancel a run that nobody waits for after Ctrl-C, and return the error that says so.
+
+    The server may not have the run yet: Ctrl-C can come while its image is built.
+    """
+    try:
+        cancel(context, server, run_id, grace_s)
+    except NotFoundError:
+        return InterruptError(f"interrupted before the {name} run started")
+    return InterruptError(f"interrupted; the {name} run was canceled")
 
 
 def refresh(context: LabContext, server: Server, remote: AgentClient | None = None) -> StatusReply:

@@ -23,7 +23,7 @@ class Orphans(Value, frozen=True):
 
     `elsewhere` names what this machine has on record in other accounts of the provider: servers,
     and what interrupted `up`s may have created. `others` are servers of other users who share the
-    provider without accounts, as on one Docker Engine.
+    provider without accounts, as on one Docker Engine. `caches` are free and never removed.
     """
 
     servers: tuple[Server, ...]
@@ -31,6 +31,7 @@ class Orphans(Value, frozen=True):
     here: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     others: tuple[Server, ...] = ()
+    caches: tuple[Resource, ...] = ()
 
     @property
     def is_billing(self) -> bool:
@@ -103,6 +104,7 @@ def _list_shown(context: LabContext) -> Orphans:
         here=tuple(sorted(ids & recorded)),
         elsewhere=tuple(_list_elsewhere(context)),
         others=tuple(one for one in servers if one not in own),
+        caches=tuple(one for one in others if one.kind == CACHE),
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -313,7 +314,8 @@ class Receiver:
         chosen = [path for path in folders if not number or int(path.name) == number]
         if not chosen:
             raise NotFoundError(
-                f"{student} has not submitted {name}", hint=f"labctl receive list DIR {name}"
+                f"{student} has not submitted {name}",
+                hint=f"labctl receive list {shlex.quote(str(self.directory))} {name}",
             )
         return chosen[-1] / BUNDLE
 

@@ -14,6 +14,8 @@ with lazy_imports(__name__):
 
 IGNORE_FILES = (".gitignore", ".labignore")
 NEVER_ANYWHERE = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints"})
+# A directory with one of these names in it is an environment of packages, whatever its own name is.
+ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 NEVER_AT_TOP = frozenset({".labctl", "runs", "server-edits", "server-home", "assignment.yaml"})
 
 
@@ -100,7 +102,7 @@ def find_rule(ignore: Ignore, name: str, *, is_folder: bool) -> IgnoreRule | Non
 
 
 def find_ignored_name(root: Path, name: str) -> IgnoredName | None:
-    """Return what leaves the file `name` out of a push: itself, or a directory above it.
+    """Return what leaves `name` out of a push: itself, or a directory above it.
 
     `name` is relative to the lab's directory `root`. None if no rule excludes it.
     """
@@ -109,7 +111,7 @@ def find_ignored_name(root: Path, name: str) -> IgnoredName | None:
     for depth, part in enumerate(parts):
         prefix = "".join(f"{above}/" for above in parts[:depth])
         ignore = (*ignore, (prefix, read_rules(root, prefix, IGNORE_FILES).rules))
-        is_folder = depth < len(parts) - 1
+        is_folder = depth < len(parts) - 1 or (root / name).is_dir()
         if rule := find_rule(ignore, prefix + part, is_folder=is_folder):
             return IgnoredName(prefix + part, is_folder, rule)
     return None

@@ -22,6 +22,7 @@ from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Progress, Reporter
 from labctl.model import FileEntry
 from labctl.sync.ignore import (
+    ENVIRONMENT_MARKS,
     IGNORE_FILES,
     NEVER_ANYWHERE,
     NEVER_AT_TOP,
@@ -134,7 +135,7 @@ def scan_code(
     later: HashIndex | None = None,
     ignored: list[IgnoredName] | None = None,
 ) -> tuple[FileEntry, ...]:
-    """List the lab's code by name, without ignored files and the `data` directories.
+    """List the lab's code by name, without ignored files, environments of packages and `data`.
 
     With `later`, the index to use, new large files get no `sha256`, and in a large first scan no
     file does: `push` hashes them during the transfer. What a rule leaves out is added to `ignored`.
@@ -261,6 +262,7 @@ class _Walk:
         self._code = code
         self._ignored = [] if ignored is None else ignored
         self._links: list[str] = []
+        self._environments: list[str] = []
         self._odd: list[str] = []
         self._bad_rules: list[str] = []
 
@@ -271,6 +273,9 @@ class _Walk:
     def _walk(self, prefix: str, ignore: Ignore) -> Iterator[Found]:
         with os.scandir(self._root / prefix) as listing:
             entries = list(listing)
+        if self._code and prefix and any(e.name in ENVIRONMENT_MARKS for e in entries):
+            self._environments.append(prefix[:-1])
+            return
         if self._code:
             ignore = self._read_rules(prefix, entries, ignore)
         for entry in entries:
@@ -314,6 +319,7 @@ class _Walk:
     def report_skipped(self, reporter: Reporter) -> None:
         """Emit a warning for each kind of files and rules that were left out."""
         for what, names in (
+            ("skipped environments of packages", self._environments),
             ("skipped symbolic links", self._links),
             ("skipped files whose names are not UTF-8", self._odd),
             ("skipped invalid ignore rules", self._bad_rules),

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -32,7 +33,8 @@ from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
-from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Run, Server
+from labctl.lifecycle import sample_project
+from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Resource, Run, Server
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import choose_server_gpus_option
@@ -142,12 +144,31 @@ def test_an_unknown_option_is_not_taken_for_a_command(
     assert said.err.endswith(f"next: {next_command}")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("attach", ""), ("cancel", ""), ("eval", ""), ("exec", "", "--", "ls")),
+        *(("explain", ""), ("logs", ""), ("profile", ""), ("pull", ""), ("report", "")),
+        *(("submit", ""), ("init", "")),
+    ],
+)
+def test_an_empty_name_is_not_the_default(labctl: Any, home: Path, words: tuple[str, ...]) -> None:
+    before = sorted(home.rglob("*"))
+    result = labctl(*words)
+    assert result.code in (2, 255)
+    assert " is empty\n" in result.err
+    assert "next: labctl " in result.err
+    assert sorted(home.rglob("*")) == before
+
+
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
     assert labctl("exec", "r1").err.endswith("next: labctl exec r1 -- bash\n")
     assert "there is no run r2" in labctl("exec", "r2", "--", "ls").err
     assert "digits has no server" in labctl("exec", "r1", "--", "ls").err
+    # As people type it for docker exec and labctl run.
+    assert "digits has no server" in labctl("exec", "-it", "r1", "--", "bash").err
 
 
 @pytest.mark.parametrize(
@@ -273,6 +294,34 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
 
 
+def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, home: Path) -> None:
+    lab = Lab.load(".")
+    offer = Offer(provider="local", type="container")
+    request = CreateServerRequest(
+        lab="digits", lab_id=lab.id, token="t1", public_key="", identity="", need=Need()
+    )
+    lab.context.state.begin_attempt("t1", request, offer)
+    lab.context.state.close()
+    said = labctl("status")
+    assert said.code == 0
+    assert "an interrupted labctl up may have created one\n" in said.out
+    assert "  labctl up " in said.out
+    assert "  labctl down " in said.out
+
+
+def test_canceling_the_run_of_an_earlier_server_says_that_it_has_ended(
+    labctl: Any, home: Path
+) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    lab.context.state.save_server(msgspec.structs.replace(server, id="box-2"))
+    lab.context.state.drop_server(server.id)
+    lab.context.state.close()
+    said = labctl("cancel", "night")
+    assert said.code == 0, said.err
+    assert said.out.startswith("Run night had already ended: failed")
+
+
 def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +399,13 @@ def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Pa
     lines = labctl("status").out.splitlines()
     assert f"  not idle: {busy[0]}" in lines
     assert f"            {busy[2]}" in lines
+
+
+@pytest.mark.parametrize("count", ["0", "-3"])
+def test_logs_refuses_a_number_of_lines_that_is_none(labctl: Any, home: Path, count: str) -> None:
+    said = labctl("logs", "-n", count)
+    assert said.code == 2
+    assert f"{count} is not in the range x>=1" in said.err
 
 
 def test_a_pulled_log_is_shown_after_its_server_has_ended(labctl: Any, home: Path) -> None:
@@ -447,6 +503,43 @@ def test_down_after_a_failed_up_on_an_unreachable_machine_forgets_the_attempt(
     assert "digits has no server on record; nothing was removed." in said.out
     assert "127.0.0.1 refuses connections to port 9" in said.out
     assert json.loads(labctl("down", "--json").out)["unchecked"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "next_"),
+    [
+        ("run: python train.py\n", "  labctl run        start the training\n"),
+        ("", "  labctl forward jupyter  open JupyterLab\n"),
+    ],
+)
+def test_up_names_commands_that_the_lab_has(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, setting: str, next_: str
+) -> None:
+    server = Server(
+        id="srv", provider="local", lab="digits", lab_id="b", alias="digits",
+        endpoint=Endpoint(host="127.0.0.1", port=1, user="student", identity=""),
+        offer=Offer(provider="local", type="container"), created_at=0.0, state="running",
+    )  # fmt: skip
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\n{setting}")
+    monkeypatch.setattr(Lab, "up", lambda self, need=None: SimpleNamespace(server=server))
+    said = labctl("up")
+    assert next_ in said.out
+    assert ("start the training" in said.out) == bool(setting)
+
+
+def test_orphans_lists_the_image_caches_that_down_counts(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "kept for the next up; images and layers: docker volume rm labctl-cache-1"
+    cache = Resource(provider="local", kind="cache", id="labctl-cache-1", note=note)
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [cache])
+    said = labctl("orphans", "--terminate", "--yes")
+    assert (said.code, said.out) == (
+        0,
+        "Found nothing but image caches that labctl created.\n"
+        f"image cache labctl-cache-1: free, {note}\n",
+    )
 
 
 def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
@@ -762,6 +855,25 @@ def test_a_bar_without_a_step_goes_when_its_work_is_over(monkeypatch: pytest.Mon
     assert "copying images" in screen.bars
     screen.emit(Progress(name="copying images", done=1, total=1, unit="steps"))
     assert screen.live is None
+
+
+def test_an_interrupted_init_ends_its_bar(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the bar draws when the process ends would come after the message."""
+    screens: list[Screen] = []
+
+    def interrupt(directory: Path, reporter: Screen) -> bool:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        reporter.emit(Step(name="creating the data set"))
+        assert reporter.live is not None
+        screens.append(reporter)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sample_project, "_make_dataset", interrupt)
+    assert labctl("init", str(home / "new"), "--provider", "local").code == 130
+    assert screens[0].live is None
+    assert not (home / "new").exists()
 
 
 def test_init_tells_of_every_provider_that_can_be_answered(

@@ -27,3 +27,10 @@ def test_one_file_is_no_plural(
     assert out.startswith(shown)
     assert "downloaded 1 file from the home directory to server-home/" in out
     lab.context.state.close()
+
+
+def test_edits_alone_are_not_zero_files(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    print_down(lab, DownResult(removed="box", saved_edits=2))
+    assert capsys.readouterr().out.startswith("downloaded 2 edited files to server-edits/\n")
+    lab.context.state.close()

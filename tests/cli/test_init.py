@@ -54,6 +54,14 @@ def test_code_becomes_a_lab_without_a_question(labctl: Any, home: Path, project:
     assert labctl("status").out.startswith("bird-songs: no server")
 
 
+def test_init_names_the_rule_that_leaves_out_the_data(labctl: Any, project: Path) -> None:
+    (project / ".gitignore").write_text("*.bin\ndata/\n")
+    assert labctl("init").code == 0
+    text = (project / "lab.yaml").read_text()
+    assert "# data/ is not sent with the code (data/ in .gitignore).\n" in text
+    assert "# data: {data: ./data}" in text
+
+
 @pytest.mark.parametrize(
     ("file", "text", "image"),
     [
@@ -327,6 +335,16 @@ def test_an_existing_lab_and_an_empty_directory_are_left_alone(labctl: Any, home
     assert not list((home / "empty").iterdir())
 
 
+def test_a_home_directory_does_not_become_a_lab(labctl: Any, home: Path) -> None:
+    (home / "train.py").write_text(TRAIN)
+    os.chdir(home)
+    refused = labctl("init")
+    assert refused.code == 3
+    assert "is your home directory" in refused.err
+    assert "next: labctl init digits && cd digits\n" in refused.err
+    assert not (home / "lab.yaml").exists()
+
+
 def test_notebooks_alone_name_no_program(labctl: Any, home: Path) -> None:
     root = home / "notes"
     root.mkdir()
@@ -343,7 +361,9 @@ def test_notebooks_alone_name_no_program(labctl: Any, home: Path) -> None:
 
 
 def test_hidden_and_installed_code_does_not_count(tmp_path: Path) -> None:
-    for name in (".venv/a.py", "tests/b.py", "data/c.py", "runs/x/d.py"):
+    (tmp_path / "myenv").mkdir()
+    (tmp_path / "myenv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    for name in (".venv/a.py", "myenv/bin/jp.py", "tests/b.py", "data/c.py", "runs/x/d.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("import pandas\n")
     assert not scan_project(tmp_path).has_code

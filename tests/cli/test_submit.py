@@ -397,6 +397,30 @@ def test_a_bundle_changed_after_signing_is_told(labctl: Labctl, handed: tuple[Pa
     assert "CHANGED after it was signed" in said.out
 
 
+@pytest.mark.parametrize("words", [("list",), ("check",), ("extend", "alice", "1d")])
+def test_the_instructor_of_a_mistyped_assignment_sees_those_that_exist(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path, words: tuple[str, ...]
+) -> None:
+    drop = str(home / "drop")
+    assigned()
+    command, *rest = words
+    said = labctl("receive", command, drop, "hw4", *rest)
+    assert said.code == 4
+    assert f"there is no assignment hw4 in {drop}\n" in said.err
+    assert "this receiver has hw3" in said.err
+    assert f"next: labctl receive list {drop} hw3\n" in said.err
+
+
+def test_a_submission_that_is_not_there_names_the_list(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path
+) -> None:
+    drop = str(home / "drop")
+    assigned()
+    said = labctl("receive", "open", drop, "hw3", "bob", "--into", str(home / "bob"))
+    assert said.code == 4
+    assert f"next: labctl receive list {drop} hw3\n" in said.err
+
+
 def test_the_instructor_sees_checks_and_opens_it(
     labctl: Labctl, handed: tuple[Path, Path], home: Path
 ) -> None:

@@ -127,6 +127,16 @@ def test_new_files_outside_the_outputs_are_named_and_can_be_had(lab: LabDirector
     assert "left on the server" not in lab.labctl("pull", "leaves").stderr
     assert (here / "extra.bin").read_text() == "e\n"
     assert (here / "code" / "model.pth").read_text() == "m\n"
+    # The printed line works as it is: the files of the next run are outputs.
+    outputs = next(part for part in pulled.stderr.split("in lab.yaml: ") if part.startswith("out"))
+    config = (lab.root / "lab.yaml").read_text()
+    assert "outputs: [checkpoints, logs]\n" in config
+    with lab.holding("lab.yaml", config.replace("outputs: [checkpoints, logs]\n", outputs)):
+        lab.labctl("trust")
+        assert "new files outside" not in lab.run(line, "--id", "leaves-again").stderr
+        lab.labctl("pull", "leaves-again")
+        assert (lab.root / "runs/leaves-again/code/model.pth").read_text() == "m\n"
+        assert (lab.root / "runs/leaves-again/extra.bin").read_text() == "e\n"
 
 
 def test_a_secret_is_inside_the_run_and_nowhere_else(lab: LabDirectory, followed: Followed) -> None:

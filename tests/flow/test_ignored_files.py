@@ -8,6 +8,7 @@ import pytest
 from lab_world import LAB_ID, World, world
 
 from labctl.events import Note
+from labctl.insight.explain.evidence import Finding
 from labctl.insight.explanation import explain
 from labctl.lifecycle.reconcile import fetch_logs
 from labctl.lifecycle.up import up
@@ -84,6 +85,35 @@ def test_explain_names_the_file_and_the_rule(
     assert finding.next.startswith(next_)
 
 
+@pytest.mark.parametrize(
+    ("rules", "message", "path", "next_"),
+    [
+        ("/data/\n", "no words in data/words.", "data/words", "list data under data:"),
+        ("*.bin\nprep*\n", "no words in data/words.", "data/words", "list data/words under data:"),
+        ("*.bin\n", "Couldn't read (data/words/train.bin)", "data/words/train.bin", NEXT_FOR_FILE),
+    ],
+)
+def test_explain_names_the_rule_whatever_the_message_is(
+    there: World, rules: str, message: str, path: str, next_: str
+) -> None:
+    (there.context().config.root / ".gitignore").write_text(rules)
+    rule_of = explain_run_with(there, f"Traceback\nFileNotFoundError: {message}\n")
+    assert rule_of["file-ignored"].what == f"{path} was not pushed with the code"
+    assert rule_of["file-ignored"].next.startswith(next_)
+
+
+def test_explain_says_where_a_run_has_its_data(there: World) -> None:
+    root = there.context().config.root
+    (root / "lab.yaml").write_text("lab: digits\ndata: {corpus: ./data}\n")
+    rule_of = explain_run_with(there, "Traceback\nFileNotFoundError: no words in data/words\n")
+    assert rule_of["file-ignored"].next == "read it from $LABCTL_DATA_DIR/corpus/words"
+
+
+def test_a_directory_with_pushed_files_was_not_left_out(there: World) -> None:
+    rule_of = explain_run_with(there, "Traceback\nFileNotFoundError: no words in data/words\n")
+    assert "file-ignored" not in rule_of
+
+
 @pytest.mark.parametrize("missing", ["data/words/valid.bin", "../secret.bin", "/etc/passwd"])
 def test_a_file_that_no_rule_leaves_out_is_missing_as_before(there: World, missing: str) -> None:
     (there.context().config.root.parent / "secret.bin").write_text("")
@@ -93,7 +123,7 @@ def test_a_file_that_no_rule_leaves_out_is_missing_as_before(there: World, missi
     assert "file-ignored" not in rule_of
 
 
-def explain_run_with(there: World, log: str) -> dict[str, object]:
+def explain_run_with(there: World, log: str) -> dict[str, Finding]:
     directory = there.machine.run_with("night", **{"model.safetensors": "weights"})
     (directory / "logs/run.log").write_text(log)
     context = there.context()

@@ -11,7 +11,7 @@ import pytest
 from lab_world import LAB_ID, Recorded, World
 
 from labctl.agent import reply
-from labctl.errors import LabError, LinkLostError, NoOfferError, UsageError
+from labctl.errors import InterruptError, LabError, LinkLostError, NoOfferError, UsageError
 from labctl.events import Progress
 from labctl.lifecycle.up import up
 from labctl.model import Need, Offer
@@ -26,6 +26,7 @@ from labctl.runs.probe import (
 from labctl.servers.context import LabContext
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
+from labctl.wire.verbs import ErrorReply
 from labctl.wire.watchdog import WatchRecord
 
 BEGAN = 1_763_700_000.0
@@ -37,6 +38,7 @@ class Program:
     """The server's program: a run that does so many steps a second, and is ended when told to.
 
     `ends_at` is the step at which it ends by itself, with `code`. `cuts` calls find no link.
+    With `cuts_start`, Ctrl-C comes before the server has the run.
     """
 
     steps_per_s: float = 2.0
@@ -44,6 +46,7 @@ class Program:
     ends_at: float = float("inf")
     code: int = 0
     cuts: int = 0
+    cuts_start: bool = False
     watch: dict[str, Any] = field(default_factory=dict)
     now: float = BEGAN
     cancelled: bool = False
@@ -63,6 +66,11 @@ class Program:
         if verb == "status" and self.cuts:
             self.cuts -= 1
             raise LinkLostError("the link died")
+        if verb == "start" and self.cuts_start:
+            raise KeyboardInterrupt
+        if verb == "cancel" and not self.run_id:
+            refusal = reply.encode_line(ErrorReply(reply.Failure("missing", "no such run").report))
+            return Result(code=0, stdout=refusal.decode())
         if verb == "start":
             self.run_id = request["spec"]["id"]
             body: dict[str, Any] = {"run": self._run(), "found": False}
@@ -174,16 +182,32 @@ def test_a_script_that_does_not_say_how_far_it_is(lab: World, progress: tuple[st
     assert program.cancelled
 
 
+def interrupt(*moment: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_interrupted_probe_does_not_go_on(lab: World) -> None:
     program = Program()
     context = made(lab, program)
-
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=interrupted)
+    with pytest.raises(InterruptError, match="the probe run was canceled"):
+        probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=interrupt)
     assert program.cancelled
+
+
+def test_a_probe_that_is_interrupted_while_it_starts_does_not_go_on(lab: World) -> None:
+    program = Program()
+    context = made(lab, program)
+    with pytest.raises(InterruptError, match="the probe run was canceled"):
+        probe.probe(context, (), ProbeAmount(steps=20), push=False, on_start=interrupt)
+    assert program.cancelled
+
+
+def test_a_probe_that_is_interrupted_before_its_start_says_so(lab: World) -> None:
+    program = Program(cuts_start=True)
+    context = made(lab, program)
+    with pytest.raises(InterruptError, match="before the probe run started"):
+        probe.probe(context, (), ProbeAmount(steps=20), push=False)
+    assert program.verbs == ["start", "cancel"]
 
 
 def test_what_it_costs_here_and_elsewhere(lab: World) -> None:

@@ -107,7 +107,7 @@ def test_the_files_between_the_command_line_and_the_server(
     machine.routes.clear()
     monkeypatch.setattr(Lab, "load", lambda *_, **__: Lab(lab.context()))
     assert cli.main(["run", "--id", "second"], standalone_mode=False) == 0
-    wire = ("transports/bounded_output.py", "transports/fake.py")
+    wire = ("transports/__init__.py", "transports/fake.py")
     assert machine.routes == {
         ("cli/runs.py", "lab.py", "sync/lab_files.py", "sync/push.py", "servers/agent.py", *wire),
         ("cli/runs.py", "lab.py", "runs/runs.py", "servers/agent.py", *wire),

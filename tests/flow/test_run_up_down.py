@@ -517,6 +517,33 @@ def test_a_lost_terminal_is_no_error(job: Job, monkeypatch: pytest.MonkeyPatch) 
     assert (recorded.run, recorded.why) == ("night", "SIGHUP")
 
 
+@pytest.mark.usefixtures("hangup_is_heeded")
+def test_a_terminal_that_closes_below_a_progress_bar_leaves_the_server(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up.up(job.lab.context)
+    master, slave = os.openpty()
+
+    def work(lab: Lab, started: list[Run]) -> Run:
+        screen = click.get_current_context().meta[SCREEN]
+        screen.emit(Step(name="waiting for first output"))
+        try:
+            os.close(master)
+            os.kill(os.getpid(), signal.SIGHUP)
+        finally:
+            screen.emit(Step(name="waiting for first output", done=True))
+        raise AssertionError("the signal comes first")
+
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with pytest.raises(click.exceptions.Exit) as caught:
+            job.run(NONE, work)
+    assert caught.value.exit_code == 130
+    recorded = read_status(job.lab.context, refresh=False)["interrupted_down"]
+    assert (recorded.run, recorded.why) == ("", "SIGHUP")
+    assert job.world.cloud.calls == ["create"]
+
+
 def test_ctrl_c_while_the_server_starts_is_recorded(job: Job) -> None:
     job.world.cloud.interrupt_after_create = True
     with pytest.raises(InterruptError):

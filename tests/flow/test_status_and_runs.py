@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 from lab_world import Recorded, World, unreachable
 
-from labctl.errors import ConnectError, NotFoundError, UsageError
+from labctl.errors import ConnectError, InterruptError, NotFoundError, UsageError
 from labctl.lifecycle import up
 from labctl.lifecycle.extend import extend
 from labctl.lifecycle.status import read_status
@@ -33,6 +33,22 @@ def test_status_asks_nobody(lab: World) -> None:
     assert said["reachable"] is None
     assert said["clocks"]["enforced"] is False
     assert 0 <= said["cost_usd"] < 0.01
+
+
+@pytest.mark.parametrize(("price", "why"), [(0.0, ""), (0.5, " and cost money")])
+def test_status_after_an_interrupted_up_says_that_there_may_be_a_server(
+    lab: World, price: float, why: str
+) -> None:
+    lab.cloud.price = price
+    lab.cloud.interrupt_after_create = True
+    with pytest.raises(InterruptError) as error:
+        up.up(lab.context())
+    assert error.value.why == f"the server may already exist{why}"
+    status = read_status(lab.context(), refresh=False)
+    assert (status["server"], status["unfinished_up"]) == (None, True)
+    lab.cloud.interrupt_after_create = False
+    up.up(lab.context())
+    assert not read_status(lab.context(), refresh=False)["unfinished_up"]
 
 
 def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
@@ -82,8 +98,9 @@ def test_what_a_run_is(lab: World) -> None:
             runs.build_spec(context, server, (), name, False)
         assert caught.value.hint.startswith("labctl run --id ")
     (lab.home / "lab" / "lab.yaml").write_text("lab: digits\n")
-    with pytest.raises(UsageError, match="nothing to run"):
+    with pytest.raises(UsageError, match="nothing to run") as refused:
         runs.build_spec(lab.context(), server, (), "night", False)
+    assert "labctl forward jupyter" in refused.value.hint
 
 
 def test_names_made_for_runs_are_good_ones_and_differ() -> None:

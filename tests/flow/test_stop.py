@@ -128,6 +128,13 @@ def test_a_second_stop_changes_nothing(paid: World) -> None:
     assert (reporter.asked, paid.cloud.calls) == ([], ["create", "stop"])
 
 
+def test_a_free_server_that_is_not_stopped_is_called_free(lab: World) -> None:
+    up.up(lab.context())
+    with pytest.raises(PolicyError, match="nothing was stopped") as caught:
+        power.stop(lab.context(Recorded(answers=[False])))
+    assert caught.value.why == "digits is still running (free)"
+
+
 def test_an_active_run_is_named_and_a_refusal_changes_nothing(
     paid: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +145,7 @@ def test_an_active_run_is_named_and_a_refusal_changes_nothing(
     assert reporter.asked[0].question.startswith(
         "night is still running and would be canceled. stop the server"
     )
-    assert "digits is still running, at $0.50" in caught.value.why
+    assert caught.value.why == "digits is still running ($0.50/h)"
     assert caught.value.hint == "labctl stop --yes"
     assert (canceled, paid.cloud.calls) == ([], ["create"])
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labctl.insight.explain.diagnosis import diagnose
+from labctl.insight.explain.evidence import LeftOutPath
 from labctl.insight.scalars import Scalars, Series
 from labctl.insight.telemetry import GpuSample, Sample
 from labctl.model import Run
@@ -235,6 +236,7 @@ def test_overfitting_by_the_accuracy() -> None:
         ("OSError: [Errno 30] Read-only file system: '/lab/data/x'", "data-read-only", "write"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'photos/a.png'", "file-missing",
          "photos/a.png"),
+        ("/opt/venv/bin/python: No module named pytest", "module-missing", "pytest"),
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (64x512 and 256x10)", "shapes",
          "shapes"),
         ("RuntimeError: Expected all tensors to be on the same device, but found", "two-devices",
@@ -247,6 +249,14 @@ def test_messages_that_are_known(line: str, rule: str, word: str) -> None:
     assert set(found) == {rule}
     assert word in found[rule].what
     assert line.startswith(found[rule].evidence[0].text[:200])
+
+
+def test_a_path_that_was_not_pushed_explains_the_exception() -> None:
+    failed = run(exit_code=1, summary="failed with exit code 1")
+    log = "Traceback\nFileNotFoundError: no tiles in data/tiles\n"
+    assert set(findings(material(log=log, run=failed))) == {"exception"}
+    left_out = LeftOutPath(path="data/tiles", rule="data/ in .gitignore", directory="data")
+    assert set(findings(material(log=log, run=failed, left_out=left_out))) == {"file-ignored"}
 
 
 def test_what_is_not_known_is_shown_as_it_is() -> None:

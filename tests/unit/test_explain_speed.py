@@ -308,6 +308,16 @@ def test_the_containers_memory_ran_out(told: str, limit: int | UnsetType) -> Non
     assert "killed" not in findings(made)
 
 
+def test_memory_that_filled_up_between_two_samples() -> None:
+    summary = "out of memory: killed at its limit of 1.4 GiB (peak 1.4 GiB)"
+    command = ("python", "train.py")
+    ended = run(exit_code=137, summary=summary, oom_limit_bytes=3 * GIB // 2, command=command)
+    early = samples(gpu(), count=1, memory_bytes=98 * 1024**2)
+    found = findings(material(run=ended, samples=early))["out-of-memory"]
+    assert [item.text for item in found.evidence] == [summary]
+    assert "batch" not in found.why
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_too_little_telemetry_is_said(count: int) -> None:
     made = material(samples=samples(gpu(), count=count))

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -544,6 +545,34 @@ def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path)
     assert (second.run.state, second.already) == ("cancelled", True)
     with pytest.raises(Failure, match="run other does not exist"):
         runs.cancel(request._replace(run="other"))
+
+
+def test_cancelling_a_run_that_is_being_launched_stops_its_container(
+    root: Path, engine: EngineSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a command that starts a run sends its cancel while the start is at work."""
+    calls = Containers()
+    order: list[str] = []
+    cancel = threading.Thread(
+        target=runs.cancel, args=(CancelRunRequest("digits", LAB_ID, SPEC.id),)
+    )
+
+    def answer(method: str, path: str, body: Any) -> Answer | None:
+        if method == "POST" and "create" in path:
+            cancel.start()
+            cancel.join(1)  # it waits for the launch; without that it ends at once
+        elif method == "POST":
+            order.append("start")
+        return calls(method, path, body)
+
+    def run_docker(*words: str, **options: Any) -> None:
+        order.append(words[0])
+
+    engine.answers = answer
+    monkeypatch.setattr(runs, "run_docker", run_docker)
+    runs.start(StartRunRequest(SPEC))
+    cancel.join()
+    assert order == ["start", "stop"]
 
 
 def test_a_pushed_run_is_lost_and_its_next_attempt_begins_where_the_log_was_cut(

@@ -118,6 +118,15 @@ def test_links_are_told_and_never_followed(tmp_path: Path) -> None:
     assert told.texts == ["skipped symbolic links: dir, file, round"]
 
 
+def test_an_environment_of_packages_is_left_out_whatever_its_name(tmp_path: Path) -> None:
+    for name in ("train.py", "myenv/pyvenv.cfg", "myenv/lib/a.py", "tools/c/conda-meta/history"):
+        put(tmp_path, name)
+    put(tmp_path, "tools/b.py")
+    notes = Notes()
+    assert [f.path for f in scan_code(tmp_path, notes)] == ["tools/b.py", "train.py"]
+    assert notes.texts == ["skipped environments of packages: myenv, tools/c"]
+
+
 def test_control_characters_are_refused_and_shown_escaped(tmp_path: Path) -> None:
     put(tmp_path, "a\x1b[2Jb")
     with pytest.raises(UsageError, match=r"a\\x1b\[2Jb"):

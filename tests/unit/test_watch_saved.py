@@ -160,6 +160,12 @@ def names(left: Unsaved) -> set[str]:
     return {file.name for file in left.files}
 
 
+def test_an_output_may_be_a_file(home: Path) -> None:
+    spec = home / "labctl/digits/runs/first/.labctl/spec.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "outputs": ["code/model"]}))
+    assert saved_results.estimate_unsaved(LAB["lab_id"], False) == (3, 8)
+
+
 def test_what_is_pulled_is_saved_until_it_changes(home: Path) -> None:
     account = LabAccount(os.geteuid(), os.getegid())
     (home / "labctl" / "digits" / "code").mkdir()

@@ -34,6 +34,7 @@ from forged_bed import (
 from labctl.wire.archives import ArchiveError, is_archive, read_directory
 from labctl.wire.judge import FileVerdict, judge_file
 
+BOTO = {"boto3", "botocore", "mypy_boto3_s3"}
 PICKLE = b"\x80\x02}."
 FILES = model(PICKLE)
 
@@ -357,5 +358,5 @@ def test_the_judge_runs_where_servers_have_python_3_8(tmp_path: Path) -> None:
             if isinstance(node, ast.ImportFrom) and not node.level
         }
         # Imported by the first request, where the server has it; the stubs only by mypy.
-        modules -= {"boto3", "botocore", "mypy_boto3_s3"} if path.stem == "s3" else set()
+        modules -= BOTO if path.stem in ("s3", "s3_errors") else set()
         assert modules <= sys.stdlib_module_names, path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,18 @@ HOME_ENV = {
     "PIP_CACHE_DIR": "/lab/cache/pip",
     "LABCTL_CACHE_DIR": "/lab/cache",
 }
+
+
+def create_output_directories(directory: Path, outputs: Sequence[str]) -> None:
+    """Create the directories that the run writes to.
+
+    An output with a suffix is a file, such as code/model.pth: the run writes it itself, and a
+    directory of that name would be in its way. A number is no suffix: v1.5 is a directory.
+    """
+    for name in {*outputs, "logs", "checkpoints"}:
+        path = resolve_inside(directory, name)
+        is_file = path.is_file() or (path.suffix and not path.suffix[1:].isdigit())
+        (path.parent if is_file else path).mkdir(parents=True, exist_ok=True)
 
 
 def build_run_body(root: Path, directory: Path, spec: RunSpec, image: Image) -> NewContainer:

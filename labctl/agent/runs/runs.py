@@ -31,12 +31,12 @@ from ..host import engine
 from ..host.background import build_scope_words
 from ..host.docker import run_docker, run_tmux, spawn_tmux
 from ..host.engine_objects import Container, ContainerState, Image, NewContainer
-from ..host.paths import drop_tree, lab_dir, resolve_inside, run_dir, write_json, write_text
+from ..host.paths import drop_tree, lab_dir, run_dir, write_json, write_text
 from ..host.server_data import resolve_all
 from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
-from .containers import build_run_body
+from .containers import build_run_body, create_output_directories
 from .records import (
     list_attempts,
     read_claim,
@@ -162,8 +162,7 @@ def launch(
     Returns the container by its name, as the engine would show it now.
     """
     _snapshot(root / "code", directory / "code")
-    for name in {*spec.outputs, "logs", "checkpoints"}:
-        resolve_inside(directory, name).mkdir(parents=True, exist_ok=True)
+    create_output_directories(directory, spec.outputs)
     (directory / "logs" / "run.log").touch()
     meta = directory / ".labctl"
     write_text(meta / "entry.sh", read_entry_script(), 0o755)
@@ -316,13 +315,16 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
     before = inspect_run(directory, {})
     if before.state not in UNENDED:
         return CancelRunReply(before, already=True)
-    (directory / ".labctl" / "cancel").touch()
-    if before.container:
-        run_docker("stop", "--time", str(request.grace_s), before.container, check=False)
-    after = inspect_run(directory, {})
-    if after.state == "claimed":
-        after = after._replace(state="cancelled", summary="canceled before it started")
-        write_final_record(directory, after)
+    # A launch that is under way would start the container after this.
+    with lock_launch(directory):
+        before = inspect_run(directory, {})
+        (directory / ".labctl" / "cancel").touch()
+        if before.container:
+            run_docker("stop", "--time", str(request.grace_s), before.container, check=False)
+        after = inspect_run(directory, {})
+        if after.state == "claimed":
+            after = after._replace(state="cancelled", summary="canceled before it started")
+            write_final_record(directory, after)
     run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
     return CancelRunReply(after, already=False)
 

@@ -108,6 +108,9 @@ def _list_outputs(directory: Path) -> tuple[str, ...]:
 
 
 def _sizes(top: Path) -> list[tuple[str, int]]:
+    """List the files of an output with their sizes: those of a directory, or the file itself."""
+    if top.is_file():
+        return [(str(top), top.stat().st_size)]
     sizes = []
     for folder, _, names in os.walk(top):
         for name in names:

@@ -12,6 +12,7 @@ from labctl.insight.explain import (
     learning,
     losses,
     memory,
+    missing_path,
     missing_program,
 )
 from labctl.insight.explain.evidence import Finding, Rule, RunData, Unknown
@@ -19,6 +20,7 @@ from labctl.model import Value
 
 RULES: tuple[Rule, ...] = (
     *gpu_loss.RULES,
+    *missing_path.RULES,
     *missing_program.RULES,
     *ending.RULES,
     *memory.RULES,
@@ -38,6 +40,7 @@ COVERED_BY = {
     "processor-one-core": {"host-busy"},
     "disk-full": {"shm-full"},
     "file-missing": {"file-ignored"},
+    "exception": {"file-ignored"},
 }
 
 

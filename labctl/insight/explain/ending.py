@@ -64,10 +64,11 @@ def _known_message(
 KNOWN_MESSAGES = (
     _known_message(
         "module-missing",
-        r"ModuleNotFoundError: No module named '([\w.]+)'",
+        r"(?:ModuleNotFoundError|python[\d.]*): No module named '?([\w.]*\w)",
         "the image has no Python module {0}",
-        "the container has only what its Dockerfile installs, not what is on your machine",
-        "add it to requirements.txt (which the Dockerfile installs), then: labctl run",
+        "the container has only what its image installs, not what is on your machine",
+        "correct its name, or add it to the image (requirements.txt, pyproject.toml or the "
+        "Dockerfile), then: labctl run",
         LABCTL,
     ),
     _known_message(
@@ -165,9 +166,6 @@ KNOWN_MESSAGES = (
         "advice",
     ),
 )
-_MISSING_FILE = next(
-    message.pattern for message in KNOWN_MESSAGES if message.rule == "file-missing"
-)
 LAST_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): ?(.*)$")
 
 
@@ -190,31 +188,6 @@ def find_known_messages(material: RunData) -> Iterator[Answer]:
             next=message.next.format(*groups, command=shlex.join(material.run.command)),
             source=message.source,
         )
-
-
-def find_missing_file(log: str) -> str:
-    """Return the path in the log's last FileNotFoundError, "" without one."""
-    matches = _MISSING_FILE.findall(log)
-    return matches[-1] if matches else ""
-
-
-def check_ignored_file(material: RunData) -> Iterator[Answer]:
-    """Name the ignore rule that left out the file that the run did not find."""
-    ignored = material.ignored_file
-    if ignored is None:
-        return
-    whole = ignored.directory or ignored.path.rpartition("/")[0] or ignored.path
-    as_data = f"list {whole} under data: in lab.yaml and read it from $LABCTL_DATA_DIR"
-    include = f"add the line !/{ignored.path} to .labignore, then: labctl run; or {as_data}"
-    yield Finding(
-        rule="file-ignored",
-        level="problem",
-        what=f"the file {ignored.path} was not pushed",
-        why=f"it exists on this machine, but an ignore rule leaves it out: {ignored.rule}",
-        evidence=(from_log(f"FileNotFoundError: {find_missing_file(material.log)}"),),
-        next=as_data if ignored.directory else include,
-        source=LAB_FILE,
-    )
 
 
 def explain_end(material: RunData) -> Iterator[Answer]:
@@ -338,4 +311,4 @@ def check_log(material: RunData) -> Iterator[Answer]:
         )
 
 
-RULES = (check_ignored_file, find_known_messages, explain_end, detect_stuck, check_log)
+RULES = (find_known_messages, explain_end, detect_stuck, check_log)

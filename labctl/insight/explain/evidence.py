@@ -69,16 +69,17 @@ class MemoryFit(Value, frozen=True):
     batch: int
 
 
-class IgnoredFile(Value, frozen=True):
-    """A file that the run did not find, and the ignore rule that left it out of the push.
+class LeftOutPath(Value, frozen=True):
+    """A file or directory that the run did not find, and what left it out of the push of code.
 
     `path` is relative to the lab, `rule` is "*.bin in .gitignore". `directory` is set if the rule
-    leaves out a whole directory above the file.
+    leaves out a whole directory. `in_data` is the path in the run if lab.yaml lists it under data:.
     """
 
     path: str
-    rule: str
+    rule: str = ""
     directory: str = ""
+    in_data: str = ""
 
 
 class PackageInstall(Value, frozen=True):
@@ -107,7 +108,7 @@ class RunData(Value, frozen=True):
     is_distributed: bool = False
     now: float = 0.0
     fit: MemoryFit | None = None
-    ignored_file: IgnoredFile | None = None
+    left_out: LeftOutPath | None = None
     installs: tuple[PackageInstall, ...] = ()
 
 

@@ -75,7 +75,7 @@ def find_out_of_memory(material: RunData) -> OutOfMemory | None:
             whose="container",
             limit_bytes=limit or (limits[-1] if limits else 0),
             batch=batch,
-            evidence=(from_record(material.run.summary), *_peak_evidence(material.samples)),
+            evidence=(from_record(material.run.summary), *_peak_evidence(material.samples, limit)),
             where_batch=where,
         )
     return None
@@ -119,9 +119,12 @@ def _find_gpu_memory(samples: tuple[Sample, ...]) -> int:
     return max((total for total in totals if total), default=0)
 
 
-def _peak_evidence(samples: tuple[Sample, ...]) -> tuple[Evidence, ...]:
-    used = [sample.memory_bytes for sample in samples if sample.memory_bytes]
-    return (from_telemetry(f"container memory: peak use {bytes_text(max(used))}"),) if used else ()
+def _peak_evidence(samples: tuple[Sample, ...], limit: int) -> tuple[Evidence, ...]:
+    """Return the peak of the samples, unless the memory filled up between two of them."""
+    peak = max((sample.memory_bytes or 0 for sample in samples), default=0)
+    if not peak or peak < limit / 2:
+        return ()
+    return (from_telemetry(f"container memory: peak use {bytes_text(peak)}"),)
 
 
 def check_out_of_memory(material: RunData) -> Iterator[Answer]:
@@ -146,13 +149,11 @@ def _explain_size(material: RunData, failure: OutOfMemory) -> tuple[str, tuple[E
     """Return (why memory ran out, evidence from the estimate)."""
     fit = material.fit
     used = f"a batch of {failure.batch} ({failure.where_batch})" if failure.batch else "its batch"
+    if fit is None and failure.whose == "gpu":
+        return f"activations grow with the batch size; {used} was too large", ()
     if fit is None:
-        what = (
-            "activations grow with the batch size"
-            if failure.whose == "gpu"
-            else ("data kept in memory, DataLoader workers and activations add up")
-        )
-        return f"{what}; {used} was too large", ()
+        what = "data kept in memory, DataLoader workers and activations add up"
+        return f"{what}; {used} was too large" if failure.batch else what, ()
     evidence = [
         Evidence(
             text=f"estimate: {bytes_text(fit.fixed_bytes)} for weights, gradients, optimizer and "
