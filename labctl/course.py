@@ -47,6 +47,7 @@ with lazy_imports(__name__):
         publish,
         release,
         servers,
+        starters,
         status,
         teardown,
     )
@@ -130,8 +131,9 @@ class Course:
     ) -> list[Invitation]:
         """Write a join file for each student; run it on the keeper's machine.
 
-        Each file works once, for `valid_s` seconds.
+        Each file works once, for `valid_s` seconds. Starters that were not published are published.
         """
+        starters.publish_starters(self.folder, self.paths, only_new=True)
         keys = course_keys.AuthorizedKeys(self.folder, authorized_keys)
         return publish.invite_all(
             self.folder, students, into, keys, host_key=host_key, valid_s=valid_s

@@ -26,6 +26,7 @@ VERBS = {
     "clear": "runs.runs.clear",
     "session": "runs.runs.session",
     "evaluate": "sandbox.evaluation.evaluate",
+    "check": "sandbox.public_tests.check",
     "grade": "sandbox.grading.grade",
     "grade-check": "sandbox.grading.check",
     "grade-clear": "sandbox.grading.clear",

@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "ssh": ("course_inspect", SERVERS, "Open a shell on a server, or run a command on all."),
     "logs": ("course_inspect", SERVERS, "Print the output of a student's run."),
     "explain": ("course_inspect", SERVERS, "Explain why a student's run is slow or wrong."),
-    "push": ("course_servers", SERVERS, "Send files to every server."),
+    "push": ("course_servers", SERVERS, "Send files to students and to every server."),
     "message": ("course_servers", SERVERS, "Show a message in every student's terminal."),
     "extend": ("course_servers", SERVERS, "Extend the lifetime of a student's server."),
     "down": ("course_servers", SERVERS, "Remove servers; --end-of-term removes everything."),

@@ -10,6 +10,7 @@ from labctl.cli.course_options import make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, wrap_text
+from labctl.cli.starter_output import count_files
 from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_plan_snapshot
 from labctl.text import dollars_text, names_text, price_text
 
@@ -67,6 +68,7 @@ def _print_plan(plan: CoursePlan) -> None:
     for line in wrap_text(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
     _print_money(plan)
+    _print_starters(plan)
     if plan.quotas:
         click.echo()
     for quota in plan.quotas:
@@ -94,6 +96,20 @@ def _print_changes(plan: CoursePlan) -> None:
         _print_item(
             "-", f"seats whose students have left: {names_text(plan.gone_seats, MAX_NAMES)}"
         )
+
+
+def _print_starters(plan: CoursePlan) -> None:
+    if plan.starters:
+        click.echo()
+    for starter in plan.starters:
+        tests = f", {count_files(starter.tests, 'test ')}" if starter.tests else ""
+        text = f"{starter.assignment}: {count_files(starter.files)} from {starter.source}{tests}"
+        if starter.published == "current":
+            _print_item("=", f"{text}; students have them")
+        elif starter.published:
+            _print_item("~", f"{text}; students have an older version (labctl course push)")
+        else:
+            _print_item("+", f"{text}; not published yet (labctl course push)")
 
 
 def _print_money(plan: CoursePlan) -> None:

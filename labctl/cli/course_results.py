@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import click
 
 from labctl.cli.exit_codes import clean, print_next
+from labctl.cli.starter_output import count_files
 from labctl.courses.leftovers import ProviderLeftovers
 from labctl.courses.seat_results import FailureText, SeatFailure, SeatResult
 from labctl.courses.servers import SeatOutcome
+from labctl.courses.starters import PublishedStarter
 from labctl.courses.teardown import GIVE_UP, EndProof, SeatEnding
 from labctl.errors.subject import Subject
 from labctl.model import Server
@@ -122,3 +124,11 @@ def _next_commands(proof: EndProof) -> list[str]:
         elif disk_labs and not left.former:
             commands.append(GIVE_UP)
     return commands or ["labctl course down --end-of-term   # again"]
+
+
+def print_published(published: Sequence[PublishedStarter]) -> None:
+    """Print which assignments' files students can get now."""
+    for starter in published:
+        count = count_files(starter.files)
+        text = f"{count} published" if starter.changed else "published already"
+        click.echo(f"{starter.assignment}: {text}; students get them with labctl join")

@@ -14,6 +14,7 @@ from labctl.cli.screen import Screen, print_json, print_table
 from labctl.config import find_data_dir
 from labctl.courses import creation
 from labctl.courses.records.roster import read_roster
+from labctl.courses.sample_assignments import SAMPLES, SampleAssignment, add_assignment
 from labctl.model import Value
 
 if TYPE_CHECKING:
@@ -56,11 +57,22 @@ class RosterDiffReport(Value, frozen=True):
     help="Roster from Canvas, Moodle, Classroom or nbgrader, or a CSV file.",
 )
 @FORMAT
+@click.option(
+    "--assignment",
+    type=click.Choice(SAMPLES),
+    help="Add this assignment: files to start with, public tests, hidden data and a rubric.",
+)
 @yes_option
 @json_option
 @click.pass_context
 def init_command(
-    ctx: click.Context, name: str, roster: Path, format_: str | None, yes: bool, json_: bool
+    ctx: click.Context,
+    name: str,
+    roster: Path,
+    format_: str | None,
+    assignment: str | None,
+    yes: bool,
+    json_: bool,
 ) -> None:
     """Create the folder NAME with course.yaml and the students of a roster.
 
@@ -69,6 +81,7 @@ def init_command(
 
     \b
     labctl course init ml-2026 --roster canvas.csv
+    labctl course init ml-2026 --roster canvas.csv --assignment hands-on
     """
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
@@ -76,6 +89,10 @@ def init_command(
     created = creation.init_course(
         find_data_dir() / "templates", target, roster, screen, format=format_ or ""
     )
+    sample = None
+    if assignment:
+        templates = find_data_dir() / "templates"
+        sample = add_assignment(templates, target, assignment, screen, is_new=created.made)
     if json_:
         students = read_roster(target / "roster.csv")
         print_json(
@@ -85,13 +102,24 @@ def init_command(
                 "format": created.diff.format,
                 "students": students,
                 "diff": _make_report(created.diff),
+                "assignment": sample,
             }
         )
         return
+    _print_created(created, sample)
+
+
+def _print_created(created: creation.CourseCreation, sample: SampleAssignment | None) -> None:
+    target = created.path
     if created.made:
         click.echo(f"{target}: {len(created.diff.added)} students from {created.diff.format}")
     else:
         _print_diff(created.diff)
+    if sample is not None:
+        click.echo(f"{sample.name}: {clean(sample.directory)}")
+        if sample.section:
+            click.echo(f"{target}/course.yaml was not changed. Add these lines to it:\n")
+            click.echo(sample.section)
     click.echo(f"next: edit {target}/course.yaml, then labctl -C {target} course plan", err=True)
 
 

@@ -13,14 +13,14 @@ from labctl.cli.fan_out import exit_code, summary_text
 from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
 from labctl.config import parse_duration
-from labctl.errors import UsageError
+from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.text import duration_text
 from labctl.wire.codec import to_json
 
 with lazy_imports(__name__):
     from labctl.cli import course_results
-    from labctl.courses import broadcast, end_of_term, forget, material, servers, teardown
+    from labctl.courses import broadcast, end_of_term, forget, material, servers, starters, teardown
 
 
 @click.command("up")
@@ -164,19 +164,31 @@ def push_command(
 ) -> None:
     """Copy FILES to handouts/, and send handouts/ to every lab on every running server.
 
-    A run finds them in /lab/data/handouts. Servers that start later get them too.
+    A run finds them in /lab/data/handouts. Servers that start later get them too. The files and
+    public tests of assignments are published as course.yaml names them: students get them with
+    labctl join, and their changes are kept.
 
     \b
-    labctl course push slides.pdf starter/
+    labctl course push
+    labctl course push slides.pdf data/
     """
     course = open_course(ctx, yes=yes, quiet=json_)
     seats = select_seats(course, only, group)
+    published = starters.publish_starters(course.folder, course.paths)
     names = material.add_handouts(course.folder, files)
+    if not json_:
+        course_results.print_published(published)
     with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
-        outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
+        try:
+            outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
+        except NotFoundError:
+            if not published:
+                raise
+            outcomes = []  # no server is running: publishing was the purpose
     if json_:
-        print_json({"files": names, "seats": [outcome.as_json() for outcome in outcomes]})
-    else:
+        seat_results = [outcome.as_json() for outcome in outcomes]
+        print_json({"files": names, "seats": seat_results, "starters": published})
+    elif outcomes:
         complete = sum(not outcome.error for outcome in outcomes)
         click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")
         course_results.print_failures(outcomes)

@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "orphans": ("orphans", "Plan and pay", "List everything at the provider that labctl created."),
     "report": ("report", "Submit and present", "Write the results as one HTML page."),
     "serve": ("serve", "Submit and present", "Serve the model as POST /predict on localhost."),
+    "check": ("check", "Submit and present", "Run an assignment's public tests."),
     "submit": ("submit", "Submit and present", "Submit one verified bundle."),
     "receive": ("receive", "Teach", "Accept submissions and sign a receipt for each."),
     "course": ("course", "Teach", "Manage a course: roster, servers, grades and costs."),

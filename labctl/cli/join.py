@@ -8,14 +8,23 @@ import click
 
 from labctl.cli.completion_values import complete_files
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import SCREEN, json_option, yes_option
+from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import Screen, print_json
-from labctl.config import find_paths
-from labctl.courses.join import fetch_join_file, join_course, result_as_json
+from labctl.cli.starter_output import has_failed, print_starters
+from labctl.config import find_lab, find_paths
+from labctl.courses.course_update import update_course_lab
+from labctl.courses.join import (
+    JoinResult,
+    fetch_join_file,
+    join_course,
+    result_as_json,
+)
+from labctl.errors import UsageError
+from labctl.sync.starter_update import restore_file
 
 
 @click.command("join")
-@click.argument("place", metavar="FILE-OR-URL", shell_complete=complete_files)
+@click.argument("place", metavar="[FILE-OR-URL]", default="", shell_complete=complete_files)
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
@@ -24,11 +33,23 @@ from labctl.courses.join import fetch_join_file, join_course, result_as_json
 @click.option(
     "--key", default="", metavar="ed25519:...", help="Check that the course has this key."
 )
+@click.option(
+    "--restore",
+    multiple=True,
+    metavar="PATH",
+    help="Write a file of the assignment again that you have deleted.",
+)
 @yes_option
 @json_option
 @click.pass_context
 def join_command(
-    ctx: click.Context, place: str, into: Path | None, key: str, yes: bool, json_: bool
+    ctx: click.Context,
+    place: str,
+    into: Path | None,
+    key: str,
+    restore: tuple[str, ...],
+    yes: bool,
+    json_: bool,
 ) -> None:
     """Join a course with the file or the https:// address from your instructor.
 
@@ -36,10 +57,22 @@ def join_command(
     the public key to the keeper. After that, labctl up, run, submit and the other commands work
     within the course's budget.
 
+    An assignment that hands out files gets a directory of its own. Without FILE-OR-URL, labctl
+    fetches new assignments and newer files into the course that you have joined. It keeps your
+    changes.
+
     \b
     labctl join ml-2026-alice.join
     cd ml-2026 && labctl up
+    labctl join
+    labctl join --restore tests/test_model.py
     """
+    if restore:
+        _restore_files(ctx, restore, is_alone=not (place or into or key), json_=json_)
+        return
+    if not place:
+        _update_course(ctx, into, key, yes, json_)
+        return
     screen = Screen(yes=yes, quiet=json_)
     ctx.meta[SCREEN] = screen
     ctx.call_on_close(screen.stop_drawing)
@@ -49,7 +82,32 @@ def join_command(
     joined = join_course(data, target, find_paths(), screen, key=key, base=base)
     if json_:
         print_json({"joined": result_as_json(joined)})
+    else:
+        _print_joined(joined)
+    ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _restore_files(
+    ctx: click.Context, paths: tuple[str, ...], *, is_alone: bool, json_: bool
+) -> None:
+    """Restore files of the assignment in -C's directory."""
+    if not is_alone:
+        raise UsageError(
+            "--restore is an option on its own",
+            why="it writes files that this assignment's lab has already received",
+            hint="labctl join --restore PATH",
+        )
+    root = find_lab(Path(ctx.find_root().obj or "."))
+    for path in paths:
+        restore_file(root, path)
+    if json_:
+        print_json({"restored": paths})
         return
+    for path in paths:
+        click.echo(f"restored {clean(path)}")
+
+
+def _print_joined(joined: JoinResult) -> None:
     event = "You had already joined" if joined.again else "You have joined"
     click.echo(f"{event} {joined.course} as {joined.student}.")
     if joined.section:
@@ -58,8 +116,35 @@ def join_command(
         click.echo(clean(joined.section))
     for name in joined.assignments:
         click.echo(f"  assignments/{name}.yaml")
-    directory = clean(str(joined.directory))
+    print_starters(joined)
+    _print_next_commands(joined)
+
+
+def _update_course(ctx: click.Context, into: Path | None, key: str, yes: bool, json_: bool) -> None:
+    """Update the joined course of -C's directory."""
+    if into is not None or key:
+        raise UsageError(
+            "--into and --key need a join file",
+            why="without one, labctl join updates the course of this directory",
+            hint="labctl join FILE --into DIR",
+        )
+    lab = open_lab(ctx, yes=yes, quiet=json_)
+    joined = update_course_lab(lab.context)
+    if json_:
+        print_json({"joined": result_as_json(joined)})
+    else:
+        count = len(joined.assignments)
+        click.echo(f"{joined.course}: {count} {'assignment' if count == 1 else 'assignments'}")
+        print_starters(joined)
+    ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _print_next_commands(joined: JoinResult) -> None:
+    ready = [starter for starter in joined.starters if starter.state != "failed"]
+    directory = clean(str(ready[0].directory if ready else joined.directory))
     click.echo(f"\n  cd {directory}\n  labctl up         start your server\n  labctl run")
-    if joined.assignments:
+    if ready:
+        click.echo("  labctl submit")
+    elif joined.assignments:
         first = joined.assignments[0]
         click.echo(f"  labctl submit --assignment assignments/{first}.yaml")

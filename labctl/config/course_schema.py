@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from labctl.config.document import quote
-from labctl.config.locations import parse_inside
+from labctl.config.locations import parse_inside, parse_template
 from labctl.config.reader import Parsed
 from labctl.config.scalars import (
     parse_duration,
@@ -195,14 +195,22 @@ class GradeConfig(Value, frozen=True):
     tolerance: Annotated[float, Parsed(parse_share)] = 0.02
 
 
+class TestsConfig(Value, frozen=True):
+    """`public` is the directory, below the folder, of the tests that students get; "" for none."""
+
+    public: Annotated[str, Parsed(parse_inside)] = ""
+
+
 class AssignmentConfig(Value, frozen=True):
     """One assignment; its rules for time and size are those of the assignment's own file.
 
-    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun. `template` has no
-    effect; it is read because course files have it.
+    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun. `template` says
+    where the files come from that students start with: a template of labctl, a directory below the
+    folder, or a git address with a commit; "" for none.
     """
 
-    template: Annotated[str, Parsed(parse_name)] = ""
+    template: Annotated[str, Parsed(parse_template)] = ""
+    tests: TestsConfig = TestsConfig()
     due: Annotated[Moment | None, Parsed(parse_moment)] = None
     late: Annotated[int, Parsed(parse_late)] = 0
     penalty: Annotated[int, Parsed(parse_penalty)] = 0

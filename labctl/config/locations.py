@@ -16,6 +16,10 @@ _SSH_STORE = re.compile(
     r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._+-]*)@)?(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]*)"
     r"(?::(?P<port>[0-9]{1,5}))?/(?P<place>[A-Za-z0-9._+@~/-]*[A-Za-z0-9._+@~-])/?"
 )
+_GIT = re.compile(
+    r"(?P<address>(?:https|ssh)://[A-Za-z0-9_][A-Za-z0-9._~+@:/%-]*|file:///[^\0-\x20]+)"
+    r"@(?P<commit>[0-9a-f]{40})"
+)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _GOOGLE_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
@@ -28,6 +32,24 @@ def parse_inside(text: str) -> str:
     if path.startswith("~") or not (path == "." or is_contained(path)):
         raise ValueError(f"{quote(text)} is outside the lab; give a path inside it")
     return path
+
+
+def parse_template(text: str) -> str:
+    """Parse where a starter comes from: a template's name, a directory, or git with a commit."""
+    if "://" not in text:
+        return parse_inside(text)
+    if parse_git_address(text) is None:
+        form = "write https://host/repository.git@COMMIT, with the 40 hex digits of a commit"
+        raise ValueError(f"{quote(text)} is not a git address with a commit: {form}")
+    return text
+
+
+def parse_git_address(text: str) -> tuple[str, str] | None:
+    """Split `https://host/repository.git@COMMIT` (also ssh:// and file://); None if it is not."""
+    match = _GIT.fullmatch(text)
+    if match is None or re.match(r"https://[^/]*@", text):  # a password would be handed out
+        return None
+    return match["address"], match["commit"]
 
 
 def parse_source(text: str) -> str:

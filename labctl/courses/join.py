@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import re
 import tempfile
@@ -10,9 +12,16 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import Paths, expand_user, load_lab, student_key, trust
-from labctl.config.identity import replace_file, write_private
+from labctl.config.identity import replace_file
 from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrollment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
+from labctl.courses.starter_delivery import (
+    DeliveredStarter,
+    deliver_starters,
+    describe_course_lab,
+    make_server_section,
+    write_assignments,
+)
 from labctl.errors import (
     AuthenticationError,
     BusyError,
@@ -26,8 +35,9 @@ from labctl.errors import (
 from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
 from labctl.http_client import open_session, read_body
-from labctl.model import NAME_PATTERN, Endpoint, Value
+from labctl.model import Endpoint, Value
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
+from labctl.providers.course import download_starter
 from labctl.servers.connections import Connections
 from labctl.servers.host_keys import ensure_key_pair, fingerprint
 from labctl.servers.provider_traits import read_provider_traits
@@ -37,16 +47,18 @@ from labctl.transports.forced_command import LineChannel
 from labctl.wire.codec import MessageError
 from labctl.wire.keeper import (
     ENROLL,
+    FETCH_STARTER,
     GREET_KEEPER,
     CourseRecord,
     EnrollRequest,
+    FetchStarterReply,
+    FetchStarterRequest,
     GreetKeeperRequest,
 )
 from labctl.wire.line_requests import encode_request
 from labctl.wire.verbs import Reply, Request, Verb
 
 URL_S = 20.0
-MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
 _LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost)(:[0-9]{1,5})?/\S*")
 
 
@@ -64,6 +76,8 @@ class JoinResult(Value, frozen=True):
     again: bool = False
     # What to add to a lab.yaml that existed already; "" if nothing is left to add.
     section: str = ""
+    # The labs of the assignments that hand out files.
+    starters: tuple[DeliveredStarter, ...] = ()
 
 
 def fetch_join_file(place: str) -> bytes:
@@ -137,11 +151,12 @@ def join_course(
             error.hint = "tell your instructor: the keeper's host key differs from your join file's"
             raise
         description, again = _greet_enrolled(connections, invitation, paths, error), True
-    names = _write_assignments(target, description.assignments or {})
+    names = write_assignments(target, description.assignments or {})
     section = _write_lab(target, invitation, description.image)
     if not section:
         config = load_lab(target, find_provider=read_provider_traits)
         trust(paths, config)
+    starters = _deliver(connections, invitation, paths, target, description)
     return JoinResult(
         course=invitation.course,
         student=invitation.student,
@@ -149,7 +164,32 @@ def join_course(
         assignments=names,
         again=again,
         section=section,
+        starters=starters,
     )
+
+
+def _deliver(
+    connections: Connections,
+    invitation: JoinInvitation,
+    paths: Paths,
+    target: Path,
+    description: CourseRecord,
+) -> tuple[DeliveredStarter, ...]:
+    """Fetch the starters of the course, over one channel with this account's key."""
+    identity = str(student_key(paths))
+    channel = _open_channel(connections, invitation, identity, KEEPER_REQUEST)
+
+    def send(request: FetchStarterRequest) -> FetchStarterReply:
+        return _exchange(channel, invitation.keeper, FETCH_STARTER, request)
+
+    with contextlib.closing(channel):
+        return deliver_starters(
+            describe_course_lab(invitation, target, description.image),
+            description.starters or {},
+            description.assignments or {},
+            functools.partial(download_starter, send),
+            paths,
+        )
 
 
 def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporter) -> None:
@@ -197,7 +237,9 @@ def _greet_enrolled(
             why="a key belongs to one student",
             hint="labctl join FILE   # from your own account",
         )
-    return CourseRecord(hello.course, hello.student, hello.image, hello.receiver, hello.assignments)
+    return CourseRecord(
+        hello.course, hello.student, hello.image, hello.receiver, hello.assignments, hello.starters
+    )
 
 
 def _open_channel(
@@ -223,43 +265,26 @@ def _send_request(
     request: Request,
 ) -> Reply:
     """Send the only request of a channel and close it; raise the error that the keeper reports."""
-    try:
-        line = channel.exchange(encode_request(verb, request))
-    finally:
-        channel.close()
+    with contextlib.closing(channel):
+        return _exchange(channel, invitation.keeper, verb, request)
+
+
+def _exchange(
+    channel: LineChannel, keeper: str, verb: Verb[Request, Reply], request: Request
+) -> Reply:
+    line = channel.exchange(encode_request(verb, request))
     try:
         return decode_reply(verb.reply, line)
     except MessageError:
         raise LabError(
-            f"{invitation.keeper} does not answer like a keeper",
+            f"{keeper} does not answer like a keeper",
             hint="ask your instructor whether the keeper is running: labctl course serve",
         ) from None
 
 
-def _write_assignments(target: Path, texts: dict[str, str]) -> tuple[str, ...]:
-    """Write each assignment's file; return the names. Names from the keeper must not be paths."""
-    names = sorted(
-        name
-        for name, text in texts.items()
-        if NAME_PATTERN.fullmatch(name) and len(text) <= MOST_TEXT
-    )[:MOST_ASSIGNMENTS]
-    for name in names:
-        write_private(target / "assignments" / f"{name}.yaml", texts[name].encode())
-    return tuple(names)
-
-
 def _write_lab(target: Path, invitation: JoinInvitation, image: str) -> str:
     """Write lab.yaml if it is missing; otherwise return the section to add, "" if present."""
-    section = (
-        "server:\n"
-        "  provider: course\n"
-        "  course:\n"
-        f"    course: {invitation.course}\n"
-        f"    student: {invitation.student}\n"
-        f"    keeper: {invitation.keeper}\n"
-        f'    host_key: "{invitation.host_key}"\n'
-        f'    seat: "{invitation.seat}"\n'
-    )
+    section = make_server_section(invitation)
     file = target / "lab.yaml"
     if file.exists():
         return "" if f'seat: "{invitation.seat}"' in file.read_text() else section

@@ -15,6 +15,7 @@ from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.records.plan_changes import KeyChange, PlanSnapshot
 from labctl.courses.servers import ENDED, CourseOperator
+from labctl.courses.starters import StarterSummary, summarize_starters
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
 from labctl.errors.subject import COURSE
@@ -71,14 +72,17 @@ class CoursePlan(Value, frozen=True):
     quotas: tuple[QuotaNeed, ...] = ()
     problem: str = ""
     problem_next: str = ""
+    starters: tuple[StarterSummary, ...] = ()
 
 
 def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     """Compute the plan. Nothing is created or changed; `offline` sends no request.
 
-    `problem` says if the provider does not answer, or has nothing that fits.
+    `problem` says if the provider does not answer, or has nothing that fits. ConfigError if an
+    assignment has files that cannot be handed out.
     """
     folder, at = staff.folder, time.time()
+    starters = summarize_starters(folder, staff.paths, offline=offline)
     config, seats = folder.config, folder.list_seats()
     before = load_plan_snapshot(staff)
     names = [seat.name for seat in seats]
@@ -103,6 +107,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         limits=plan_changes.describe_server_limits(config),
         cautions=(*_warn_former_servers(staff), *plan_changes.list_cautions(config, at)),
         costs=costs,
+        starters=starters,
         class_hours_per_week=_compute_weekly_class_hours(config, at),
     )
     if offline:

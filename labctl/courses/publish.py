@@ -10,11 +10,13 @@ from labctl.courses.allowances import apply_extensions
 from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_address
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.starters import list_published
 from labctl.errors import ConnectError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.submissions.assignment import SSH_PLACE, Assignment, assignment_text
 from labctl.submissions.receiver import Receiver
+from labctl.wire.keeper import CourseRecord
 
 with lazy_imports(__name__):
     from labctl.transports import fabric_login
@@ -48,6 +50,19 @@ def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
             changed.append(name)
         apply_extensions(folder, name)
     return changed
+
+
+def describe_course(folder: CourseFolder, student: str) -> CourseRecord:
+    """Return the description of the course that a student gets."""
+    files = sorted((folder.drop / "assignments").glob("[!.]*.yaml"))
+    return CourseRecord(
+        course=folder.config.name,
+        student=student,
+        image=folder.config.lab.image.reference,
+        receiver=Receiver(folder.drop).init(),
+        assignments={file.stem: file.read_text() for file in files},
+        starters=list_published(folder),
+    )
 
 
 def invite_all(

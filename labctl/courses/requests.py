@@ -8,6 +8,7 @@
     terminate  id
     ended      id                              -> why the seat's last server ended, or null
     extend     id seconds
+    starter    assignment sha256 offset            -> a part of the assignment's starter
 
 A failure is {"error": {kind, what, why, hint}}. The forced command names the student; a request in
 the name of another is refused. The limits of course.yaml are enforced here: no request can get a
@@ -26,9 +27,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from labctl.courses import starters
 from labctl.courses.claims import SeatClaim, ServerActions, SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
+from labctl.courses.publish import describe_course
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_servers import is_unseen_end
 from labctl.courses.seat_operations import SeatMoney
@@ -37,7 +40,6 @@ from labctl.errors.replies import as_reply
 from labctl.errors.unexpected import as_lab_error
 from labctl.model import NAME_PATTERN, Need, Offer, Server, Value, make_record, parse_record
 from labctl.providers.course import PROVIDER
-from labctl.submissions.receiver import Receiver
 from labctl.submissions.student_requests import parse_student_request
 from labctl.wire.codec import Message, MessageError, encode
 from labctl.wire.keeper import (
@@ -45,11 +47,11 @@ from labctl.wire.keeper import (
     END_SEAT_SERVER,
     EXPLAIN_SEAT_END,
     EXTEND_SEAT_SERVER,
+    FETCH_STARTER,
     FIND_SEAT_SERVER,
     GREET_KEEPER,
     LIST_OFFERS,
     LIST_SEAT_SERVERS,
-    CourseRecord,
     CreateSeatServerReply,
     CreateSeatServerRequest,
     EndSeatServerReply,
@@ -58,6 +60,7 @@ from labctl.wire.keeper import (
     ExplainSeatEndRequest,
     ExtendSeatServerReply,
     ExtendSeatServerRequest,
+    FetchStarterRequest,
     FindSeatServerReply,
     FindSeatServerRequest,
     GreetKeeperReply,
@@ -90,6 +93,7 @@ VERBS: dict[str, Verb[Any, Any]] = {
         END_SEAT_SERVER,
         EXPLAIN_SEAT_END,
         EXTEND_SEAT_SERVER,
+        FETCH_STARTER,
     )
 }
 # The requests of `labctl course check`, which are those of a student before `up`.
@@ -201,6 +205,8 @@ class RequestHandler:
     def _dispatch(self, seat: Seat, student: str, request: KeeperRequest) -> NamedTuple:
         if isinstance(request, GreetKeeperRequest):
             return self._greet(seat, student)
+        if isinstance(request, FetchStarterRequest):
+            return starters.read_part(self.folder, request)
         if isinstance(request, ListOffersRequest):
             offers = self._offers(seat, _parse(Need, request.need))
             return ListOffersReply(tuple(make_record(OfferRecord, offer) for offer in offers))
@@ -333,18 +339,6 @@ class RequestHandler:
                 return
             self._refused[student] = time.time()
         self.folder.ledger.append("refused", student=student, by="keeper", why=error.what[:300])
-
-
-def describe_course(folder: CourseFolder, student: str) -> CourseRecord:
-    """Return the description of the course that a student gets."""
-    files = sorted((folder.drop / "assignments").glob("[!.]*.yaml"))
-    return CourseRecord(
-        course=folder.config.name,
-        student=student,
-        image=folder.config.lab.image.reference,
-        receiver=Receiver(folder.drop).init(),
-        assignments={file.stem: file.read_text() for file in files},
-    )
 
 
 def _parse_token(server_id: str, seat: Seat) -> str:

@@ -19,8 +19,9 @@ import msgspec
 from labctl.config import Paths
 from labctl.courses.invitation import enroll
 from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.publish import describe_course
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.requests import MOST_LINE_BYTES, RequestHandler, describe_course
+from labctl.courses.requests import MOST_LINE_BYTES, RequestHandler
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.scheduler import hold_alone

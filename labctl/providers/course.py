@@ -7,9 +7,11 @@ key. Nothing here has credentials, and the keeper's replies are validated like a
 
 from __future__ import annotations
 
+import base64
 import re
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -49,14 +51,18 @@ from labctl.wire.keeper import (
     END_SEAT_SERVER,
     EXPLAIN_SEAT_END,
     EXTEND_SEAT_SERVER,
+    FETCH_STARTER,
     FIND_SEAT_SERVER,
     GREET_KEEPER,
     LIST_OFFERS,
     LIST_SEAT_SERVERS,
+    STARTER_MOST_BYTES,
     CreateSeatServerRequest,
     EndSeatServerRequest,
     ExplainSeatEndRequest,
     ExtendSeatServerRequest,
+    FetchStarterReply,
+    FetchStarterRequest,
     FindSeatServerRequest,
     GreetKeeperRequest,
     ListOffersRequest,
@@ -150,6 +156,12 @@ class CourseProvider:
     def fetch_greeting(self) -> SeatGreetingRecord:
         """Return what the keeper says about the course and the student's budget."""
         return self._request(GREET_KEEPER, GreetKeeperRequest()).hello
+
+    def fetch_starter(self, assignment: str, sha256: str) -> bytes:
+        """Return the document of an assignment's starter."""
+        return download_starter(
+            lambda request: self._request(FETCH_STARTER, request), assignment, sha256
+        )
 
     def offers(self, need: Need) -> list[Offer]:
         reply = self._request(LIST_OFFERS, ListOffersRequest(make_record(NeedRecord, need)))
@@ -251,6 +263,28 @@ class CourseProvider:
                 self._channel = self.context.talk(self.endpoint, REQUEST)
                 weakref.finalize(self, self._channel.close)
             return self._channel
+
+
+def download_starter(
+    send: Callable[[FetchStarterRequest], FetchStarterReply], assignment: str, sha256: str
+) -> bytes:
+    """Return a starter's document, part by part; ProviderError if the parts do not fit together."""
+    data = b""
+    while True:
+        reply = send(FetchStarterRequest(assignment, sha256, len(data)))
+        try:
+            part = base64.b64decode(reply.data, validate=True)
+        except ValueError:
+            part = b""
+        data += part
+        if not part or len(data) > min(reply.size_bytes, STARTER_MOST_BYTES):
+            raise ProviderError(
+                f"the keeper sent an invalid part of the starter of {assignment}",
+                why=f"{len(data)} of {reply.size_bytes} bytes arrived",
+                hint="tell your instructor",
+            )
+        if len(data) == reply.size_bytes:
+            return data
 
 
 def _parse_offer(record: OfferRecord) -> Offer:

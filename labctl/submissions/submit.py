@@ -8,9 +8,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from labctl.errors import DiskFullError, InterruptError, PolicyError, UsageError
+import msgspec
+
+from labctl.errors import DiskFullError, InterruptError, LabError, PolicyError, UsageError
 from labctl.events import Note, Progress, Question, Step
 from labctl.model import Value
+from labctl.runs.public_tests import has_public_tests, run_tests
 from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.submissions import ASSIGNMENT_FILE, bundle, posting, receipt, receipts
@@ -20,9 +23,14 @@ from labctl.submissions.bundling import BundleContents, collect_contents
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
 from labctl.submissions.receiver_host import ReceiverHost
+from labctl.text import names_text
 
 # Seconds by which this machine's clock may differ from the receiver's without a warning.
 CLOCK_S = 60
+# Seconds for the public tests before a submission.
+TESTS_S = 120
+# Failed tests that are named.
+MOST_NAMED = 5
 
 
 class SubmissionChoice(Value, frozen=True):
@@ -169,7 +177,26 @@ def check_contents(
     require_no_hazards(context, result)
     require_no_secrets(context, result, choice.allowed)
     context.reporter.emit(Step(name=step.name, done=True))
-    return result
+    notes = (*result.notes, *_list_failed_tests(context))
+    return msgspec.structs.replace(result, notes=notes)
+
+
+def _list_failed_tests(context: LabContext) -> list[str]:
+    """Say which public tests fail; [] without tests, or if all pass. Never raises an error."""
+    root = context.config.root
+    try:
+        if not has_public_tests(root):
+            return []
+        step = Step(name="running the public tests")
+        context.reporter.emit(step)
+        report = run_tests(root, time_limit_s=TESTS_S)
+        context.reporter.emit(Step(name=step.name, done=True))
+    except LabError as error:
+        return [f"the public tests did not run: {error.what}"]
+    if not report.failed:
+        return []
+    names = names_text([test.name for test in report.failed], MOST_NAMED)
+    return [f"{len(report.failed)} of {len(report.tests)} public tests fail: {names}"]
 
 
 def _own_file(root: Path, given: Path | None) -> Iterable[str]:

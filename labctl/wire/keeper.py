@@ -8,11 +8,15 @@ from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 from .verbs import Verb
 
+# bytes of one part of a starter, and of the largest starter that is accepted
+STARTER_PART_BYTES, STARTER_MOST_BYTES = 512 * 1024, 32 * 1024 * 1024
+
 
 class CourseRecord(NamedTuple):
     """A course as a student gets it.
 
-    `receiver` is the public key that verifies receipts. `assignments` has the text of each file.
+    `receiver` is the public key that verifies receipts. `assignments` has the text of each file,
+    `starters` the sha256 of each assignment's starter.
     """
 
     course: str
@@ -20,6 +24,7 @@ class CourseRecord(NamedTuple):
     image: str = ""
     receiver: str = ""
     assignments: Optional[Dict[str, str]] = None
+    starters: Optional[Dict[str, str]] = None
 
 
 class EnrollRequest(NamedTuple):
@@ -45,6 +50,7 @@ class SeatGreetingRecord(NamedTuple):
     image: str = ""
     receiver: str = ""
     assignments: Optional[Dict[str, str]] = None
+    starters: Optional[Dict[str, str]] = None
     seat: str = ""
     seat_id: str = ""
     shared: bool = False
@@ -208,6 +214,22 @@ class ExtendSeatServerReply(NamedTuple):
     version: int = 1
 
 
+class FetchStarterRequest(NamedTuple):
+    """Fetch a part of an assignment's starter of this `sha256`, from `offset` on."""
+
+    assignment: str
+    sha256: str
+    offset: int
+
+
+class FetchStarterReply(NamedTuple):
+    """At most STARTER_PART_BYTES of the starter, in base64, and the size of the complete one."""
+
+    data: str
+    size_bytes: int
+    version: int = 1
+
+
 KeeperRequest = Union[
     GreetKeeperRequest,
     ListOffersRequest,
@@ -217,6 +239,7 @@ KeeperRequest = Union[
     EndSeatServerRequest,
     ExplainSeatEndRequest,
     ExtendSeatServerRequest,
+    FetchStarterRequest,
 ]
 ENROLL = Verb("enrol", EnrollRequest, EnrollReply)
 GREET_KEEPER = Verb("hello", GreetKeeperRequest, GreetKeeperReply)
@@ -227,3 +250,4 @@ LIST_SEAT_SERVERS = Verb("servers", ListSeatServersRequest, ListSeatServersReply
 END_SEAT_SERVER = Verb("terminate", EndSeatServerRequest, EndSeatServerReply)
 EXPLAIN_SEAT_END = Verb("ended", ExplainSeatEndRequest, ExplainSeatEndReply)
 EXTEND_SEAT_SERVER = Verb("extend", ExtendSeatServerRequest, ExtendSeatServerReply)
+FETCH_STARTER = Verb("starter", FetchStarterRequest, FetchStarterReply)

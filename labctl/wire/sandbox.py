@@ -42,6 +42,34 @@ class EvaluateReply(NamedTuple):
     checkpoint_fingerprints: Dict[str, str] = {}
 
 
+class CheckRequest(NamedTuple):
+    """Run pytest on `tests`, paths below the lab's pushed code, in the image of `run`.
+
+    `gpus` and `deadline_s` are as in EvaluateRequest.
+    """
+
+    lab: str
+    lab_id: str
+    run: str
+    tests: Tuple[str, ...]
+    gpus: str = ""
+    deadline_s: float = 0.0
+
+
+class CheckReply(NamedTuple):
+    """The exit code of pytest, its last lines of output as `said`, and its JUnit XML file.
+
+    `results` is "" if it wrote none. `code` is null if nothing was run: the image `missing` is not
+    on the server, or the server `lacks` pushed "code".
+    """
+
+    code: Optional[int] = None
+    said: str = ""
+    results: str = ""
+    missing: str = ""
+    lacks: str = ""
+
+
 class SandboxLimits(NamedTuple):
     """The limits of one sandbox. `gpus` is as in EvaluateRequest."""
 
@@ -123,6 +151,7 @@ class ClearGradingReply(NamedTuple):
 
 
 EVALUATE = Verb("evaluate", EvaluateRequest, EvaluateReply)
+CHECK = Verb("check", CheckRequest, CheckReply)
 GRADE = Verb("grade", GradeRequest, GradeReply)
 CHECK_GRADING = Verb("grade-check", LabRequest, GradingCheckReply)
 CLEAR_GRADING = Verb("grade-clear", LabRequest, ClearGradingReply)

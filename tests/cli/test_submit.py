@@ -30,6 +30,8 @@ from labctl.submissions import receipt
 from labctl.submissions.assignment import Assignment, load_assignment
 from labctl.submissions.bundle import inspect
 from labctl.submissions.receiver import Receiver
+from labctl.sync.starter import Starter, StarterFile, StarterRecord, write_record
+from labctl.sync.starter_update import update_files
 from labctl.wire.checkpoints import fingerprint_checkpoints
 
 RUN = "1121-072825-af1b"
@@ -701,6 +703,29 @@ def test_fresh_needs_the_server_for_files_that_are_not_final(labctl: Labctl, sta
     assert said.code == 4
     assert "has no server" in said.err
     assert (stale / "report.html").read_text() == before
+
+
+def test_a_submission_says_which_public_tests_fail_and_is_not_stopped_by_them(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path
+) -> None:
+    assigned()
+    root = home / "digits"
+    without = dry(labctl)["notes"]
+    content = b"def test_good(): pass\ndef test_bad(): assert 1 == 2\n"
+    file = StarterFile(path="tests/test_net.py", content=content)
+    starter = Starter(assignment="hw3", source="", files=(file,), tests=(file.path,))
+    update_files(root, None, starter)
+    write_record(root, StarterRecord(sha256="0" * 64, starter=starter))
+    note = "1 of 2 public tests fail: tests/test_net.py::test_bad"
+    assert dry(labctl)["notes"] == [*without, note]
+    (root / "tests" / "test_net.py").write_text("import os\nos._exit(3)\n")
+    (text,) = set(dry(labctl)["notes"]) - {*without}
+    assert text.startswith("the public tests did not run: the tests ended with exit code 3")
+    (root / "tests" / "test_net.py").write_text("def test_good(): pass\n")
+    assert dry(labctl)["notes"] == without
+    (root / ".labctl" / "starter.json").write_text("damaged")
+    (text,) = set(dry(labctl)["notes"]) - {*without}
+    assert text.startswith("the public tests did not run")
 
 
 def test_a_model_that_a_pull_left_out_is_explained(labctl: Labctl, stale: Path, home: Path) -> None:

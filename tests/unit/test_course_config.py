@@ -108,8 +108,7 @@ def test_every_key_of_the_schema_stands_in_the_reference() -> None:
     written = written_keys(as_plain(top))
     wanted = schema_keys(CourseFile)
     assert {"hours.prewarm", "assignments.*.grade.tolerance", "per_student.disk"} <= wanted
-    # `template` has no effect, so the reference leaves it out.
-    assert wanted - written == {"assignments.*.template"}
+    assert wanted - written == set()
     assert set(LAB_KEYS) - written == set()
 
 

@@ -13,11 +13,13 @@ import pytest
 from labctl.agent.host.engine_objects import Container, ContainerState, Image, NewContainer
 from labctl.agent.host.paths import lab_dir, write_json
 from labctl.agent.reply import Failure
-from labctl.agent.sandbox import evaluation, grading, sandbox
+from labctl.agent.sandbox import evaluation, grading, public_tests, sandbox
 from labctl.wire import checkpoints
 from labctl.wire.checkpoints import fingerprint_checkpoints
 from labctl.wire.codec import to_json
 from labctl.wire.sandbox import (
+    CheckReply,
+    CheckRequest,
     EvaluateReply,
     EvaluateRequest,
     GradeReply,
@@ -68,7 +70,7 @@ class Engine:
 
     def __init__(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run = run
-        self.result = b""
+        self.output, self.result = evaluation.OUT, b""
         self.code = 0
         self.bodies: list[NewContainer] = []
         engine = evaluation.engine
@@ -89,7 +91,7 @@ class Engine:
 
     def start(self, name: str) -> None:
         (output,) = (mount for mount in self.bodies[-1].HostConfig.Mounts if not mount.ReadOnly)
-        Path(output.Source, evaluation.OUT).write_bytes(self.result)
+        Path(output.Source, self.output).write_bytes(self.result)
 
     def inspect(self, name: str) -> Container:
         return Container(State=ContainerState(ExitCode=self.code))
@@ -269,3 +271,56 @@ def test_all_is_cleared(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not top.exists()
     monkeypatch.setattr(grading.engine, "inspect_image", lambda reference: None)
     assert grading.grade(GRADE) == GradeReply(missing="x:1")
+
+
+# The public tests of an assignment.
+
+
+def check(*tests: str) -> CheckReply:
+    return public_tests.check(CheckRequest("digits", LAB_ID, "night", tests))
+
+
+def test_a_check_runs_pytest_on_the_pushed_code_and_returns_its_results(
+    run: Path, engine: Engine
+) -> None:
+    code = run.parents[1] / "code"
+    code.mkdir()
+    engine.output, engine.result, engine.code = "results.xml", b"<testsuites/>", 1
+    assert check("tests/test_a.py", "tests/test_b.py") == CheckReply(
+        code=1, said="printed\n", results="<testsuites/>"
+    )
+    (body,) = engine.bodies
+    mounts = {mount.Target: mount for mount in body.HostConfig.Mounts}
+    assert mounts["/lab/code"].Source == str(code)
+    assert [target for target, mount in mounts.items() if not mount.ReadOnly] == ["/lab/check"]
+    assert (body.HostConfig.NetworkMode, body.HostConfig.CapDrop) == ("none", ("ALL",))
+    assert (body.Cmd or ())[-3:] == ("--", "tests/test_a.py", "tests/test_b.py")
+    assert not list((run / ".labctl").glob("check-*"))
+
+
+@pytest.mark.parametrize("path", ["../test_x.py", "/etc/passwd", "link/test_x.py"])
+def test_a_check_runs_no_test_outside_of_the_code(path: str, run: Path, engine: Engine) -> None:
+    (run.parents[1] / "code").mkdir()
+    (run.parents[1] / "code" / "link").symlink_to("/etc")
+    with pytest.raises(Failure):
+        check(path)
+    assert engine.bodies == []
+
+
+def test_a_check_without_code_or_image_says_what_is_missing(
+    run: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check("tests/test_a.py").lacks == "code"
+    (run.parents[1] / "code").mkdir()
+    monkeypatch.setattr(evaluation.engine, "inspect_image", lambda reference: None)
+    assert check("tests/test_a.py").missing
+    assert engine.bodies == []
+
+
+def test_a_check_reads_no_results_that_are_a_link_or_too_large(
+    run: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.parents[1] / "code").mkdir()
+    monkeypatch.setattr(public_tests, "LARGEST_BYTES", 4)
+    engine.output, engine.result = "results.xml", b"12345"
+    assert check("tests/test_a.py").results == ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 from pathlib import Path
 
 from ...wire.checkpoints import fingerprint_checkpoints
@@ -21,18 +20,9 @@ from ..host.docker import run_docker
 from ..host.engine_objects import Image, NewContainer
 from ..host.paths import drop_tree, lab_dir, resolve_inside
 from ..reply import Failure
-from ..runs.containers import (
-    ContainerLab,
-    ResourceLimits,
-    build_lab_container,
-    build_mount,
-    build_run_env,
-    limit,
-    restrict,
-)
-from ..runs.records import read_last_attempt
 from ..runs.run_state import require_run_directory
 from ..runs.spec import read_spec
+from .run_program import build_program_container, find_run_image, read_output, wait_for_exit
 
 PROGRAM = "evaluate.py"
 CHECKPOINTS = "checkpoints"
@@ -44,12 +34,6 @@ OUTPUT_LINES = "60"
 LONGEST_LINE = 6000
 # An evaluation has four levels. Converting a value of a thousand would end this process.
 MOST_LEVELS = 64
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-# A program that came with the request is in another directory than the code that it imports.
-PYTHON = """\
-export PYTHONPATH="/lab/code${PYTHONPATH:+:$PYTHONPATH}"
-command -v python >/dev/null && exec python "$@"; exec python3 "$@"
-"""
 
 
 def evaluate(request: EvaluateRequest) -> EvaluateReply:
@@ -68,10 +52,7 @@ def evaluate(request: EvaluateRequest) -> EvaluateReply:
             return EvaluateReply(lacks=CHECKPOINTS)
         what = f"run {directory.name} has no {checkpoint} on this server"
         raise Failure("missing", what, "", f"labctl eval --on-server {directory.name}")
-    image_id = read_last_attempt(directory).image_id
-    image = (engine.inspect_image(image_id) if image_id else None) or engine.inspect_image(
-        spec.image
-    )
+    image = find_run_image(directory, spec)
     if image is None:
         return EvaluateReply(missing=spec.image)
     with (directory / ".labctl" / "evaluation.lock").open("w") as lock:
@@ -110,7 +91,9 @@ def _run_evaluation(
             build_evaluation_container(root, directory, spec, image, request, output_directory),
         )
         engine.start_container(name)
-        code = _wait_for_exit(name, request.deadline_s)
+        code = wait_for_exit(
+            name, request.deadline_s, "evaluation", "labctl eval --on-server --time-limit 4h"
+        )
         done = run_docker("logs", "--tail", OUTPUT_LINES, name, check=False)
         return EvaluateReply(
             code,
@@ -133,49 +116,18 @@ def build_evaluation_container(
     request: EvaluateRequest,
     output_directory: Path,
 ) -> NewContainer:
-    mounts = [
-        build_mount(directory / "code", "/lab/code", read_only=True),
-        build_mount(directory, "/lab/run", read_only=True),
-        build_mount(output_directory, OUT_DIRECTORY),
-    ]
-    # HOME is a temporary directory for programs that write there.
-    env = {
-        **build_run_env(spec.id),
-        **spec.env,
-        "HOME": "/tmp",
-        "LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}",
-    }
-    labels = {"labctl.runs.evaluation": spec.id}
-    lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus, spec.data)
-    container = build_lab_container(root, lab, image, mounts, env, labels)
-    limits = ResourceLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
-    config = restrict(limit(container.HostConfig, limits), {"/tmp": "mode=1777"})
-    config = config._replace(
-        Mounts=tuple(
-            mount._replace(ReadOnly=mount.Target != OUT_DIRECTORY) for mount in config.Mounts
-        )
-    )
     program = f"{OUT_DIRECTORY}/{PROGRAM}" if request.program else PROGRAM
-    words = ("/bin/sh", "-c", PYTHON, "evaluate", program, f"/lab/run/{request.checkpoint}")
-    if image.config.Entrypoint:
-        return container._replace(Cmd=words, HostConfig=config)
-    return container._replace(Entrypoint=words[:1], Cmd=words[1:], HostConfig=config)
-
-
-def _wait_for_exit(name: str, deadline_s: float) -> int:
-    """Wait for the container's exit code. Failure after `deadline_s`."""
-    deadline, pause_s = time.monotonic() + deadline_s, FIRST_PAUSE_S
-    while True:
-        inspected = engine.inspect_container(name)
-        if inspected is None:
-            raise Failure("docker", "the evaluation's container was removed while it ran")
-        if not inspected.State.Running:
-            return inspected.State.ExitCode
-        if time.monotonic() > deadline:
-            what = f"the evaluation did not finish within {deadline_s:g} s and was stopped"
-            raise Failure("docker", what, "", "labctl eval --on-server --time-limit 4h")
-        time.sleep(pause_s)
-        pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+    return build_program_container(
+        root,
+        directory,
+        spec,
+        image,
+        code=directory / "code",
+        output=(output_directory, OUT_DIRECTORY),
+        env={"LABCTL_EVALUATION": f"{OUT_DIRECTORY}/{OUT}"},
+        label="labctl.runs.evaluation",
+        words=(program, f"/lab/run/{request.checkpoint}"),
+    )
 
 
 def _last_line(output: str) -> str:
@@ -184,13 +136,10 @@ def _last_line(output: str) -> str:
 
 
 def _read_result(path: Path) -> object:
-    """Return the program's result; None if it is not JSON. Never follows a link."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    """Return the program's result; None if it is not JSON."""
+    text = read_output(path, LARGEST_BYTES)
+    if text is None:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        text = file.read(LARGEST_BYTES + 1)
     if len(text) > LARGEST_BYTES:
         raise Failure("usage", f"{PROGRAM} wrote more than {LARGEST_BYTES >> 20} MiB")
     try:

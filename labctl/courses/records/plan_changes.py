@@ -87,8 +87,6 @@ def list_cautions(config: CourseConfig, now: float) -> list[str]:
 def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
     zone = config.hours[0].zone if config.hours else "UTC"
     for name, rules in config.assignments.items():
-        if rules.template:
-            yield f"assignments.{name}.template has no effect in this version: remove it"
         if rules.due is None:
             yield f"{name} has no due time: submissions are accepted forever"
             continue

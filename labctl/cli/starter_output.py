@@ -1,0 +1,84 @@
+"""What labctl prints about the starters of assignments: for staff, and for a student."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from labctl.cli.exit_codes import clean
+from labctl.shell import command
+
+if TYPE_CHECKING:
+    from labctl.courses.join import JoinResult
+    from labctl.courses.starter_delivery import DeliveredStarter
+    from labctl.sync.starter_update import FileChange
+
+MAX_NAMES = 12
+VERBS = {
+    "updated": "updated",
+    "merged": "merged with your changes",
+    "removed": "removed, as in the course",
+    "kept": "left as you changed it",
+}
+
+
+def count_files(count: int, which: str = "") -> str:
+    """Return the number of files in words, such as "1 new file"."""
+    return f"{count} {which}{'file' if count == 1 else 'files'}"
+
+
+def has_failed(joined: JoinResult) -> bool:
+    """Whether a starter is not in place as the course has it now."""
+    return any(
+        starter.state == "failed"
+        or any(change.action in ("conflict", "blocked") for change in starter.changes)
+        for starter in joined.starters
+    )
+
+
+def print_starters(joined: JoinResult) -> None:
+    """Print what happened to each assignment's files, and what is left for the student to do."""
+    for starter in joined.starters:
+        name = clean(starter.assignment)
+        if starter.state == "failed":
+            click.echo(click.style(f"- {name}: {clean(starter.problem)}", fg="red"))
+            click.echo(f"  next: {clean(starter.next or 'labctl join')}")
+            continue
+        added = sum(change.action == "added" for change in starter.changes)
+        text = "no newer files" if starter.state == "current" else "newer files"
+        if added:
+            text = count_files(added, "new ")
+        click.echo(f"{name}: {text} in {clean(_relative(starter.directory))}")
+        for action, words in VERBS.items():
+            _print_paths(starter, action, words)
+        for change in starter.changes:
+            _print_problem(starter.directory, change)
+
+
+def _print_paths(starter: DeliveredStarter, action: str, words: str) -> None:
+    paths = [change.path for change in starter.changes if change.action == action]
+    for path in paths[:MAX_NAMES]:
+        click.echo(f"  {clean(path)}: {words}")
+    if len(paths) > MAX_NAMES:
+        click.echo(f"  and {len(paths) - MAX_NAMES} more {words}; --json lists them all")
+
+
+def _print_problem(directory: Path, change: FileChange) -> None:
+    if change.action == "conflict":
+        text = "you and the course changed the same lines; your file is unchanged"
+        click.echo(click.style(f"! {clean(change.path)}: {text}", fg="yellow"))
+        old, new = _relative(directory / change.beside), _relative(directory / change.path)
+        edit = command("mv", old, new).render()
+        click.echo(f"  next: edit {clean(old)}, then {clean(edit)}")
+    elif change.action == "blocked":
+        text = f"not written: {change.why}"
+        click.echo(click.style(f"! {clean(change.path)}: {clean(text)}", fg="yellow"))
+        path = clean(_relative(directory / change.path))
+        click.echo(f"  next: move {path} away, then labctl join")
+
+
+def _relative(path: Path) -> str:
+    return os.path.relpath(path)

@@ -1,0 +1,138 @@
+"""The files of an assignment on the command line: what staff publishes and a student receives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.cli.starter_output import has_failed, print_starters
+from labctl.courses.join import JoinResult
+from labctl.courses.starter_delivery import DeliveredStarter
+from labctl.sync.starter_update import FileChange
+
+# A result has `code`, `out` and `err`.
+Result = Any
+Labctl = Callable[..., Result]
+ASSIGNMENT = """
+assignments:
+  hw3:
+    template: starter
+"""
+
+
+@pytest.fixture
+def course(labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(home)
+    (home / "roster.csv").write_text("id,name\nalice,Alice\n")
+    assert labctl("course", "init", "ml", "--roster", "roster.csv").code == 0
+    folder = home / "ml"
+    with (folder / "course.yaml").open("a") as file:
+        file.write(ASSIGNMENT)
+    (folder / "starter").mkdir()
+    (folder / "starter" / "train.py").write_text("print('train')\n")
+    return folder
+
+
+def test_a_plan_and_a_push_say_which_files_students_have(labctl: Labctl, course: Path) -> None:
+    plan = labctl("-C", "ml", "course", "plan", "--offline")
+    text = "hw3: 1 file from starter; not published yet (labctl course push)"
+    assert text in " ".join(plan.out.split())
+    pushed = labctl("-C", "ml", "course", "push", "--json")
+    assert json.loads(pushed.out)["starters"] == [
+        {"assignment": "hw3", "files": 1, "changed": True}
+    ]
+    assert (course / "handouts" / "hw3" / "train.py").is_file()
+    again = labctl("-C", "ml", "course", "push")
+    assert "hw3: published already; students get them with labctl join" in again.out
+    plan = labctl("-C", "ml", "course", "plan", "--offline", "--json")
+    (starter,) = json.loads(plan.out)["plan"]["starters"]
+    assert (starter["published"], starter["files"]) == ("current", 1)
+
+
+@pytest.mark.parametrize("command", [("plan", "--offline"), ("push",)])
+def test_an_unknown_template_is_an_error_with_its_line(
+    command: tuple[str, ...], labctl: Labctl, course: Path
+) -> None:
+    text = (course / "course.yaml").read_text().replace("template: starter", "template: nowhere")
+    (course / "course.yaml").write_text(text)
+    said = labctl("-C", "ml", "course", *command)
+    line = text.splitlines().index("    template: nowhere") + 1
+    assert said.code == 2
+    assert f"line {line}: assignments.hw3.template: there is no directory 'nowhere'" in said.err
+    assert not (course / "handouts").exists()
+
+
+def test_join_without_a_file_needs_a_lab_of_a_course(labctl: Labctl) -> None:
+    said = labctl("join")
+    assert said.code == 2
+    assert "do not come from a course" in said.err
+    assert labctl("join", "--into", "x").code == 2
+
+
+def test_a_student_reads_what_happened_to_each_file_and_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    starter = DeliveredStarter(
+        assignment="hw3",
+        directory=tmp_path / "ml" / "hw3",
+        state="updated",
+        changes=(
+            FileChange(path="new.py", action="added"),
+            FileChange(path="model.py", action="merged"),
+            FileChange(path="train.py", action="conflict", beside="train.py.conflict"),
+            FileChange(path="data", action="blocked", why="data is a link"),
+        ),
+    )
+    failed = DeliveredStarter(
+        assignment="hw4",
+        directory=tmp_path,
+        state="failed",
+        problem="no\x1b",
+        next="labctl join",
+    )
+    joined = JoinResult(course="ml", student="a", directory=tmp_path, starters=(starter, failed))
+    print_starters(joined)
+    assert capsys.readouterr().out.splitlines() == [
+        "hw3: 1 new file in ml/hw3",
+        "  model.py: merged with your changes",
+        "! train.py: you and the course changed the same lines; your file is unchanged",
+        "  next: edit ml/hw3/train.py.conflict, then mv ml/hw3/train.py.conflict ml/hw3/train.py",
+        "! data: not written: data is a link",
+        "  next: move ml/hw3/data away, then labctl join",
+        "- hw4: no\\x1b",
+        "  next: labctl join",
+    ]
+    assert has_failed(joined)
+
+
+def test_a_new_course_may_have_the_sample_assignment(
+    labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "roster.csv").write_text("id,name\nalice,Alice\n")
+    words = ("course", "init", "ml", "--roster", "roster.csv", "--assignment", "hands-on")
+    said = labctl(*words, "--json")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["assignment"]["name"] == "hands-on"
+    plan = labctl("-C", "ml", "course", "plan", "--offline")
+    assert plan.code == 0, plan.err
+    assert "from image-classifier-starter, 1 test file; not published" in " ".join(plan.out.split())
+
+
+def test_the_course_yaml_of_an_existing_course_is_left_to_its_instructor(
+    labctl: Labctl, course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    before = (course / "course.yaml").read_bytes()
+    words = ("course", "init", "ml", "--roster", "roster.csv", "--assignment", "hands-on")
+    said = labctl(*words)
+    assert said.code == 0, said.err
+    assert "Add these lines to it:\n\nassignments:\n  hands-on:\n" in said.out
+    assert "scikit-learn is not installed here" in said.err
+    assert (course / "course.yaml").read_bytes() == before
+    assert (course / "assignments" / "hands-on" / "rubric.md").is_file()

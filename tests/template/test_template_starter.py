@@ -1,0 +1,97 @@
+"""The template image-classifier-starter and the assignment hands-on, as an instructor gets them."""
+
+from __future__ import annotations
+
+import ast
+import csv
+from pathlib import Path
+
+import pytest
+from template_project import REPOSITORY, TEMPLATE
+
+from labctl.config import find_paths
+from labctl.courses.creation import init_course
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.sample_assignments import add_assignment
+from labctl.courses.starters import build_starters
+from labctl.events import SilentReporter
+from labctl.runs.public_tests import run_tests
+from labctl.sync.starter import Starter, StarterRecord, write_record
+from labctl.sync.starter_update import update_files
+
+TEMPLATES = REPOSITORY / "templates"
+STARTER = TEMPLATES / "image-classifier-starter"
+EXERCISES = {"_block", "forward"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> CourseFolder:
+    home = tmp_path_factory.mktemp("course")
+    (home / "roster.csv").write_text("id,name\nalice,Alice\n")
+    reporter = SilentReporter()
+    init_course(TEMPLATES, home / "ml", home / "roster.csv", reporter)
+    add_assignment(TEMPLATES, home / "ml", "hands-on", reporter, is_new=True)
+    return CourseFolder(home / "ml")
+
+
+@pytest.fixture(scope="module")
+def starter(folder: CourseFolder) -> Starter:
+    (made,) = build_starters(folder.config, find_paths({"HOME": "/nonexistent"}))
+    return made
+
+
+def without_exercises(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in EXERCISES:
+            node.body = node.body[:1]  # the docstring
+    return ast.dump(tree)
+
+
+def test_the_starter_is_the_sample_without_the_solutions() -> None:
+    assert without_exercises(STARTER / "model.py") == without_exercises(TEMPLATE / "model.py")
+    needed = (TEMPLATE / "requirements.txt").read_text()
+    assert (STARTER / "requirements.txt").read_text().startswith(needed)
+    text = (STARTER / "model.py").read_text()
+    assert text.count("raise NotImplementedError") == len(EXERCISES)
+
+
+def test_the_public_tests_fail_at_first_and_pass_with_the_solution(
+    starter: Starter, tmp_path: Path
+) -> None:
+    update_files(tmp_path, None, starter)
+    write_record(tmp_path, StarterRecord(sha256="0" * 64, starter=starter))
+    report = run_tests(tmp_path)
+    assert len(report.failed) == len(report.tests) >= 5
+    assert {test.message.partition(": ")[2][:10] for test in report.failed} == {"exercise 1"}
+    (tmp_path / "model.py").write_text((TEMPLATE / "model.py").read_text())
+    report = run_tests(tmp_path)
+    assert report.failed == ()
+
+
+def test_the_hidden_pictures_have_labels_and_are_not_handed_out(
+    folder: CourseFolder, starter: Starter
+) -> None:
+    rules = folder.config.assignments["hands-on"].grade
+    assert rules is not None
+    pictures = {path.name for path in (folder.path / rules.inputs).iterdir()}
+    with (folder.path / rules.labels / "labels.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["item", "label"]
+    assert {name for name, _ in rows[1:]} == pictures
+    assert {label for _, label in rows[1:]} == {str(digit) for digit in range(10)}
+    paths = starter.by_path().keys()
+    assert not [path for path in paths if "hidden" in path or "rubric" in path]
+    assert {"train.py", "lab.yaml", "tests/test_model.py", "README.md"} <= paths
+
+
+def test_repeating_it_keeps_the_instructors_files_and_hidden_data(folder: CourseFolder) -> None:
+    directory = folder.path / "assignments" / "hands-on"
+    (directory / "rubric.md").write_text("mine")
+    labels = (directory / "hidden" / "labels" / "labels.csv").read_bytes()
+    before = folder.config.path.read_bytes()
+    again = add_assignment(TEMPLATES, folder.path, "hands-on", SilentReporter(), is_new=False)
+    assert again.section == ""
+    assert (directory / "rubric.md").read_text() == "mine"
+    assert (directory / "hidden" / "labels" / "labels.csv").read_bytes() == labels
+    assert folder.config.path.read_bytes() == before
