@@ -80,6 +80,7 @@ def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path) -> None:
         assert bed.left() == [], effect
 
 
+@pytest.mark.long
 def test_at_random_moments(bed: Bed) -> None:
     """LABCTL_KILLS says how often. Whatever came of it, one command ends it all."""
     kills, seed = int(os.environ.get("LABCTL_KILLS", "8")), random.randrange(10**6)

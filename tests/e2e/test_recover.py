@@ -81,6 +81,7 @@ def test_a_run_whose_server_is_gone_goes_on_with_its_own_code(lab: LabDirectory)
     assert log.endswith("first ends\n")
 
 
+@pytest.mark.long
 def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
     (lab.root / "train.sh").write_text(TRAIN.format(version="twice"))
     (lab.root / "go" / "on").unlink()

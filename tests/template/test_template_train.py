@@ -181,7 +181,7 @@ class TestDefaultRun:
         ((5, 9), ("--accumulate", "3")),  # whose last group of an epoch is smaller
         ((14,), ("--workers", "2", "--epochs", "2")),
         ((14,), ("--batch-size", "auto")),
-        ((14,), ("--amp", "bf16", "--epochs", "2")),
+        pytest.param((14,), ("--amp", "bf16", "--epochs", "2"), marks=pytest.mark.long),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
@@ -270,6 +270,7 @@ def test_curves_go_on_after_a_resume(tmp_path: Path, small: Path, whole: Path) -
         assert found[tag] == expected[tag]
 
 
+@pytest.mark.long
 def test_progress_is_never_half_written(tmp_path: Path, small: Path) -> None:
     arguments = ("--epochs", "40", "--batch-size", "16")
     process = start("train.py", *arguments, run=tmp_path, data=small)

@@ -209,6 +209,7 @@ def test_a_python_without_boto3_hands_over_to_one_that_has_it(
     assert (server / "labctl/digits/data/set/a.png").read_bytes() == b"first"
 
 
+@pytest.mark.long
 def test_a_server_without_root_gets_a_venv_of_its_own_or_is_told(
     server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

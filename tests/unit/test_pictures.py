@@ -37,6 +37,7 @@ def read_svg(path: Path) -> str:
     return unescape(" ".join(texts)).replace("\xa0", " ")
 
 
+@pytest.mark.long
 def test_every_screen_and_page_has_a_picture(tmp_path: Path) -> None:
     from pictures import make_pictures
 
