@@ -28,7 +28,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_gpus_option
 from labctl.shell import command
 from labctl.sync import lab_files
-from labctl.sync.starter import StarterRecord, read_record
+from labctl.sync.starter import RECORD, StarterRecord, read_record
 from labctl.text import duration_text
 from labctl.wire.containment import find_link_on_way
 from labctl.wire.sandbox import CHECK, CheckReply, CheckRequest
@@ -190,10 +190,13 @@ def _call_server(
 def _find_tests(root: Path) -> _TestFiles:
     record = read_record(root)
     if record is None or not record.starter.tests:
+        # In the course's lab, each assignment has a directory.
+        labs = sorted(file.parent.parent.name for file in root.glob(f"*/{RECORD}"))
+        commands = [command("labctl", "check", name).render() for name in labs[:MOST_HINTS]]
         raise NotFoundError(
             f"no public tests came with the lab in {root}",
             why="they come with the files of an assignment",
-            hint="labctl join   # fetches newer files; then labctl check ASSIGNMENT",
+            hint="\n".join(commands or ["labctl join   # fetches assignments with their tests"]),
         )
     modules = tuple(path for path in record.starter.tests if _is_module(root, path))
     if not modules:

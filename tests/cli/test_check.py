@@ -84,6 +84,8 @@ def test_a_check_finds_the_lab_of_an_assignment_by_its_name(
     (course_lab / "hw3" / "lab.yaml").write_text("lab: hw3\n")
     hand_out(course_lab / "hw3", test_a="def test_a(): pass\n")
     assert labctl("check", "hw3").out.endswith("hw3: 1 of 1 tests passed\n")
+    said = labctl("check")
+    assert (said.code, "next: labctl check hw3" in said.err) == (4, True)
     monkeypatch.chdir(course_lab / "hw3")
     assert labctl("check").code == 0
     for name in ("hw4", "..", "../digits/hw3"):
