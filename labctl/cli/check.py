@@ -39,8 +39,9 @@ def check_command(
 ) -> None:
     """Run the public tests that came with an assignment.
 
-    Without ASSIGNMENT, the tests are those of the lab in this directory. They run with this Python
-    (pip install 'labctl[train]'), or on the server. Exits with 1 if a test fails.
+    Without ASSIGNMENT, the tests are those of the lab in this directory. They are the course's
+    programs, and run as you on this machine, with this Python (pip install 'labctl[train]').
+    With --on-server, they run in a sandbox on the server. Exits with 1 if a test fails.
 
     \b
     labctl check

@@ -72,6 +72,9 @@ def invite_command(
     --valid. It does not contain the student's private key. Send it only to that student, by mail or
     through an https:// address.
 
+    This also publishes the files of assignments that were never published. labctl course push
+    publishes changes.
+
     \b
     labctl course invite alice
     labctl course invite --all --into ./join

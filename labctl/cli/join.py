@@ -20,6 +20,7 @@ from labctl.courses.join import (
     result_as_json,
 )
 from labctl.errors import UsageError
+from labctl.runs.public_tests import has_public_tests
 from labctl.sync.starter_update import restore_file
 
 
@@ -142,7 +143,10 @@ def _update_course(ctx: click.Context, into: Path | None, key: str, yes: bool, j
 def _print_next_commands(joined: JoinResult) -> None:
     ready = [starter for starter in joined.starters if starter.state != "failed"]
     directory = clean(str(ready[0].directory if ready else joined.directory))
-    click.echo(f"\n  cd {directory}\n  labctl up         start your server\n  labctl run")
+    click.echo(f"\n  cd {directory}")
+    if ready and has_public_tests(ready[0].directory):
+        click.echo("  labctl check      run the course's tests on this machine")
+    click.echo("  labctl up         start your server\n  labctl run")
     if ready:
         click.echo("  labctl submit")
     elif joined.assignments:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
+from labctl.runs.public_tests import has_public_tests
 from labctl.shell import command
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def print_starters(joined: JoinResult) -> None:
         if added:
             text = count_files(added, "new ")
         click.echo(f"{name}: {text} in {clean(_relative(starter.directory))}")
+        if starter.state == "new" and has_public_tests(starter.directory):
+            click.echo("  labctl check runs its tests on this machine, and so does labctl submit")
         for action, words in VERBS.items():
             _print_paths(starter, action, words)
         for change in starter.changes:
@@ -76,7 +79,7 @@ def _print_problem(directory: Path, change: FileChange) -> None:
     elif change.action == "blocked":
         text = f"not written: {change.why}"
         click.echo(click.style(f"! {clean(change.path)}: {clean(text)}", fg="yellow"))
-        path = clean(_relative(directory / change.path))
+        path = clean(_relative(directory / change.blocked_by))
         click.echo(f"  next: move {path} away, then labctl join")
 
 

@@ -320,6 +320,11 @@ class LabConfig(Value, frozen=True):
     beside: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
+    def has_own_image(self) -> bool:
+        """Whether a setting names the image, so that it is not the default."""
+        return any(key == "image" or key.startswith("image.") for key in self.origins)
+
+    @property
     def should_store_images(self) -> bool:
         """Whether servers keep the images that they build in the lab's store.
 

@@ -7,6 +7,7 @@ contents, so it is fetched only once.
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,11 +24,15 @@ from labctl.sync.starter import StarterFile, find_size_problem
 
 # bytes of the largest file that git may write, which is the pack with the commit
 MOST_PACK_BYTES = 256 * 1024**2
+# bytes of the list of a commit's files. Directories that share their contents can make it endless.
+MOST_LISTING_BYTES = 8 * 1024**2
 FETCH_S = 300.0
 SHOWN_CHARACTERS = 300
-# Runs git with a limit for the size of each file that it writes.
+# Runs git with a limit for the size of each file that it writes. Python ignores the signal that
+# ends a process at the limit, and git would go on without it.
 LIMITED = (
-    "import os, resource, sys\n"
+    "import os, resource, signal, sys\n"
+    "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
     "most = int(sys.argv[1])\n"
     "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))\n"
     "os.execvp(sys.argv[2], sys.argv[2:])\n"
@@ -88,12 +93,19 @@ def _fetch(repository: Path, address: str, commit: str) -> None:
 
 
 def _read_tree(repository: Path, commit: str) -> list[StarterFile]:
-    listing = _run_git(repository, ["ls-tree", "-r", "-z", "-l", "--full-tree", commit])
+    words = ["ls-tree", "-r", "-z", "-l", "--full-tree", commit]
+    try:
+        listing = _run_git(repository, words, most_bytes=MOST_LISTING_BYTES)
+    except ValueError as error:
+        raise ValueError(f"the commit {commit[:10]} cannot be listed: {error}") from None
     rows = [row.partition(b"\t") for row in listing.split(b"\0") if row]
     entries = []
     for head, _, name in rows:
         mode, _, blob, size = head.decode().split()
-        path = name.decode(errors="surrogateescape")
+        try:
+            path = name.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"{name!a}: the path is not UTF-8") from None
         if mode in (LINK, SUBMODULE):
             kind = "a link; links" if mode == LINK else "a submodule; submodules"
             raise ValueError(f"{quote(path)} is {kind} are not handed out")
@@ -111,8 +123,13 @@ def _read_tree(repository: Path, commit: str) -> list[StarterFile]:
     ]
 
 
-def _run_git(repository: Path, words: Sequence[str]) -> bytes:
-    """Run git in `repository`; ValueError with its last line if it fails."""
+def _run_git(repository: Path, words: Sequence[str], *, most_bytes: int = 0) -> bytes:
+    """Run git in `repository` and return its output.
+
+    ValueError with git's last line if it fails, or if its output or a file has more than
+    `most_bytes`; 0 for MOST_PACK_BYTES.
+    """
+    most_bytes = most_bytes or MOST_PACK_BYTES
     environment = {
         "GIT_SSH_COMMAND": "ssh -o BatchMode=yes",
         **copy_environment(),
@@ -123,20 +140,26 @@ def _run_git(repository: Path, words: Sequence[str]) -> bytes:
     }
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"):
         environment.pop(name, None)
-    limited = (sys.executable, "-I", "-S", "-c", LIMITED, str(MOST_PACK_BYTES))
-    try:
-        done = subprocess.run(
-            [*limited, "git", *SETTINGS, *words],
-            cwd=repository,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=FETCH_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"git did not finish within {FETCH_S:g} s") from None
-    if done.returncode != 0:
-        text = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        raise ValueError(f"git: {escape(text.splitlines()[-1][-SHOWN_CHARACTERS:])}")
-    return done.stdout
+    limited = (sys.executable, "-I", "-S", "-c", LIMITED, str(most_bytes))
+    # The limit holds for the output too, because it is a file.
+    with tempfile.TemporaryFile() as output:
+        try:
+            done = subprocess.run(
+                [*limited, "git", *SETTINGS, *words],
+                cwd=repository,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                timeout=FETCH_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"git did not finish within {FETCH_S:g} s") from None
+        if done.returncode != 0:
+            text = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+            if done.returncode == -signal.SIGXFSZ:
+                text = f"more than {most_bytes // 1024**2} MiB"
+            raise ValueError(f"git: {escape(text.splitlines()[-1][-SHOWN_CHARACTERS:])}")
+        output.seek(0)
+        return output.read()

@@ -183,8 +183,7 @@ def build_other_grading_context(staff: CourseOperator) -> LabContext | None:
 def _build_grading_config(staff: CourseOperator, lab: LabConfig) -> LabConfig:
     """Return the grading lab: without data or store, with the course's image unless it sets one."""
     folder = staff.folder
-    sets_image = any(key == "image" or key.startswith("image.") for key in lab.origins)
-    image = lab.image if sets_image else folder.config.lab.image
+    image = lab.image if lab.has_own_image else folder.config.lab.image
     root = folder.path / PRIVATE / "grading"
     root.mkdir(mode=0o700, exist_ok=True)
     if image.is_built:

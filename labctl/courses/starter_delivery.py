@@ -94,15 +94,22 @@ def deliver_starters(
             if name in assignments:
                 write_private(result.directory / ASSIGNMENT_FILE, assignments[name].encode())
         except LabError as error:
-            result = DeliveredStarter(
-                assignment=name,
-                directory=lab.directory / name,
-                state="failed",
-                problem=describe_error(error),
-                next=error.hint,
-            )
+            result = _make_failure(lab, name, describe_error(error), error.hint)
+        except OSError as error:
+            place = error.filename2 or error.filename or lab.directory / name
+            result = _make_failure(lab, name, f"{place} cannot be written: {error.strerror}", "")
         delivered.append(result)
     return tuple(delivered)
+
+
+def _make_failure(lab: CourseLab, name: str, problem: str, next_command: str) -> DeliveredStarter:
+    return DeliveredStarter(
+        assignment=name,
+        directory=lab.directory / name,
+        state="failed",
+        problem=problem,
+        next=next_command,
+    )
 
 
 def _deliver(
@@ -111,7 +118,7 @@ def _deliver(
     root = lab.directory / name
     _require_plain_directory(root)
     record = read_record(root)
-    if record is not None and record.sha256 == sha256:
+    if record is not None and _is_current(record, sha256, lab, name):
         return DeliveredStarter(assignment=name, directory=root, state="current")
     data = download(name, sha256)
     if hash_document(data) != sha256:
@@ -160,14 +167,29 @@ def _add_lab_file(lab: CourseLab, name: str, starter: Starter) -> Starter:
     """Return the starter with the student's name and server in its lab.yaml."""
     files = starter.by_path()
     own = files.pop(LAB_FILE, None)
-    lab_name = f"{lab.course}-{name}-{lab.student}"[:39].rstrip("-")
-    text = f"lab: {lab_name}\n{lab.section}".encode()
-    if own is not None:
-        text += b"\n" + own.content
-    elif lab.image:
-        text += f"image: {json.dumps(lab.image)}\n".encode()
+    text = _compose_lab_file(lab, name, own.content if own else None)
     composed = StarterFile(path=LAB_FILE, content=text)
     return msgspec.structs.replace(starter, files=(composed, *files.values()))
+
+
+def _compose_lab_file(lab: CourseLab, name: str, own: bytes | None) -> bytes:
+    """Return the text of an assignment's lab.yaml; `own` is that of the starter."""
+    # The assignment first: the end is cut, and labs of one course should have different names.
+    lab_name = f"{name}-{lab.course}-{lab.student}"[:39].rstrip("-")
+    head = f"lab: {lab_name}\n{lab.section}".encode()
+    if own is not None:
+        return head + b"\n" + own
+    return head + (f"image: {json.dumps(lab.image)}\n".encode() if lab.image else b"")
+
+
+def _is_current(record: StarterRecord, sha256: str, lab: CourseLab, name: str) -> bool:
+    """Whether the lab has this version, with today's keeper and image in its lab.yaml."""
+    file = record.starter.by_path().get(LAB_FILE)
+    if file is None or record.sha256 != sha256:
+        return False
+    text = file.content
+    with_own = _compose_lab_file(lab, name, b"")
+    return text.startswith(with_own) or text == _compose_lab_file(lab, name, None)
 
 
 def _trust_own_lab_file(root: Path, starter: Starter, paths: Paths) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import io
 import os
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-from labctl.config import AssignmentConfig, CourseConfig, Paths
+from labctl.config import AssignmentConfig, CourseConfig, Paths, load_lab
 from labctl.config.document import Node, make_problems_error, parse
 from labctl.config.identity import replace_file, write_private
 from labctl.config.locations import parse_git_address
@@ -24,8 +25,9 @@ from labctl.courses.material import NAME as HANDOUTS
 from labctl.courses.records.folder import PRIVATE, CourseFolder
 from labctl.courses.records.roster import ROSTER_FILE
 from labctl.courses.templates import read_directory, read_template
-from labctl.errors import NotFoundError, Problem
+from labctl.errors import ConfigError, NotFoundError, Problem
 from labctl.model import NAME_PATTERN, Value
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.submissions.leaks import LeakSearch, describe_leaks
 from labctl.sync.ignore import NEVER_AT_TOP
 from labctl.sync.starter import (
@@ -136,7 +138,7 @@ def _read_part(
                 config.root,
                 paths.data_dir / "templates",
                 _cache_directory(config),
-                image=config.lab.image.reference,
+                image=config.lab.image.reference if config.lab.has_own_image else "",
                 has_gpus=not config.lab.server.on_this_machine,
             )
         files = read_directory(config.root, place)
@@ -193,6 +195,7 @@ def _find_problem(starter: Starter) -> str:
 
 
 def _find_lab_problem(data: bytes) -> str:
+    """Return why a student's lab.yaml must not have this text; "" if it may."""
     problems: list[Problem] = []
     top = parse(data, "", problems)
     if problems:
@@ -202,6 +205,15 @@ def _find_lab_problem(data: bytes) -> str:
         if key in keys:
             message = f"remove `{key}`, which labctl join writes for each student"
             return f"{LAB_FILE}, line {keys[key].line}: {message}"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / LAB_FILE).write_bytes(data + b"\nlab: x\n")
+        try:
+            load_lab(Path(folder), environ={"HOME": folder}, find_provider=read_provider_traits)
+        except ConfigError as error:
+            if not error.problems:
+                return f"{LAB_FILE}: {error.why}"
+            first = error.problems[0]
+            return f"{LAB_FILE}, line {first.line}: {first.message}"
     return ""
 
 
@@ -242,8 +254,8 @@ def publish_starters(
 ) -> list[PublishedStarter]:
     """Publish the starters of course.yaml, and withdraw those that it no longer has.
 
-    ConfigError as in `build_starters`; nothing is published then. `only_new` leaves what was
-    published as it is. Each is also written into the handouts, for labs on servers.
+    ConfigError as in `build_starters`; nothing is published then. `only_new` leaves everything that
+    was published as it is. Each is also written into the handouts, for labs on servers.
     """
     earlier = list_published(folder)
     starters = build_starters(folder.config, paths, without=earlier.keys() if only_new else ())
@@ -261,7 +273,7 @@ def publish_starters(
                 assignment=starter.assignment, files=len(starter.files), changed=changed
             )
         )
-    for name in earlier:
+    for name in () if only_new else earlier:
         rules = folder.config.assignments.get(name)
         if rules is None or not has_starter(rules):
             _remove_others(folder, name, "")

@@ -73,11 +73,11 @@ def read_directory(root: Path, name: str) -> list[StarterFile]:
         raise ValueError(f"there is no directory {quote(name)}")
     if not is_inside(directory, root):
         raise ValueError(f"{quote(name)} leads out of the course's folder through a link")
-    found = list(_walk(directory, "", ()))
-    problem = find_size_problem(len(found), sum(status.st_size for _, status in found))
+    entries = list(_walk(directory, "", ()))
+    problem = find_size_problem(len(entries), sum(status.st_size for _, status in entries))
     if problem:
         raise ValueError(f"{quote(name)} has {problem}")
-    return [_read_file(directory, path, status) for path, status in found]
+    return [_read_file(directory, path, status) for path, status in entries]
 
 
 def _walk(directory: Path, prefix: str, ignore: Ignore) -> Iterator[tuple[str, os.stat_result]]:

@@ -6,7 +6,10 @@ as untrusted input: the tests import the student's code.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +28,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_gpus_option
 from labctl.shell import command
 from labctl.sync import lab_files
-from labctl.sync.starter import StarterRecord, read_record
+from labctl.sync.starter import RECORD, StarterRecord, read_record
 from labctl.text import duration_text
 from labctl.wire.containment import find_link_on_way
 from labctl.wire.sandbox import CHECK, CheckReply, CheckRequest
@@ -35,7 +38,7 @@ TIME_LIMIT_S = 600
 LINK_S = 60.0
 MOST_BYTES = 4 * 1024**2
 SHOWN_CHARACTERS = 1500
-MOST_TESTS, LONGEST_MESSAGE = 1000, 300
+LONGEST_MESSAGE = 300
 MOST_HINTS = 3
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -92,9 +95,9 @@ def run_tests(root: Path, *, time_limit_s: int = TIME_LIMIT_S) -> CheckReport:
         )
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        done = _run_pytest(root, files.modules, results, time_limit_s)
+        code, output = _run_pytest(root, files.modules, results, time_limit_s)
         text = _read_text(results)
-    tests = _parse_results(text, done.returncode, done.stdout + done.stderr)
+    tests = _parse_results(text, code, output)
     return CheckReport(
         assignment=files.assignment, where="here", tests=tests, changed=files.changed
     )
@@ -102,31 +105,39 @@ def run_tests(root: Path, *, time_limit_s: int = TIME_LIMIT_S) -> CheckReport:
 
 def _run_pytest(
     root: Path, modules: Sequence[str], results: Path, time_limit_s: int
-) -> subprocess.CompletedProcess[str]:
+) -> tuple[int, str]:
+    """Return pytest's exit code and the end of its output. Its process group is ended."""
     # A pytest.ini of the lab is not used: results must not depend on it.
     words = (
         sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(root),
         "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={results}", "--",
         *modules,
     )  # fmt: skip
-    try:
-        return subprocess.run(
+    # The output is a file: a pipe would be open for as long as any process that a test started.
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
             words,
             cwd=root,
             env={**copy_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=time_limit_s,
-            check=False,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise LabError(
-            f"the tests did not finish within {duration_text(time_limit_s)}",
-            why="labctl has stopped them",
-            hint="labctl check --time-limit 1h",
-        ) from None
+        try:
+            code = child.wait(time_limit_s)
+        except subprocess.TimeoutExpired:
+            raise LabError(
+                f"the tests did not finish within {duration_text(time_limit_s)}",
+                why="labctl has stopped them",
+                hint="labctl check --time-limit 1h",
+            ) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - MOST_BYTES))
+        return code, output.read().decode(errors="replace")
 
 
 def run_tests_on_server(context: LabContext, *, time_limit_s: int = TIME_LIMIT_S) -> CheckReport:
@@ -147,14 +158,17 @@ def run_tests_on_server(context: LabContext, *, time_limit_s: int = TIME_LIMIT_S
         gpus=choose_gpus_option(context.config.server.need, context.load_facts(server)),
         deadline_s=time_limit_s,
     )
-    reply = _call_server(context, request, time_limit_s)
-    tests = _parse_results(reply.results, reply.code or 0, reply.said)
+    code, reply = _call_server(context, request, time_limit_s)
+    tests = _parse_results(reply.results, code, reply.said)
     return CheckReport(
         assignment=files.assignment, where="server", tests=tests, changed=files.changed
     )
 
 
-def _call_server(context: LabContext, request: CheckRequest, time_limit_s: int) -> CheckReply:
+def _call_server(
+    context: LabContext, request: CheckRequest, time_limit_s: int
+) -> tuple[int, CheckReply]:
+    """Run the tests, in an image that the server gets if it lacks it; return pytest's exit code."""
     server = context.get_server()
     remote = context.open_agent(server)
     step = Step(name="running the tests", detail=f"at most {duration_text(time_limit_s)}")
@@ -163,17 +177,26 @@ def _call_server(context: LabContext, request: CheckRequest, time_limit_s: int) 
     if reply.missing:
         images.ensure_image(context, server, remote, reply.missing, of_run=request.run)
         reply = remote.call(CHECK, request, timeout_s=time_limit_s + LINK_S)
+    if reply.code is None:
+        raise LabError(
+            f"the image {reply.missing} of run {request.run} is not on the server",
+            why="the tests run in it",
+            hint="labctl run; labctl check --on-server",
+        )
     context.reporter.emit(Step(name=step.name, done=True))
-    return reply
+    return reply.code, reply
 
 
 def _find_tests(root: Path) -> _TestFiles:
     record = read_record(root)
     if record is None or not record.starter.tests:
+        # In the course's lab, each assignment has a directory.
+        labs = sorted(file.parent.parent.name for file in root.glob(f"*/{RECORD}"))
+        commands = [command("labctl", "check", name).render() for name in labs[:MOST_HINTS]]
         raise NotFoundError(
             f"no public tests came with the lab in {root}",
             why="they come with the files of an assignment",
-            hint="labctl join   # fetches newer files; then labctl check ASSIGNMENT",
+            hint="\n".join(commands or ["labctl join   # fetches assignments with their tests"]),
         )
     modules = tuple(path for path in record.starter.tests if _is_module(root, path))
     if not modules:
@@ -219,21 +242,22 @@ def _read_text(path: Path) -> str:
 
 
 def _parse_results(text: str, code: int, output: str) -> tuple[PublicTest, ...]:
-    """Return the tests of a JUnit XML file. LabError, with the output, if it has none."""
-    tests = []
+    """Return the tests of a JUnit XML file.
+
+    LabError, with the output, if it has none, or if pytest failed though no test did.
+    """
     try:
-        for case in xml.fromstring(text).iter("testcase"):
-            tests.append(_parse_case(case))
-            if len(tests) == MOST_TESTS:
-                break
+        tests = [_parse_case(case) for case in xml.fromstring(text).iter("testcase")]
     except (xml.ParseError, ValueError):
         tests = []
-    if not tests:
+    has_failure = any(test.outcome == "failed" for test in tests)
+    if not tests or (code != 0 and not has_failure):
+        problem = "before all of them had run" if tests else "without a result"
         hint = "labctl check"
         if "No module named pytest" in output:
             hint = "add pytest to requirements.txt, then: labctl run; labctl check --on-server"
         raise LabError(
-            f"the tests ended with exit code {code} and without a result",
+            f"the tests ended with exit code {code} and {problem}",
             why=output.strip()[-SHOWN_CHARACTERS:],
             hint=hint,
         )

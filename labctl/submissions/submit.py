@@ -187,7 +187,7 @@ def _list_failed_tests(context: LabContext) -> list[str]:
     try:
         if not has_public_tests(root):
             return []
-        step = Step(name="running the public tests")
+        step = Step(name="running the public tests on this machine")
         context.reporter.emit(step)
         report = run_tests(root, time_limit_s=TESTS_S)
         context.reporter.emit(Step(name=step.name, done=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -80,11 +80,9 @@ def decode_starter(data: bytes) -> Starter:
         if len(data) > STARTER_MOST_BYTES:
             raise ValueError(f"it is larger than {STARTER_MOST_BYTES // 1024**2} MiB")
         starter = msgspec.json.decode(data, type=Starter)
-        problem = find_files_problem(starter.files)
-        if problem:
+        _require_usable_paths(starter)
+        if problem := _find_total_problem(starter.files):
             raise ValueError(problem)
-        if not set(starter.tests) <= {file.path for file in starter.files}:
-            raise ValueError("a public test is not among its files")
     except (ValueError, RecursionError) as error:
         raise PolicyError(
             "the course sent a starter that cannot be used",
@@ -94,22 +92,36 @@ def decode_starter(data: bytes) -> Starter:
     return starter
 
 
-def find_files_problem(files: Iterable[StarterFile]) -> str:
+def _require_usable_paths(starter: Starter) -> None:
+    """Raise ValueError if labctl must not write to the paths of this starter."""
+    if problem := _find_paths_problem(file.path for file in starter.files):
+        raise ValueError(problem)
+    if not set(starter.tests) <= starter.by_path().keys():
+        raise ValueError("a public test is not among its files")
+
+
+def find_files_problem(files: Sequence[StarterFile]) -> str:
     """Return why these files cannot be handed out together; "" if they can."""
-    paths: set[str] = set()
-    size_bytes = 0
-    for file in files:
-        if problem := find_path_problem(file.path):
-            return f"{file.path[:200]!a}: {problem}"
-        if file.path in paths:
-            return f"{file.path} occurs twice"
-        paths.add(file.path)
-        size_bytes += len(file.content)
+    return _find_paths_problem(file.path for file in files) or _find_total_problem(files)
+
+
+def _find_total_problem(files: Sequence[StarterFile]) -> str:
+    return find_size_problem(len(files), sum(len(file.content) for file in files))
+
+
+def _find_paths_problem(paths: Iterable[str]) -> str:
+    distinct: set[str] = set()
     for path in paths:
+        if problem := find_path_problem(path):
+            return f"{path[:200]!a}: {problem}"
+        if path in distinct:
+            return f"{path} occurs twice"
+        distinct.add(path)
+    for path in distinct:
         for parent in PurePosixPath(path).parents:
-            if str(parent) in paths:
+            if str(parent) in distinct:
                 return f"{parent} is both a file and a directory"
-    return find_size_problem(len(paths), size_bytes)
+    return ""
 
 
 def find_size_problem(files: int, size_bytes: int) -> str:
@@ -131,7 +143,9 @@ def find_path_problem(path: str) -> str:
     parts = path.split("/")
     if any(len(part.encode("utf-8", "surrogateescape")) > LONGEST_NAME_BYTES for part in parts):
         return "a name in the path is too long"
-    if parts[0] in NEVER_AT_TOP or not NEVER_ANYWHERE.isdisjoint(parts):
+    # On macOS, .Git is the same directory as .git, and git runs the hooks that are in it.
+    names = [part.casefold() for part in parts]
+    if names[0] in NEVER_AT_TOP or not NEVER_ANYWHERE.isdisjoint(names):
         return "labctl never uploads files of this name, so it cannot be part of a starter"
     return ""
 
@@ -139,7 +153,7 @@ def find_path_problem(path: str) -> str:
 def read_record(root: Path) -> StarterRecord | None:
     """Return the version that the lab at `root` received last; None if it received none.
 
-    ConfigError if the record is damaged.
+    ConfigError if the record is damaged, or has files that labctl would not have written.
     """
     file = root / RECORD
     if file.is_symlink() or file.parent.is_symlink():
@@ -149,15 +163,17 @@ def read_record(root: Path) -> StarterRecord | None:
             hint=f"rm {file.parent if file.parent.is_symlink() else file}",
         )
     try:
-        return msgspec.json.decode(file.read_bytes(), type=StarterRecord)
+        record = msgspec.json.decode(file.read_bytes(), type=StarterRecord)
+        _require_usable_paths(record.starter)
     except FileNotFoundError:
         return None
-    except (msgspec.MsgspecError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ConfigError(
             f"{file} cannot be read",
             why=f"it holds the starter that your changes are compared with: {error}",
             hint=f"mv {file} {file}.damaged && labctl join",
         ) from None
+    return record
 
 
 def write_record(root: Path, record: StarterRecord) -> None:

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import msgspec
@@ -34,18 +34,21 @@ class FileChange(Value, frozen=True):
     """What an update did with one file. A file that needed nothing has no FileChange.
 
     `kept` is a file that the student changed or deleted, and that stays so. `beside` is the path
-    of the file with the conflict marks. `why` says what blocks a path.
+    of the file with the conflict marks. `why` says what blocks a path, and `blocked_by` is the path
+    of what the student has to move away.
     """
 
     path: str
     action: Action
     beside: str = ""
     why: str = ""
+    blocked_by: str = ""
 
 
 class _Blocked(Value, frozen=True):
-    """A path at which there is something else than a regular file."""
+    """`path`, at or above that of a file, is something else than it must be."""
 
+    path: str
     why: str
 
 
@@ -86,7 +89,7 @@ def _list_changes(
     for path in sorted(base.keys() | new.keys()):
         mine = _read_own(root, path)
         change = (
-            FileChange(path=path, action="blocked", why=mine.why)
+            FileChange(path=path, action="blocked", why=mine.why, blocked_by=mine.path)
             if isinstance(mine, _Blocked)
             else _update_file(root, mine, base.get(path), new.get(path))
         )
@@ -97,23 +100,26 @@ def _list_changes(
 def _read_own(root: Path, path: str) -> StarterFile | _Blocked | None:
     """Return the lab's own file, None if it is missing. Links are never followed."""
     if link := find_link_on_way(root, path):
-        return _Blocked(why=f"{link.relative_to(root)} is a link")
+        name = str(link.relative_to(root))
+        return _Blocked(path=name, why=f"{name} is a link")
     file = root / path
     try:
         status = file.lstat()
         if not stat.S_ISREG(status.st_mode):
             kind = {stat.S_IFLNK: "a link", stat.S_IFDIR: "a directory"}
             name = kind.get(stat.S_IFMT(status.st_mode), "a special file")
-            return _Blocked(why=f"{path} is {name} in your lab")
+            return _Blocked(path=path, why=f"{path} is {name} in your lab")
         return StarterFile(
             path=path, content=file.read_bytes(), executable=bool(status.st_mode & 0o100)
         )
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        return _Blocked(why="a directory of this path is a file in your lab")
+        parents = (str(parent) for parent in reversed(PurePosixPath(path).parents[:-1]))
+        name = next(parent for parent in parents if not (root / parent).is_dir())
+        return _Blocked(path=name, why=f"{name} is a file in your lab")
     except OSError as error:
-        return _Blocked(why=f"{path}: {error.strerror}")
+        return _Blocked(path=path, why=f"{path}: {error.strerror}")
 
 
 def _update_file(

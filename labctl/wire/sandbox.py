@@ -59,15 +59,14 @@ class CheckRequest(NamedTuple):
 class CheckReply(NamedTuple):
     """The exit code of pytest, its last lines of output as `said`, and its JUnit XML file.
 
-    `results` is "" if it wrote none. `code` is null if nothing was run: the image `missing` is not
-    on the server, or the server `lacks` pushed "code".
+    `results` is "" if it wrote none. `code` is null if nothing was run, because the image `missing`
+    is not on the server.
     """
 
     code: Optional[int] = None
     said: str = ""
     results: str = ""
     missing: str = ""
-    lacks: str = ""
 
 
 class SandboxLimits(NamedTuple):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +84,8 @@ def test_a_check_finds_the_lab_of_an_assignment_by_its_name(
     (course_lab / "hw3" / "lab.yaml").write_text("lab: hw3\n")
     hand_out(course_lab / "hw3", test_a="def test_a(): pass\n")
     assert labctl("check", "hw3").out.endswith("hw3: 1 of 1 tests passed\n")
+    said = labctl("check")
+    assert (said.code, "next: labctl check hw3" in said.err) == (4, True)
     monkeypatch.chdir(course_lab / "hw3")
     assert labctl("check").code == 0
     for name in ("hw4", "..", "../digits/hw3"):
@@ -137,6 +142,7 @@ def test_code_that_cannot_be_imported_fails_with_the_reason(labctl: Labctl, root
     [
         ("import os; os._exit(7)", "exit code 7"),
         ("while True: pass", "did not finish within 1 s"),
+        ("def double(n): raise KeyboardInterrupt", "exit code 2 and before all of them had run"),
         ("import sys; sys.exit(5)", None),
     ],
 )
@@ -149,6 +155,27 @@ def test_code_that_ends_or_never_ends_pytest_is_reported(
         return
     with pytest.raises(LabError, match=said):
         run_tests(root, time_limit_s=1 if "while" in code else 60)
+
+
+def test_a_process_that_a_test_leaves_behind_is_ended_and_delays_nothing(
+    home: Path, tmp_path: Path
+) -> None:
+    """It has the output of pytest itself, as after `capfd.disabled()`."""
+    file = tmp_path / "pid"
+    left_behind = (
+        "import pathlib, subprocess\n"
+        "def test_a(capfd):\n"
+        "    with capfd.disabled():\n"
+        "        child = subprocess.Popen(['sleep', '300'])\n"
+        f"    pathlib.Path({str(file)!r}).write_text(str(child.pid))\n"
+    )
+    hand_out(home / "digits", test_a=left_behind)
+    (test,) = run_tests(home / "digits", time_limit_s=60).tests
+    assert test.outcome == "passed"
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(int(file.read_text()))
+        assert select.select([ended], [], [], 30)[0]
+        os.close(ended)
 
 
 def test_the_configuration_of_the_lab_does_not_change_the_results(root: Path) -> None:
@@ -223,6 +250,9 @@ def test_a_check_on_the_server_uses_the_latest_run_and_its_image(
         ("tests/test_net.py::test_b", "failed", "assert 1 == 2"),
     ]
     assert (agent.requests[0].run, agent.requests[0].tests) == ("r1", ("tests/test_net.py",))
+    agent = RemoteAgent(CheckReply(missing="digits:1"), CheckReply(missing="digits:1"))
+    with pytest.raises(LabError, match="digits:1 of run r1 is not on the server"):
+        public_tests.run_tests_on_server(lab.context)
 
 
 @pytest.mark.parametrize("results", ["", "<", "<testsuites/>", "not XML"])

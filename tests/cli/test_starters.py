@@ -85,7 +85,9 @@ def test_a_student_reads_what_happened_to_each_file_and_what_to_do(
             FileChange(path="new.py", action="added"),
             FileChange(path="model.py", action="merged"),
             FileChange(path="train.py", action="conflict", beside="train.py.conflict"),
-            FileChange(path="data", action="blocked", why="data is a link"),
+            FileChange(
+                path="data/x.csv", action="blocked", why="data is a link", blocked_by="data"
+            ),
         ),
     )
     failed = DeliveredStarter(
@@ -102,7 +104,7 @@ def test_a_student_reads_what_happened_to_each_file_and_what_to_do(
         "  model.py: merged with your changes",
         "! train.py: you and the course changed the same lines; your file is unchanged",
         "  next: edit ml/hw3/train.py.conflict, then mv ml/hw3/train.py.conflict ml/hw3/train.py",
-        "! data: not written: data is a link",
+        "! data/x.csv: not written: data is a link",
         "  next: move ml/hw3/data away, then labctl join",
         "- hw4: no\\x1b",
         "  next: labctl join",

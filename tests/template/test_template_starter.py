@@ -48,6 +48,13 @@ def without_exercises(path: Path) -> str:
     return ast.dump(tree)
 
 
+def test_a_course_without_an_image_builds_that_of_the_exercises(starter: Starter) -> None:
+    """The default image has no PyTorch."""
+    lab = starter.by_path()["lab.yaml"].content.decode()
+    assert "image:\n  build: .\n" in lab
+    assert "Dockerfile" in starter.by_path()
+
+
 def test_the_starter_is_the_sample_without_the_solutions() -> None:
     assert without_exercises(STARTER / "model.py") == without_exercises(TEMPLATE / "model.py")
     needed = (TEMPLATE / "requirements.txt").read_text()

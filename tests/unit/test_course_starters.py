@@ -171,6 +171,7 @@ def test_too_many_files_are_refused(folder: CourseFolder) -> None:
         ("key.txt", "-----BEGIN OPENSSH PRIVATE KEY-----\n", "key.txt, line 1: a private key"),
         ("lab.yaml", "run: x\nserver: {provider: aws}\n", "line 2: remove `server`"),
         ("lab.yaml", "run: [\n", "lab.yaml, line"),
+        ("lab.yaml", "# ours\nrum: python train.py", "lab.yaml, line 2: unknown key"),
         ("assignment.yaml", "", "cannot be part of a starter"),
     ],
 )
@@ -233,10 +234,12 @@ def test_a_directory_of_tests_that_is_missing_is_a_problem(tmp_path: Path) -> No
 # A template in a git repository.
 
 
-def run_git(repository: Path, *words: str) -> str:
+def run_git(repository: Path, *words: str, text: str = "") -> str:
     identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.edu")
     command = ["git", *identity, "-c", "protocol.file.allow=always", *words]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=repository, input=text, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -312,6 +315,36 @@ def test_a_large_file_in_a_commit_is_refused_though_it_compresses_well(
     assert "more than 16 MiB" in find_problem(folder)
 
 
+def test_a_commit_whose_directories_never_end_is_refused(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 12 directories holds the next one ten times: a few kilobytes, 10^12 files."""
+    monkeypatch.setattr(git_templates, "MOST_LISTING_BYTES", 1024**2)
+    tree = run_git(repository, "hash-object", "-w", "train.py")
+    kind = "100644 blob"
+    for _ in range(12):
+        rows = "".join(f"{kind} {tree}\t{number}\n" for number in range(10))
+        tree, kind = run_git(repository, "mktree", text=rows), "040000 tree"
+    sha1 = run_git(repository, "commit-tree", "-m", "bomb", tree)
+    run_git(repository, "update-ref", "refs/heads/main", sha1)
+    problem = find_problem(git_course(tmp_path, repository, sha1))
+    assert f"the commit {sha1[:10]} cannot be listed: git: more than 1 MiB" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [('"a\\nb"', "an unprintable character"), ('"\\377"', "not UTF-8"), (".GIT", "never uploads")],
+)
+def test_a_name_in_a_commit_that_no_lab_may_have_is_refused(
+    name: str, said: str, repository: Path, tmp_path: Path
+) -> None:
+    blob = run_git(repository, "hash-object", "-w", "train.py")
+    tree = run_git(repository, "mktree", text=f"100644 blob {blob}\t{name}\n")
+    sha1 = run_git(repository, "commit-tree", "-m", "starter", tree)
+    run_git(repository, "update-ref", "refs/heads/main", sha1)
+    assert said in find_problem(git_course(tmp_path, repository, sha1))
+
+
 def test_git_stops_at_the_limit_for_what_it_fetches(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +404,9 @@ def test_an_invitation_publishes_what_is_new_and_reads_nothing_else(folder: Cour
     (new,) = publish_starters(edited, PATHS, only_new=True)
     assert (new.assignment, list_published(edited).keys()) == ("hw4", {"hw3", "hw4"})
     assert publish_starters(edited, PATHS, only_new=True) == []
+    (folder.path / "course.yaml").write_text("course: ml\n")
+    assert publish_starters(CourseFolder(folder.path), PATHS, only_new=True) == []
+    assert list_published(edited).keys() == {"hw3", "hw4"}
 
 
 def test_of_two_versions_after_an_interruption_the_newer_one_counts(folder: CourseFolder) -> None:
@@ -465,7 +501,7 @@ def test_joining_writes_each_starter_into_a_lab_of_its_own(student: Student) -> 
     assert (student.lab / "train.py").read_text() == "print('train')\n"
     assert load_assignment(student.lab / "assignment.yaml").name == "hw3"
     config = Lab.load(student.lab).config
-    assert (config.name, config.server.provider) == ("ml-hw3-alice", "course")
+    assert (config.name, config.server.provider) == ("hw3-ml-alice", "course")
     assert "/hw3/" in (student.home / "ml" / ".labignore").read_text().splitlines()
     (again,) = student.update().starters
     assert (again.state, again.changes) == ("current", ())
@@ -521,6 +557,36 @@ def test_a_lab_that_is_a_link_is_not_written_through(student: Student, tmp_path:
     assert starter.state == "failed"
     assert "is not a directory" in starter.problem
     assert list(outside.iterdir()) == []
+
+
+def test_a_directory_where_the_assignments_file_comes_fails_this_assignment_only(
+    student: Student,
+) -> None:
+    text = (student.folder.path / "course.yaml").read_text()
+    text = text.replace("{hw3:", "{hw4: {template: starter}, hw3:")
+    (student.folder.path / "course.yaml").write_text(text)
+    student.folder = CourseFolder(student.folder.path)
+    publish_starters(student.folder, PATHS)
+    student.keeper.folder = student.folder
+    file = student.lab / "assignment.yaml"
+    file.mkdir(parents=True)
+    publish_assignments(student.folder, HOST_KEY)
+    hw3, hw4 = student.join().starters
+    assert (hw3.state, hw4.state) == ("failed", "new")
+    assert f"{file} cannot be written" in hw3.problem
+    file.rmdir()
+    assert student.update().starters[0].state == "current"
+    assert load_assignment(file).name == "hw3"
+
+
+def test_the_labs_of_assignments_follow_the_course_to_another_keeper(student: Student) -> None:
+    student.join()
+    file = student.home / "ml" / "lab.yaml"
+    file.write_text(file.read_text().replace("keeper.example", "moved.example"))
+    (starter,) = student.update().starters
+    assert {change.path: change.action for change in starter.changes} == {"lab.yaml": "updated"}
+    assert "moved.example" in (student.lab / "lab.yaml").read_text()
+    assert student.update().starters[0].state == "current"
 
 
 def test_without_the_keeper_a_student_has_joined_and_gets_the_files_later(

@@ -310,7 +310,8 @@ def test_a_check_runs_no_test_outside_of_the_code(path: str, run: Path, engine: 
 def test_a_check_without_code_or_image_says_what_is_missing(
     run: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert check("tests/test_a.py").lacks == "code"
+    with pytest.raises(Failure, match="no pushed code"):
+        check("tests/test_a.py")
     (run.parents[1] / "code").mkdir()
     monkeypatch.setattr(evaluation.engine, "inspect_image", lambda reference: None)
     assert check("tests/test_a.py").missing

@@ -130,7 +130,12 @@ def test_links_and_directories_in_the_lab_are_not_written_through(
     changes = update_files(root, None, new)
     assert {change.action for change in changes} == {"blocked"}
     assert len(changes) == 4
-    assert "src is a link" in {change.why for change in changes}
+    assert {change.blocked_by: change.why for change in changes} == {
+        "data.py": "data.py is a directory in your lab",
+        "src": "src is a link",
+        "top": "top is a file in your lab",
+        "train.py": "train.py is a link in your lab",
+    }
     assert (outside / "model.py").read_bytes() == b"elsewhere\n"
     assert [path.name for path in outside.iterdir()] == ["model.py"]
 
@@ -140,7 +145,7 @@ def test_links_and_directories_in_the_lab_are_not_written_through(
     [
         "/etc/passwd", "../train.py", "a/../../b", "a//b", "", ".", "a\\b", "a\0b", "a\nb",
         ".labctl/lab.json", ".git/hooks/post-checkout", "sub/.git/config", "runs/x", "x" * 256,
-        "assignment.yaml",
+        "assignment.yaml", ".Git/hooks/post-checkout", "sub/.GIT/config", ".LABCTL/lab.json",
     ],
 )  # fmt: skip
 def test_a_document_with_a_path_that_is_not_a_starters_is_refused(path: str) -> None:
@@ -177,3 +182,25 @@ def test_the_record_is_read_back_and_a_damaged_one_says_what_to_do(
     (root / RECORD).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PolicyError, match="through a link"):
         read_record(root)
+
+
+@pytest.mark.parametrize(
+    ("path", "tests"), [("../.ssh/config", ()), (".git/config", ()), ("a.py", ("../test_a.py",))]
+)
+def test_a_record_that_somebody_edited_leads_to_no_other_file(
+    path: str, tests: tuple[str, ...], root: Path, tmp_path: Path
+) -> None:
+    files = (StarterFile(path=path, content=b"x"),)
+    edited = Starter(assignment="hw3", source="", files=files, tests=tests)
+    write_record(root, StarterRecord(sha256="0" * 64, starter=edited))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_record(root)
+
+
+def test_a_record_may_be_larger_than_the_starter_by_the_lab_file(root: Path) -> None:
+    files = tuple(StarterFile(path=f"{number}.txt", content=b"") for number in range(501))
+    record = StarterRecord(
+        sha256="0" * 64, starter=Starter(assignment="hw3", source="", files=files)
+    )
+    write_record(root, record)
+    assert read_record(root) == record

@@ -15,6 +15,7 @@ from ..host import engine
 from ..host.docker import run_docker
 from ..host.engine_objects import Image
 from ..host.paths import drop_tree, lab_dir, resolve_inside
+from ..reply import Failure
 from ..runs.run_state import require_run_directory
 from ..runs.spec import read_spec
 from .run_program import build_program_container, find_run_image, read_output, wait_for_exit
@@ -38,7 +39,7 @@ def check(request: CheckRequest) -> CheckReply:
     for path in request.tests:
         resolve_inside(code, path)
     if not code.is_dir():
-        return CheckReply(lacks="code")
+        raise Failure("missing", "this lab has no pushed code on this server", "", "labctl push")
     spec = read_spec(directory)._replace(gpus=request.gpus)
     image = find_run_image(directory, spec)
     if image is None:

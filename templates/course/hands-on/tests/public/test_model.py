@@ -35,9 +35,9 @@ def test_the_network_sees_pixels_from_minus_one_to_one() -> None:
     inputs: list[torch.Tensor] = []
     network.features.register_forward_pre_hook(lambda module, values: inputs.append(values[0]))
     network(torch.tensor([0, 255], dtype=torch.uint8).repeat(128).reshape(1, 1, 16, 16))
-    (seen,) = inputs
-    assert seen.min().item() == pytest.approx(-1)
-    assert seen.max().item() == pytest.approx(1)
+    (pixels,) = inputs
+    assert pixels.min().item() == pytest.approx(-1)
+    assert pixels.max().item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("size", [8, 16, 33])
