@@ -25,7 +25,7 @@ from labctl.cli.options import (
 )
 from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.screen import print_json, print_table, wrap_text
 from labctl.errors import UsageError, assign_subject
 from labctl.lazy import lazy_imports
 from labctl.text import dollars_text, duration_text, optional_text, price_text
@@ -97,7 +97,7 @@ def _print_status(course: CourseStatus) -> None:
         "BUDGET",
         "ACTIVITY",
     )
-    print_table([_seat_cells(seat, wide) for seat in course.seats], headings)
+    print_table([_seat_cells(seat, wide, course.now) for seat in course.seats], headings)
     per_hour = f" at {price_text(course.usd_per_hour)}" if course.usd_per_hour else ""
     click.echo()
     click.echo(
@@ -107,12 +107,24 @@ def _print_status(course: CourseStatus) -> None:
     for seat in course.seats:
         if seat.error:
             click.echo(f"{clean(seat.seat)}: {clean(seat.error)}", err=True)
+    _print_age(course)
     if any(seat.state == "elsewhere" for seat in course.seats):
         text = "elsewhere: created by another machine; next: labctl course status --refresh"
         click.echo(text, err=True)
 
 
-def _seat_cells(seat: SeatStatus, wide: bool) -> tuple[str, ...]:
+def _print_age(course: CourseStatus) -> None:
+    """Print how old the shown reports of the servers are."""
+    ages = [course.now - (seat.heard_at or 0) for seat in course.seats if seat.heard_at]
+    if not ages:
+        return
+    newest, oldest = duration_text(min(ages)), duration_text(max(ages))
+    span = newest if newest == oldest else f"{newest} to {oldest}"
+    text = f"as reported {span} ago; to query every server now: labctl course status --refresh"
+    click.echo("\n".join(wrap_text(text)), err=True)
+
+
+def _seat_cells(seat: SeatStatus, wide: bool, now: float) -> tuple[str, ...]:
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
     left = optional_text(seat.ttl_left_s, duration_text)
@@ -125,14 +137,18 @@ def _seat_cells(seat: SeatStatus, wide: bool) -> tuple[str, ...]:
         left,
         dollars_text(seat.spent_usd),
         budget,
-        _activity_text(seat),
+        _activity_text(seat, now),
     )
 
 
-def _activity_text(seat: SeatStatus) -> str:
+def _activity_text(seat: SeatStatus, now: float) -> str:
 
     if seat.error:
         return f"! {seat.error}"
+    if seat.refused:
+        return f"! {seat.refused}"
+    if seat.silent and seat.heard_at is not None:
+        return f"unknown, last report {duration_text(now - seat.heard_at)} ago"
     run = seat.run
     if run is not None and not run.has_ended:
         step, total = run.progress.get("step"), run.progress.get("total_steps")

@@ -32,7 +32,10 @@ class ServerLoad(Value, frozen=True):
 
 
 class ServerView(Value, frozen=True):
-    """The server of a seat. `idle_s` is the time since its last work; `busy` lists its activity."""
+    """The server of a seat. `idle_s` is the time since its last work; `busy` lists its activity.
+
+    `heard_at` is when its watchdog reported last; it is `silent` if that is too long ago.
+    """
 
     id: str
     state: SeatState
@@ -46,6 +49,7 @@ class ServerView(Value, frozen=True):
     idle_s: float | None = None
     busy: tuple[str, ...] = ()
     heard_at: float | None = None
+    silent: bool = False
     gauge: ServerLoad | None = None
 
     @property
@@ -86,6 +90,10 @@ class SeatView(Value, frozen=True):
         )
 
     @property
+    def silent(self) -> bool:
+        return self.machine is not None and self.machine.silent
+
+    @property
     def share(self) -> float:
         """The share of the budget that is spent, 0.5 for half of it."""
         return self.spent_usd / self.budget_usd if self.budget_usd else 0.0
@@ -93,7 +101,7 @@ class SeatView(Value, frozen=True):
     @property
     def idle(self) -> bool:
         machine = self.machine
-        if machine is None or machine.state != "running":
+        if machine is None or machine.state != "running" or machine.silent:
             return False
         return (machine.idle_s or 0) >= IDLE_S
 
@@ -102,10 +110,10 @@ class SeatView(Value, frozen=True):
         """The filters of the board that this seat passes."""
         matches = {
             "up": self.state in ("running", "starting"),
-            "running": self.run is not None and not self.run.has_ended,
+            "running": self.run is not None and not self.run.has_ended and not self.silent,
             "idle": self.idle,
             "budget": self.share >= WARN_SHARE,
-            "trouble": bool(self.trouble),
+            "trouble": bool(self.trouble) or self.silent,
         }
         return tuple(name for name, holds in matches.items() if holds)
 
