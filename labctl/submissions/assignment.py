@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -114,6 +114,19 @@ class Assignment(Value, frozen=True):
         return self.assignment
 
 
+class DeadlineRules(Protocol):
+    """What `judge` needs of an assignment's file, or of an assignment in course.yaml."""
+
+    @property
+    def due(self) -> Moment | None: ...
+
+    @property
+    def late(self) -> int: ...
+
+    @property
+    def penalty(self) -> int: ...
+
+
 class DeadlineStatus(Value, frozen=True):
     """The result of the rules at a given time. `closes_at` is None if it never closes."""
 
@@ -124,7 +137,7 @@ class DeadlineStatus(Value, frozen=True):
     penalty: int = 0
 
 
-def judge(rules: Assignment, at: float, extension_s: int = 0) -> DeadlineStatus:
+def judge(rules: DeadlineRules, at: float, extension_s: int = 0) -> DeadlineStatus:
     """Judge a bundle that is complete at Unix time `at`. The last second is still in time.
 
     `extension_s` moves the due time, and with it the end of the late period.

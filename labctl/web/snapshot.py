@@ -18,6 +18,7 @@ from labctl.courses.records.student import Student
 from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Run, Server
 from labctl.state import State
+from labctl.submissions.receiver import Receiver
 from labctl.web.grades import Grades, find_frozen_seats, find_released
 from labctl.web.ledger_view import CostSums, LedgerView
 from labctl.web.server_load import load_from_watchdog
@@ -117,14 +118,17 @@ class SnapshotTaker:
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on()
+        self._hand_ins.look_for_reports()
         released = find_released(self._ledger.news)
         frozen = find_frozen_seats(self._ledger.news, folder.config.assignments)
+        receiver = Receiver(folder.drop)
+        extensions = {name: receiver.extensions(name) for name in folder.config.assignments}
         return Snapshot(
             at=now,
             course=folder.config.name,
             seats=tuple(self._make_seat(seat, servers, watches, runs, spent) for seat in seats),
             people=tuple(
-                self._make_person(student, keys, roster, released, frozen)
+                self._make_person(student, keys, roster, released, frozen, extensions)
                 for student in roster.people
                 if student.active or student.id in keys
             ),
@@ -237,6 +241,7 @@ class SnapshotTaker:
         roster: _RosterCache,
         released: frozenset[tuple[str, str]],
         frozen: Mapping[str, Mapping[str, str]],
+        extensions: Mapping[str, Mapping[str, int]],
     ) -> PersonView:
         return PersonView(
             key=roster.keys[student.id],
@@ -247,7 +252,9 @@ class SnapshotTaker:
             section=student.section,
             active=student.active,
             seat=keys.get(student.id, ""),
-            hand_ins=self._hand_ins.submissions_of(roster.mates[student.seat]),
+            hand_ins=self._hand_ins.submissions_of(
+                roster.mates[student.seat], self._folder.config.assignments, extensions
+            ),
             grades=self._grades.read_grades(
                 student, self._folder.config.assignments, released, frozen
             ),

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from labctl.config.course_schema import AssignmentConfig
+from labctl.errors import LabError
+from labctl.submissions.assignment import judge
 from labctl.submissions.receipt import Receipt, Signed
-from labctl.submissions.receiver import LOG
+from labctl.submissions.receiver import LOG, Receiver
+from labctl.web.downloads import has_report
 from labctl.web.view import SubmissionView
+
+# bundles that are opened for one snapshot
+BUNDLES_AT_ONCE = 50
+# assignment, student and number
+SubmissionId = tuple[str, str, int]
 
 
 class SubmissionList:
@@ -20,7 +31,11 @@ class SubmissionList:
 
     def __init__(self, drop: Path, key_of: Callable[[str], str]) -> None:
         self._key_of = key_of
+        self._drop = drop
         self._file = drop / LOG
+        # submissions whose bundles contain a report, and those whose bundle was not opened yet
+        self._with_report: set[SubmissionId] = set()
+        self._unopened: list[SubmissionId] = []
         self._by_student: dict[str, tuple[SubmissionView, ...]] = {}
         self._read_to = 0
         # device and inode of the file that was read
@@ -34,6 +49,7 @@ class SubmissionList:
                 identity = (stat.st_dev, stat.st_ino)
                 if identity != self._identity or stat.st_size < self._read_to:
                     self._by_student, self._read_to, self._identity = {}, 0, identity
+                    self._unopened.clear()
                 file.seek(self._read_to)
                 complete_lines, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
@@ -45,11 +61,54 @@ class SubmissionList:
             if receipt is not None:
                 before = self._by_student.get(receipt.student, ())
                 self._by_student[receipt.student] = (*before, self._convert_receipt(receipt))
+                self._unopened.append((receipt.assignment, receipt.student, receipt.number))
 
-    def submissions_of(self, names: Iterable[str]) -> tuple[SubmissionView, ...]:
-        """Return the submissions of these students that `read_on` has read, the oldest first."""
-        submissions = [one for name in names for one in self._by_student.get(name, ())]
+    def look_for_reports(self) -> None:
+        """Open the bundles of the newest receipts, a few at a time: only some contain a report."""
+        for _ in range(min(BUNDLES_AT_ONCE, len(self._unopened))):
+            submission_id = self._unopened.pop()
+            with contextlib.suppress(LabError):
+                if has_report(Receiver(self._drop).find_bundle(*submission_id)):
+                    self._with_report.add(submission_id)
+
+    def submissions_of(
+        self,
+        names: Iterable[str],
+        assignments: Mapping[str, AssignmentConfig],
+        extensions: Mapping[str, Mapping[str, int]],
+    ) -> tuple[SubmissionView, ...]:
+        """Return the submissions of these students that `read_on` has read, the oldest first.
+
+        A receipt has the lateness at its time; `extensions` by assignment and student may have been
+        granted later.
+        """
+        submissions = [
+            self._update(one, assignments.get(one.assignment), extensions)
+            for name in names
+            for one in self._by_student.get(name, ())
+        ]
         return tuple(sorted(submissions, key=lambda one: one.received))
+
+    def _update(
+        self,
+        submission: SubmissionView,
+        rules: AssignmentConfig | None,
+        extensions: Mapping[str, Mapping[str, int]],
+    ) -> SubmissionView:
+        """Return the submission judged by the rules of now, and whether it has a report."""
+        submission_id = (submission.assignment, submission.by, submission.number)
+        has_report = submission_id in self._with_report
+        if rules is None:
+            return msgspec.structs.replace(submission, has_report=has_report)
+        extension_s = extensions.get(submission.assignment, {}).get(submission.by, 0)
+        standing = judge(rules, parse_received_at(submission.received), extension_s)
+        return msgspec.structs.replace(
+            submission,
+            late_s=standing.late_s,
+            penalty=standing.penalty,
+            accepted=standing.accepted,
+            has_report=has_report,
+        )
 
     def _convert_receipt(self, receipt: Receipt) -> SubmissionView:
         return SubmissionView(
@@ -73,6 +132,7 @@ def _parse_receipt(line: bytes) -> Receipt | None:
         return None
 
 
+@functools.lru_cache(maxsize=65_536)
 def parse_received_at(text: str) -> float:
     """Return the Unix time of a receipt's `received`; 0.0 if it is not a time."""
     try:

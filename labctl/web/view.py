@@ -121,7 +121,8 @@ class SeatView(Value, frozen=True):
 class SubmissionView(Value, frozen=True):
     """A submission according to its receipt: `by` submitted it, `by_key` is their key.
 
-    `number` counts the submissions of this student for the assignment.
+    `number` counts the submissions of this student for the assignment. `late_s`, `penalty` and
+    `accepted` follow the rules and extensions of now, as in `labctl course collect`.
     """
 
     assignment: str
@@ -131,6 +132,8 @@ class SubmissionView(Value, frozen=True):
     by_key: str = ""
     late_s: int = 0
     penalty: int = 0
+    accepted: bool = True
+    has_report: bool = False
     run: str = ""
     size_bytes: int = 0
     sha256: str = ""
@@ -169,8 +172,10 @@ class PersonView(Value, frozen=True):
     grades: tuple[GradeView, ...] = ()
 
     def find_submission(self, assignment: str) -> SubmissionView | None:
-        """Return the last submission for an assignment."""
-        return next((one for one in reversed(self.hand_ins) if one.assignment == assignment), None)
+        """Return the submission for an assignment that counts: the last one that is accepted."""
+        submissions = [one for one in reversed(self.hand_ins) if one.assignment == assignment]
+        accepted = (one for one in submissions if one.accepted)
+        return next(accepted, submissions[0] if submissions else None)
 
     def grade(self, assignment: str) -> GradeView | None:
         return next((one for one in self.grades if one.assignment == assignment), None)
@@ -235,6 +240,13 @@ class Snapshot(Value, frozen=True, dict=True):
     def budget_usd(self) -> float | None:
         budgets = [seat.budget_usd for seat in self.seats if seat.budget_usd is not None]
         return sum(budgets) if budgets else None
+
+    @property
+    def oldest_report_at(self) -> float | None:
+        """When the server reported last whose report is the oldest; None without any report."""
+        machines = [seat.machine for seat in self.seats if seat.machine is not None]
+        times = [one.heard_at for one in machines if one.bills and one.heard_at is not None]
+        return min(times, default=None)
 
     def count_marked(self, mark: str) -> int:
         """Count the seats that pass a filter."""
