@@ -13,12 +13,15 @@ from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from labctl.course import Course
-    from labctl.courses.records.folder import Seat
+    from labctl.courses.records.folder import CourseFolder, Seat
     from labctl.events import Reporter
 
 with lazy_imports(__name__):
     from labctl.courses import assignment_seats, servers
+    from labctl.courses.records import plan_changes
 
+# characters of a name in a table
+MAX_NAME = 24
 F = TypeVar("F", bound=Callable[..., Any])
 WHY = click.option("--why", default="", help="Reason, recorded in the ledger.")
 
@@ -71,6 +74,27 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     if not seats:
         raise NotFoundError("no seat matches", hint="labctl course roster")
     return seats
+
+
+def names_by_seat(folder: CourseFolder) -> dict[str, str]:
+    """Return seat -> the name of its student, or the names of its team."""
+    names: dict[str, list[str]] = {}
+    for student in folder.list_students(active_only=False):
+        names.setdefault(student.seat, []).append(student.name or student.id)
+    return {seat: shorten_name(", ".join(people)) for seat, people in names.items()}
+
+
+def shorten_name(text: str) -> str:
+    """Return a name that fits into a table."""
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+
+
+def print_grace(folder: CourseFolder, assignment: str) -> None:
+    """Print the grace period of an assignment, which the column LATE does not count."""
+    rules = folder.config.assignments.get(assignment)
+    if rules is not None and rules.due is not None and rules.grace:
+        text = f"{plan_changes.grace_text(rules.grace)}: up to then a submission is on time"
+        click.echo(text, err=True)
 
 
 def make_staff(course: Course, reporter: Reporter | None = None) -> servers.CourseOperator:

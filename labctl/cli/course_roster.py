@@ -16,6 +16,7 @@ from labctl.courses import creation
 from labctl.courses.records.roster import read_roster
 from labctl.courses.sample_assignments import SAMPLES, SampleAssignment, add_assignment
 from labctl.model import Value
+from labctl.text import count_text
 
 if TYPE_CHECKING:
     from labctl.courses.records.roster_import import RosterDiff
@@ -112,7 +113,9 @@ def init_command(
 def _print_created(created: creation.CourseCreation, sample: SampleAssignment | None) -> None:
     target = created.path
     if created.made:
-        click.echo(f"{target}: {len(created.diff.added)} students from {created.diff.format}")
+        click.echo(
+            f"{target}: {count_text(len(created.diff.added), 'student')} from {created.diff.format}"
+        )
     else:
         _print_diff(created.diff)
     if sample is not None:

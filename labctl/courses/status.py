@@ -95,12 +95,7 @@ def read_recorded_status(
     # Of each lab and server, the newest comes last.
     servers = {server.lab_id: server for server in staff.state.list_servers()}
     newest_runs = {run.server_id: run for run in staff.state.list_runs()}
-    entries_by_seat: dict[str, list[CourseLedgerEntry]] = {}
-    seat_names = {student: seat.name for seat in seats for student in seat.students}
-    for entry in entries:
-        # A refused student's line names no seat.
-        owner = entry.seat or seat_names.get(entry.student, "")
-        entries_by_seat.setdefault(owner, []).append(entry)
+    entries_by_seat = _group_entries(entries, seats)
     watched = _read_watch_reports(staff, {server.id for server in servers.values()})
     budget_usd = staff.folder.config.lab.server.need.budget_usd
 
@@ -140,6 +135,18 @@ def read_recorded_status(
         spent_usd=sum(row.spent_usd for row in rows),
         now=now,
     )
+
+
+def _group_entries(
+    entries: Iterable[CourseLedgerEntry], seats: Iterable[Seat]
+) -> dict[str, list[CourseLedgerEntry]]:
+    """Return the lines of each seat; the line of a refused student names no seat."""
+    seat_names = {student: seat.name for seat in seats for student in seat.students}
+    grouped: dict[str, list[CourseLedgerEntry]] = {}
+    for entry in entries:
+        owner = entry.seat or seat_names.get(entry.student, "")
+        grouped.setdefault(owner, []).append(entry)
+    return grouped
 
 
 def _read_watch_reports(staff: CourseOperator, ids: set[str]) -> dict[str, DatedWatchReport]:

@@ -15,10 +15,10 @@ from labctl.courses.records.last_known import find_open_refusal, is_silent, mark
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
+from labctl.courses.records.timetable import find_zone
 from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Run, Server
 from labctl.state import State
-from labctl.submissions.receiver import Receiver
 from labctl.web.grades import Grades, find_frozen_seats, find_released
 from labctl.web.ledger_view import CostSums, LedgerView
 from labctl.web.server_load import load_from_watchdog
@@ -117,18 +117,15 @@ class SnapshotTaker:
         keys = {student: seat.pseudonym for seat in seats for student in seat.students}
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
-        self._hand_ins.read_on()
-        self._hand_ins.look_for_reports()
+        self._hand_ins.read_on(folder.config.assignments)
         released = find_released(self._ledger.news)
         frozen = find_frozen_seats(self._ledger.news, folder.config.assignments)
-        receiver = Receiver(folder.drop)
-        extensions = {name: receiver.extensions(name) for name in folder.config.assignments}
         return Snapshot(
             at=now,
             course=folder.config.name,
             seats=tuple(self._make_seat(seat, servers, watches, runs, spent) for seat in seats),
             people=tuple(
-                self._make_person(student, keys, roster, released, frozen, extensions)
+                self._make_person(student, keys, roster, released, frozen)
                 for student in roster.people
                 if student.active or student.id in keys
             ),
@@ -241,7 +238,6 @@ class SnapshotTaker:
         roster: _RosterCache,
         released: frozenset[tuple[str, str]],
         frozen: Mapping[str, Mapping[str, str]],
-        extensions: Mapping[str, Mapping[str, int]],
     ) -> PersonView:
         return PersonView(
             key=roster.keys[student.id],
@@ -252,9 +248,7 @@ class SnapshotTaker:
             section=student.section,
             active=student.active,
             seat=keys.get(student.id, ""),
-            hand_ins=self._hand_ins.submissions_of(
-                roster.mates[student.seat], self._folder.config.assignments, extensions
-            ),
+            hand_ins=self._hand_ins.submissions_of(roster.mates[student.seat]),
             grades=self._grades.read_grades(
                 student, self._folder.config.assignments, released, frozen
             ),
@@ -265,6 +259,7 @@ class SnapshotTaker:
         return AssignmentView(
             name=name,
             due_at=rules.due.at if rules.due else None,
+            zone=find_zone(self._folder.config),
             points=rules.points,
             extensions=read_due_extensions(self._ledger.news, name),
         )

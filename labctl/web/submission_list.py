@@ -31,7 +31,10 @@ class SubmissionList:
 
     def __init__(self, drop: Path, key_of: Callable[[str], str]) -> None:
         self._key_of = key_of
-        self._drop = drop
+        self._receiver = Receiver(drop)
+        self._assignments: Mapping[str, AssignmentConfig] = {}
+        # assignment -> student -> seconds
+        self._extensions: dict[str, dict[str, int]] = {}
         self._file = drop / LOG
         # submissions whose bundles contain a report, and those whose bundle was not opened yet
         self._with_report: set[SubmissionId] = set()
@@ -41,7 +44,17 @@ class SubmissionList:
         # device and inode of the file that was read
         self._identity: tuple[int, int] = (0, 0)
 
-    def read_on(self) -> None:
+    def read_on(self, assignments: Mapping[str, AssignmentConfig]) -> None:
+        """Read what was added since the last call: receipts, extensions, and which have a report.
+
+        `assignments` are the rules of now.
+        """
+        self._assignments = assignments
+        self._read_extensions()
+        self._read_receipts()
+        self._open_bundles()
+
+    def _read_receipts(self) -> None:
         """Read the receipts appended since the last call; all of them if the file was replaced."""
         try:
             with self._file.open("rb") as file:
@@ -63,45 +76,38 @@ class SubmissionList:
                 self._by_student[receipt.student] = (*before, self._convert_receipt(receipt))
                 self._unopened.append((receipt.assignment, receipt.student, receipt.number))
 
-    def look_for_reports(self) -> None:
+    def _read_extensions(self) -> None:
+        for name in self._assignments:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):  # keep the last ones
+                self._extensions[name] = self._receiver.extensions(name)
+
+    def _open_bundles(self) -> None:
         """Open the bundles of the newest receipts, a few at a time: only some contain a report."""
         for _ in range(min(BUNDLES_AT_ONCE, len(self._unopened))):
             submission_id = self._unopened.pop()
             with contextlib.suppress(LabError):
-                if has_report(Receiver(self._drop).find_bundle(*submission_id)):
+                if has_report(self._receiver.find_bundle(*submission_id)):
                     self._with_report.add(submission_id)
 
-    def submissions_of(
-        self,
-        names: Iterable[str],
-        assignments: Mapping[str, AssignmentConfig],
-        extensions: Mapping[str, Mapping[str, int]],
-    ) -> tuple[SubmissionView, ...]:
-        """Return the submissions of these students that `read_on` has read, the oldest first.
-
-        A receipt has the lateness at its time; `extensions` by assignment and student may have been
-        granted later.
-        """
+    def submissions_of(self, names: Iterable[str]) -> tuple[SubmissionView, ...]:
+        """Return the submissions of these students that `read_on` has read, the oldest first."""
         submissions = [
-            self._update(one, assignments.get(one.assignment), extensions)
-            for name in names
-            for one in self._by_student.get(name, ())
+            self._update(one) for name in names for one in self._by_student.get(name, ())
         ]
         return tuple(sorted(submissions, key=lambda one: one.received))
 
-    def _update(
-        self,
-        submission: SubmissionView,
-        rules: AssignmentConfig | None,
-        extensions: Mapping[str, Mapping[str, int]],
-    ) -> SubmissionView:
-        """Return the submission judged by the rules of now, and whether it has a report."""
+    def _update(self, submission: SubmissionView) -> SubmissionView:
+        """Return the submission judged by the rules of now, and whether it has a report.
+
+        Its receipt has the lateness at its time; an extension may have been granted since.
+        """
+        rules = self._assignments.get(submission.assignment)
         submission_id = (submission.assignment, submission.by, submission.number)
         has_report = submission_id in self._with_report
         if rules is None:
             return msgspec.structs.replace(submission, has_report=has_report)
-        extension_s = extensions.get(submission.assignment, {}).get(submission.by, 0)
-        standing = judge(rules, parse_received_at(submission.received), extension_s)
+        extension_s = self._extensions.get(submission.assignment, {}).get(submission.by, 0)
+        standing = judge(rules, parse_received_at(submission.received), extension_s, rules.grace)
         return msgspec.structs.replace(
             submission,
             late_s=standing.late_s,

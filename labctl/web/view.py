@@ -7,6 +7,7 @@ are Unix seconds, `None` if unknown.
 from __future__ import annotations
 
 import functools
+from datetime import UTC, tzinfo
 from typing import Literal
 
 import msgspec
@@ -182,10 +183,14 @@ class PersonView(Value, frozen=True):
 
 
 class AssignmentView(Value, frozen=True):
-    """An assignment: its due time without extensions, and its points."""
+    """An assignment: its due time without extensions, and its points.
+
+    `zone` is the course's time zone.
+    """
 
     name: str
     due_at: int | None = None
+    zone: tzinfo = UTC
     points: float | None = None
     # student id -> seconds of extension
     extensions: dict[str, int] = msgspec.field(default_factory=dict)

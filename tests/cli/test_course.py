@@ -173,6 +173,37 @@ def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: 
     assert in_course(labctl, "due", "hw3", "ada", "soon").code == 2
 
 
+DUE_IN_BERLIN = """
+assignments:
+  hw3: {due: "2098-11-28 23:59 Europe/Berlin", late: 48h, penalty: 10}
+  hw4: {due: "2098-12-05 22:59 UTC", grace: none}
+"""
+
+
+def test_due_times_are_in_the_courses_zone_with_their_grace_period(
+    labctl: Labctl, canvas: Path
+) -> None:
+    assert labctl("course", "init", "ml", "--roster", str(canvas)).code == 0
+    with (canvas.parent / "ml" / "course.yaml").open("a") as file:
+        file.write(DUE_IN_BERLIN)
+    plan = " ".join(in_course(labctl, "plan", "--offline").out.split())
+    assert "hw3: due Fri 28 Nov 2098 23:59 Europe/Berlin; grace period 10 min" in plan
+    assert "accepted for 2 d, -10% a day" in plan
+    assert "hw4: due Fri 05 Dec 2098 23:59 Europe/Berlin; later is not accepted" in plan
+    said = in_course(labctl, "due", "hw4", "ada", "+1d").out
+    assert "on Sat 06 Dec 2098 23:59 Europe/Berlin" in said
+
+
+def test_one_seat_is_not_one_seats(labctl: Labctl, home: Path) -> None:
+    (home / "one.csv").write_text("id,name\nada,Ada\n")
+    folder = str(home / "ml")
+    created = labctl("-C", str(home), "course", "init", "ml", "--roster", str(home / "one.csv"))
+    assert "1 student from csv" in created.out
+    assert "1 student, 1 seat\n" in labctl("-C", folder, "course", "plan", "--offline").out
+    assert "0 of 1 seat has a server" in labctl("-C", folder, "course", "status").out
+    assert "1 seat without cost" in labctl("-C", folder, "course", "cost").out
+
+
 def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path) -> None:
     from labctl.courses.records.ledger import Ledger
 

@@ -192,9 +192,9 @@ def test_a_watcher_is_sent_what_changed_and_no_more(bed: Bed, visitor: Visitor) 
     # After a cut link the browser names what it has: nothing is missed, nothing told twice.
     with Stream(visitor, address) as stream:
         assert f"s-{key}" in stream.update()
-    bed.folder.ledger.append("refused", seat=bed.seat(5).name, why="no machine is left")
+    bed.folder.ledger.append("refused", seat=bed.seat(8).name, why="no machine is left")
     with Stream(visitor, address, last_event_id=version) as stream:
-        assert stream.update().keys() == {"tiles", f"s-{bed.seat(5).pseudonym}"}
+        assert stream.update().keys() == {"tiles", f"s-{bed.seat(8).pseudonym}"}
 
 
 def test_another_keepers_version_has_the_page_loaded_anew(visitor: Visitor) -> None:
@@ -378,6 +378,12 @@ def test_an_extension_that_came_later_takes_the_penalty_off(bed: Bed, visitor: V
     wait_until(lambda: "<dt>Late</dt><dd>0</dd>" in visitor.ask("/assignments/hw3")[2])
     assert "% off" not in visitor.ask("/assignments/hw3")[2]
     assert "% off" not in visitor.ask(f"/seats/{bed.seat(3).pseudonym}")[2]
+
+
+def test_ten_seconds_late_cost_nothing(bed: Bed) -> None:
+    bed.hand_in("liskov", "hw3", late_s=10)
+    (one, *_) = reversed(SnapshotTaker(bed.folder, bed.state).take().people[4].hand_ins)
+    assert (one.late_s, one.penalty, one.accepted) == (0, 0, True)
 
 
 def test_a_team_counts_once(bed: Bed) -> None:
