@@ -59,9 +59,15 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     candidates = assignment_seats.list_assignment_seats(folder, assignment) if assignment else None
     seats = list(folder.choose_seats(names, candidates))
     if group:
-        members = {student.id for student in folder.list_students() if student.section == group}
+        # A course imported earlier has "L01 and Lab A" as one section.
+        members = {
+            student.id
+            for student in folder.list_students()
+            if group in (student.section, *student.sections)
+        }
         if not members:
-            sections = sorted({student.section for student in folder.list_students()} - {""})
+            students = folder.list_students()
+            sections = sorted({name for student in students for name in student.sections})
             why = (
                 f"the sections are {', '.join(sections)}"
                 if sections

@@ -194,6 +194,24 @@ def test_due_times_are_in_the_courses_zone_with_their_grace_period(
     assert "on Sat 06 Dec 2098 23:59 Europe/Berlin" in said
 
 
+def test_a_section_of_canvas_is_chosen_by_either_of_its_names(labctl: Labctl, home: Path) -> None:
+    two = CANVAS.replace("Lab A", "L01 and Lab A").replace("Lab B", '"L01, Lab B, and Evening"')
+    (home / "two.csv").write_text(two)
+    assert (
+        labctl("-C", str(home), "course", "init", "ml", "--roster", str(home / "two.csv")).code == 0
+    )
+
+    def seats(group: str) -> list[str]:
+        said = labctl("-C", str(home / "ml"), "course", "status", "--json", "--group", group)
+        return [one["seat"] for one in read(said)["seats"]]
+
+    assert seats("L01") == ["ada", "charles"]
+    assert seats("Lab A") == ["ada"]
+    assert seats("Evening") == ["charles"]
+    wrong = labctl("-C", str(home / "ml"), "course", "status", "--group", "Lab C")
+    assert "the sections are Evening, L01, Lab A, Lab B" in wrong.err
+
+
 def test_one_seat_is_not_one_seats(labctl: Labctl, home: Path) -> None:
     (home / "one.csv").write_text("id,name\nada,Ada\n")
     folder = str(home / "ml")
