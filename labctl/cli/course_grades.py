@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import WHY, print_grace, shorten_name
+from labctl.cli.course_options import WHY, find_acting_person, print_grace, shorten_name
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
-from labctl.config import find_user_name
 from labctl.courses.grades import export_grades, list_grades
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.released_grades import change_text
@@ -69,7 +68,7 @@ def due_command(
     """
     folder = open_course(ctx, quiet=json_).folder
     moved = allowances.extend_due_time(
-        folder, assignment, student, time, by=find_user_name(), why=why
+        folder, assignment, student, time, by=find_acting_person(), why=why
     )
     if json_:
         print_json({"due": moved})
@@ -164,7 +163,7 @@ def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     result = release_grades(
-        course.folder, assignment, by=find_user_name(), reporter=ctx.meta[SCREEN]
+        course.folder, assignment, by=find_acting_person(), reporter=ctx.meta[SCREEN]
     )
     for change in result.changes:
         click.echo(f"changed: {clean(change)}", err=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from labctl.config import find_user_name
+from labctl.cli import options
+from labctl.config import find_person_name
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 
@@ -103,6 +104,12 @@ def print_grace(folder: CourseFolder, assignment: str) -> None:
         click.echo(text, err=True)
 
 
+def find_acting_person() -> str:
+    """Return who the ledger names for this command: `labctl course --as NAME`, or the login."""
+    name: str = click.get_current_context().meta.get(options.ACTING_PERSON, "")
+    return name or find_person_name()
+
+
 def make_staff(course: Course, reporter: Reporter | None = None) -> servers.CourseOperator:
     """Return the course with the acting person; events go to `reporter`, else to the course's."""
     return servers.CourseOperator(
@@ -110,5 +117,5 @@ def make_staff(course: Course, reporter: Reporter | None = None) -> servers.Cour
         course.paths,
         course.state,
         reporter or course.reporter,
-        by=find_user_name(),
+        by=find_acting_person(),
     )

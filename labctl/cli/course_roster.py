@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import Screen, print_json, print_table
@@ -167,7 +168,12 @@ def roster_command(
         _, diff = creation.preview_import(folder, file, format=format_ or "", keep=keep)
     else:
         diff = creation.import_roster(
-            folder, file, course.reporter, format=format_ or "", keep=keep
+            folder,
+            file,
+            course.reporter,
+            format=format_ or "",
+            keep=keep,
+            by=find_acting_person(),
         )
     if json_:
         print_json({"changed": not dry_run and not diff.is_empty, "diff": _make_report(diff)})

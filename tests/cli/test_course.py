@@ -222,6 +222,21 @@ def test_one_seat_is_not_one_seats(labctl: Labctl, home: Path) -> None:
     assert "1 seat without cost" in labctl("-C", folder, "course", "cost").out
 
 
+def test_the_ledger_names_the_person_who_did_it(
+    labctl: Labctl, course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.config.directories.find_user_name", lambda: "root")
+    monkeypatch.setenv("SUDO_USER", "grace")
+    assert in_course(labctl, "budget", "ada", "+5").code == 0
+    assert labctl("-C", "ml", "course", "--as", "Ann TA", "budget", "ada", "+5").code == 0
+    assert labctl("-C", "ml", "course", "--as", "ann", "due", "hw3", "ada", "+3d").code == 0
+    assert labctl("-C", "ml", "course", "--as", "a\x1b[2J", "budget", "ada", "+5").code == 2
+    lines = (course / ".course" / "ledger.jsonl").read_text().splitlines()
+    entries = [json.loads(one) for one in lines]
+    by = [one["by"] for one in entries if one["kind"] in ("budget", "due")]
+    assert by == ["grace", "Ann TA", "ann"]
+
+
 def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path) -> None:
     from labctl.courses.records.ledger import Ledger
 
