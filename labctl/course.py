@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labctl.config import CourseConfig, Paths, find_paths, find_user_name
+from labctl.config import CourseConfig, Paths, find_paths, find_person_name
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.student import Student
 from labctl.events import Reporter, SilentReporter
@@ -142,7 +142,7 @@ class Course:
     def staff(self) -> servers.CourseOperator:
         """Return the course with the person who runs this program, for the ledger."""
         return servers.CourseOperator(
-            self.folder, self.paths, self.state, self.reporter, by=find_user_name()
+            self.folder, self.paths, self.state, self.reporter, by=find_person_name()
         )
 
     def plan(self, *, offline: bool = False) -> CoursePlan:

@@ -19,6 +19,7 @@ from labctl.wire.text import (
 
 __all__ = [
     "bytes_text",
+    "count_text",
     "decimal_bytes_text",
     "dollars_text",
     "duration_text",
@@ -56,6 +57,11 @@ def timing_text(seconds: float) -> str:
 def decimal_bytes_text(count: float) -> str:
     """Write bytes in powers of ten, as is usual for models: 377 kB, 10.8 MB, 1,128 GB."""
     return scale_text(count, 1000, ("B", "kB", "MB", "GB"))
+
+
+def count_text(count: int, noun: str) -> str:
+    """Write a count with its noun: 1 seat, 2 seats."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def names_text(names: Sequence[str], most: int) -> str:

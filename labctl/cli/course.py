@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from labctl.cli.groups import LazyCommands
-from labctl.errors import assign_subject
+from labctl.errors import UsageError, assign_subject
 from labctl.errors.subject import COURSE
 from labctl.lazy import lazy_imports
 
@@ -17,6 +17,8 @@ with lazy_imports(__name__):
     from labctl.cli import options
     from labctl.cli import screen as cli_screen
 
+# characters of a name in the ledger
+MAX_PERSON = 64
 BEGIN, SERVERS, HAND_IN, MONEY, KEEPER = (
     "Set up",
     "Servers",
@@ -68,7 +70,15 @@ class CourseCommands(LazyCommands):
     epilog="A first course:  labctl course init ml-2026 --roster canvas.csv && cd ml-2026 && "
     "labctl course plan",
 )
-def course_command() -> None:
+@click.option(
+    "--as",
+    "person",
+    metavar="NAME",
+    default="",
+    help="Record this person in the ledger (default: your login), if several share an account.",
+)
+@click.pass_context
+def course_command(ctx: click.Context, person: str) -> None:
     """Manage a course: roster, servers, submissions, grades and costs.
 
     Run every command in the course's folder, or name the folder: labctl -C DIR course COMMAND. A
@@ -77,7 +87,11 @@ def course_command() -> None:
 
     \b
     labctl course init ml-2026 --roster canvas.csv
+    labctl course --as ann extend alice 2h
     """
+    if len(person) > MAX_PERSON or not (person or "x").isprintable():
+        raise UsageError("--as NAME is not a person's name", hint="labctl course --as ann ...")
+    ctx.meta[options.ACTING_PERSON] = person
 
 
 def open_course(

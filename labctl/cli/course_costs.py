@@ -14,7 +14,7 @@ from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
 from labctl.courses.costs import compute_costs, format_csv
 from labctl.lazy import lazy_imports
-from labctl.text import dollars_text, optional_text
+from labctl.text import count_text, dollars_text, optional_text
 
 if TYPE_CHECKING:
     from labctl.courses.records.cost_report import CourseCosts, Forecast, SeatCost
@@ -87,7 +87,7 @@ def _print_costs(costs: CourseCosts) -> None:
             print_table([row[:-1] for row in rows], headings[:-1])
     without_cost = len(costs.seats) - len(rows)
     if without_cost:
-        click.echo(f"{'and ' if rows else ''}{without_cost} seats without cost")
+        click.echo(f"{'and ' if rows else ''}{count_text(without_cost, 'seat')} without cost")
     if costs.assignments:
         click.echo()
         assignment_rows = [

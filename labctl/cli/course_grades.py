@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import WHY
+from labctl.cli.course_options import WHY, find_acting_person, print_grace, shorten_name
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
-from labctl.config import find_user_name
 from labctl.courses.grades import export_grades, list_grades
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.released_grades import change_text
+from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.courses.release import release_grades
 from labctl.lazy import lazy_imports
 from labctl.model import Value
-from labctl.text import duration_text
+from labctl.text import count_text, duration_text
 
 if TYPE_CHECKING:
     from labctl.course import Course
+    from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
-    from labctl.cli import submit_output
     from labctl.courses import allowances
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
@@ -68,13 +68,14 @@ def due_command(
     """
     folder = open_course(ctx, quiet=json_).folder
     moved = allowances.extend_due_time(
-        folder, assignment, student, time, by=find_user_name(), why=why
+        folder, assignment, student, time, by=find_acting_person(), why=why
     )
     if json_:
         print_json({"due": moved})
         return
-    due = submit_output.time_text(moved.due.at, str(moved.due))
-    closes = submit_output.time_text(moved.closes_at, str(moved.due)) if moved.closes_at else ""
+    zone = find_zone(folder.config)
+    due = local_time_text(moved.due.at, zone)
+    closes = local_time_text(moved.closes_at, zone) if moved.closes_at else ""
     text = f"{assignment} is due for {student} on {due}"
     click.echo(f"{text}; it closes {closes}" if closes else text)
 
@@ -143,7 +144,8 @@ def grades_command(
     elif out:
         click.echo(f"{out}: {export.format if export else ''}", err=True)
     elif not export_format:
-        _print_grades(all_grades)
+        _print_grades(all_grades, course.folder)
+        print_grace(course.folder, assignment)
     if not json_:
         print_unreleased_changes(assignment, all_grades)
 
@@ -161,12 +163,12 @@ def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     result = release_grades(
-        course.folder, assignment, by=find_user_name(), reporter=ctx.meta[SCREEN]
+        course.folder, assignment, by=find_acting_person(), reporter=ctx.meta[SCREEN]
     )
     for change in result.changes:
         click.echo(f"changed: {clean(change)}", err=True)
     waiting = f"; without a grade: {', '.join(result.waiting)}" if result.waiting else ""
-    click.echo(f"released to {len(result.students)} students{waiting}", err=True)
+    click.echo(f"released to {count_text(len(result.students), 'student')}{waiting}", err=True)
 
 
 def _make_report(grade: Grade) -> GradeReport:
@@ -187,10 +189,12 @@ def _make_report(grade: Grade) -> GradeReport:
     )
 
 
-def _print_grades(grades: list[Grade]) -> None:
+def _print_grades(grades: list[Grade], folder: CourseFolder) -> None:
+    names = {student.id: student.name for student in folder.list_students(active_only=False)}
     rows: list[tuple[str, ...]] = [
         (
             grade.student,
+            shorten_name(names.get(grade.student) or "-"),
             grade.team or "-",
             points_text(grade.score) or "-",
             duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
@@ -201,10 +205,12 @@ def _print_grades(grades: list[Grade]) -> None:
         )
         for grade in grades
     ]
-    headings: tuple[str, ...] = ("STUDENT", "TEAM", "SCORE", "LATE", "OFF", "FINAL", "RELEASED", "")
+    headings: tuple[str, ...] = (
+        *("STUDENT", "NAME", "TEAM", "SCORE", "LATE", "OFF", "FINAL", "RELEASED", ""),
+    )
     if all(not grade.team for grade in grades):
-        rows = [(row[0], *row[2:]) for row in rows]
-        headings = (headings[0], *headings[2:])
+        rows = [(*row[:2], *row[3:]) for row in rows]
+        headings = (*headings[:2], *headings[3:])
     print_table(rows, headings)
     scores = [grade.final for grade in grades if grade.final is not None]
     mean = (

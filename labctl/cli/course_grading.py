@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import shutil
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_grades import print_unreleased_changes
-from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.course_options import (
+    make_staff,
+    names_by_seat,
+    only_options,
+    print_grace,
+    select_seats,
+)
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.results import late_text
+from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
+    from datetime import tzinfo
+
     from labctl.courses.grading_run import GradingResult, SeatGrade
+    from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
     from labctl.courses import grading_run
@@ -63,16 +74,18 @@ def collect_command(
     if json_:
         print_json({"assignment": name, "collection": collection})
     else:
-        _print_collection(collection)
+        _print_collection(collection, course.folder)
     ctx.exit(1 if collection.damaged else 0)
 
 
-def _print_collection(collection: collect.Collection) -> None:
+def _print_collection(collection: collect.Collection, folder: CourseFolder) -> None:
+    names, zone = names_by_seat(folder), find_zone(folder.config)
     rows = [
         (
             submission.seat,
+            names.get(submission.seat, "-"),
             _state_style(submission.state)[0],
-            submission.received,
+            _received_text(submission.received, zone),
             _late_text(submission),
             str(submission.submissions or ""),
             bytes_text(submission.size) if submission.size else "",
@@ -80,18 +93,19 @@ def _print_collection(collection: collect.Collection) -> None:
         )
         for submission in collection.submissions
     ]
-    headings = ("SEAT", "STATE", "RECEIVED", "LATE", "COUNT", "SIZE", "")
+    headings = ("SEAT", "NAME", "STATE", f"RECEIVED ({zone})", "LATE", "COUNT", "SIZE", "")
     print_table(rows, headings, shutil.get_terminal_size().columns)
     count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
     click.echo(f"{count} of {len(collection.submissions)} submitted, {late} of them late.")
+    print_grace(folder, collection.assignment)
     if collection.fetched or collection.refused:
         refused = len(collection.refused)
         click.echo(f"Fetched {collection.fetched} from the bucket, refused {refused}.")
     for text in (*collection.refused, *collection.damaged):
         click.echo(click.style(clean(text), fg="red"), err=True)
     if collection.strangers:
-        names = ", ".join(collection.strangers)
-        click.echo(f"ignored, no seat in this course: {clean(names)}", err=True)
+        strangers = ", ".join(collection.strangers)
+        click.echo(f"ignored, no seat in this course: {clean(strangers)}", err=True)
     if collection.accepted:
         click.echo(f"next: labctl course grade {collection.assignment}", err=True)
 
@@ -101,7 +115,16 @@ def _state_style(state: str) -> tuple[str, str]:
     return STATES.get(state, (state, "white"))
 
 
+def _received_text(received: str, zone: tzinfo) -> str:
+    """Write a receipt's time in the course's zone."""
+    if not received:
+        return ""
+    return f"{datetime.fromisoformat(received).astimezone(zone):%d %b %H:%M:%S}"
+
+
 def _late_text(submission: collect.SeatSubmission) -> str:
+    if submission.in_grace_s:
+        return f"{late_text(submission.in_grace_s)}, in grace"
     if not submission.late_s:
         return ""
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
@@ -156,7 +179,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     )
     ctx.meta[SCREEN].stop_drawing()
     if not json_:
-        _print_grading(grading)
+        _print_grading(grading, names_by_seat(course.folder))
     may_release = options["release"] and grading.is_complete
     screen = ctx.meta[SCREEN]
     released = (
@@ -187,9 +210,12 @@ def _print_grade(graded: SeatGrade) -> None:
         click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
 
 
-def _print_grading(grading: GradingResult) -> None:
-    rows = [_graded_cells(graded) for graded in grading.seats]
-    headings = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
+def _print_grading(grading: GradingResult, names: dict[str, str]) -> None:
+    rows = [
+        (graded.seat, names.get(graded.seat, "-"), *_graded_cells(graded))
+        for graded in grading.seats
+    ]
+    headings = ("SEAT", "NAME", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
     print_table(rows, headings, shutil.get_terminal_size().columns)
     flagged = [graded for graded in grading.seats if graded.record and graded.record.flags]
     if flagged:
@@ -205,14 +231,14 @@ def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
     state, record = _state_style(graded.state)[0], graded.record
     why = graded.why.splitlines()[0] if graded.why else ""
     if record is None:
-        return graded.seat, state, "", "", "", why
+        return state, "", "", "", why
     late = f" -{record.penalty}%" if record.penalty and record.raw and record.raw.score else ""
     score = "" if record.score is None else f"{record.score:g}/{record.points:g}{late}"
     shares = (record.comparison.claimed, record.comparison.measured)
     claimed, measured = ("" if value is None else f"{value:.4f}" for value in shares)
     kinds = [flag.kind for flag in record.flags]
     note = ", ".join(dict.fromkeys([why, *kinds] if why else kinds))
-    return graded.seat, state, score, claimed, measured, note
+    return state, score, claimed, measured, note
 
 
 def _print_totals(grading: GradingResult) -> None:

@@ -11,7 +11,7 @@ import click
 
 from labctl import shell
 from labctl.cli.course import open_course
-from labctl.cli.course_options import make_staff, only_options, select_seats
+from labctl.cli.course_options import make_staff, names_by_seat, only_options, select_seats
 from labctl.cli.exit_codes import clean
 from labctl.cli.fan_out import run_on_servers
 from labctl.cli.options import (
@@ -25,10 +25,10 @@ from labctl.cli.options import (
 )
 from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.screen import print_json, print_table, wrap_text
 from labctl.errors import UsageError, assign_subject
 from labctl.lazy import lazy_imports
-from labctl.text import dollars_text, duration_text, optional_text, price_text
+from labctl.text import count_text, dollars_text, duration_text, optional_text, price_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ with lazy_imports(__name__):
     from labctl.lifecycle import reconcile
     from labctl.runs import runs
 
-# columns from which the table has the server's type
+# columns from which the table has the names and the server's type
 WIDE = 100
 
 
@@ -70,7 +70,7 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     if json_:
         print_json(course_now)
     else:
-        _print_status(course_now)
+        _print_status(course_now, names_by_seat(course.folder))
         _print_unneeded(unneeded)
     ctx.exit(1 if any(seat.error for seat in course_now.seats) else 0)
 
@@ -85,10 +85,11 @@ def _print_unneeded(seats: Sequence[Seat]) -> None:
     click.echo(f"  next: labctl course down --only {selection}", err=True)
 
 
-def _print_status(course: CourseStatus) -> None:
+def _print_status(course: CourseStatus, names: dict[str, str]) -> None:
     wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     headings = (
         "SEAT",
+        *(("NAME",) if wide else ()),
         "STATE",
         *(("TYPE",) if wide else ()),
         "UP",
@@ -97,42 +98,62 @@ def _print_status(course: CourseStatus) -> None:
         "BUDGET",
         "ACTIVITY",
     )
-    print_table([_seat_cells(seat, wide) for seat in course.seats], headings)
+    print_table(
+        [_seat_cells(seat, names if wide else None, course.now) for seat in course.seats], headings
+    )
     per_hour = f" at {price_text(course.usd_per_hour)}" if course.usd_per_hour else ""
     click.echo()
     click.echo(
-        f"{course.running} of {len(course.seats)} seats have a server; "
+        f"{course.running} of {count_text(len(course.seats), 'seat')} "
+        f"{'has' if len(course.seats) == 1 else 'have'} a server; "
         f"{dollars_text(course.spent_usd)} so far{per_hour}"
     )
     for seat in course.seats:
         if seat.error:
             click.echo(f"{clean(seat.seat)}: {clean(seat.error)}", err=True)
+    _print_age(course)
     if any(seat.state == "elsewhere" for seat in course.seats):
         text = "elsewhere: created by another machine; next: labctl course status --refresh"
         click.echo(text, err=True)
 
 
-def _seat_cells(seat: SeatStatus, wide: bool) -> tuple[str, ...]:
+def _print_age(course: CourseStatus) -> None:
+    """Print how old the shown reports of the servers are."""
+    ages = [course.now - (seat.heard_at or 0) for seat in course.seats if seat.heard_at]
+    if not ages:
+        return
+    newest, oldest = duration_text(min(ages)), duration_text(max(ages))
+    span = newest if newest == oldest else f"{newest} to {oldest}"
+    text = f"as reported {span} ago; to query every server now: labctl course status --refresh"
+    click.echo("\n".join(wrap_text(text)), err=True)
+
+
+def _seat_cells(seat: SeatStatus, names: dict[str, str] | None, now: float) -> tuple[str, ...]:
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
     left = optional_text(seat.ttl_left_s, duration_text)
     budget = optional_text(seat.budget_usd, dollars_text)
     return (
         seat.seat,
+        *((names.get(seat.seat, "-"),) if names is not None else ()),
         "-" if seat.state == "none" else seat.state,
-        *((kind,) if wide else ()),
+        *((kind,) if names is not None else ()),
         duration_text(seat.up_s) if seat.up_s else "-",
         left,
         dollars_text(seat.spent_usd),
         budget,
-        _activity_text(seat),
+        _activity_text(seat, now),
     )
 
 
-def _activity_text(seat: SeatStatus) -> str:
+def _activity_text(seat: SeatStatus, now: float) -> str:
 
     if seat.error:
         return f"! {seat.error}"
+    if seat.refused:
+        return f"! {seat.refused}"
+    if seat.silent and seat.heard_at is not None:
+        return f"unknown, last report {duration_text(now - seat.heard_at)} ago"
     run = seat.run
     if run is not None and not run.has_ended:
         step, total = run.progress.get("step"), run.progress.get("total_steps")

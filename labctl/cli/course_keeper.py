@@ -22,6 +22,7 @@ from labctl.errors import BusyError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
+from labctl.text import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,8 +232,8 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
             signal.signal(number, lambda *_: scheduler.stop.set())
         scheduler.restore()
         with rpc.RpcServer(request_handler):
-            seats = len(folder.list_seats())
-            log_lines("", f"the keeper of {folder.config.name} started with {seats} seats")
+            seats = count_text(len(folder.list_seats()), "seat")
+            log_lines("", f"the keeper of {folder.config.name} started with {seats}")
             if not has_filter():
                 log_lines("", f"warning: {UNCONFINED}")
             if dashboard:

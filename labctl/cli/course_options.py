@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from labctl.config import find_user_name
+from labctl.cli import options
+from labctl.config import find_person_name
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from labctl.course import Course
-    from labctl.courses.records.folder import Seat
+    from labctl.courses.records.folder import CourseFolder, Seat
     from labctl.events import Reporter
 
 with lazy_imports(__name__):
     from labctl.courses import assignment_seats, servers
+    from labctl.courses.records import plan_changes
 
+# characters of a name in a table
+MAX_NAME = 24
 F = TypeVar("F", bound=Callable[..., Any])
 WHY = click.option("--why", default="", help="Reason, recorded in the ledger.")
 
@@ -56,9 +60,15 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     candidates = assignment_seats.list_assignment_seats(folder, assignment) if assignment else None
     seats = list(folder.choose_seats(names, candidates))
     if group:
-        members = {student.id for student in folder.list_students() if student.section == group}
+        # A course imported earlier has "L01 and Lab A" as one section.
+        members = {
+            student.id
+            for student in folder.list_students()
+            if group in (student.section, *student.sections)
+        }
         if not members:
-            sections = sorted({student.section for student in folder.list_students()} - {""})
+            students = folder.list_students()
+            sections = sorted({name for student in students for name in student.sections})
             why = (
                 f"the sections are {', '.join(sections)}"
                 if sections
@@ -73,6 +83,33 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     return seats
 
 
+def names_by_seat(folder: CourseFolder) -> dict[str, str]:
+    """Return seat -> the name of its student, or the names of its team."""
+    names: dict[str, list[str]] = {}
+    for student in folder.list_students(active_only=False):
+        names.setdefault(student.seat, []).append(student.name or student.id)
+    return {seat: shorten_name(", ".join(people)) for seat, people in names.items()}
+
+
+def shorten_name(text: str) -> str:
+    """Return a name that fits into a table."""
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+
+
+def print_grace(folder: CourseFolder, assignment: str) -> None:
+    """Print the grace period of an assignment, which the column LATE does not count."""
+    rules = folder.config.assignments.get(assignment)
+    if rules is not None and rules.due is not None and rules.grace:
+        text = f"{plan_changes.grace_text(rules.grace)}: up to then a submission is on time"
+        click.echo(text, err=True)
+
+
+def find_acting_person() -> str:
+    """Return who the ledger names for this command: `labctl course --as NAME`, or the login."""
+    name: str = click.get_current_context().meta.get(options.ACTING_PERSON, "")
+    return name or find_person_name()
+
+
 def make_staff(course: Course, reporter: Reporter | None = None) -> servers.CourseOperator:
     """Return the course with the acting person; events go to `reporter`, else to the course's."""
     return servers.CourseOperator(
@@ -80,5 +117,5 @@ def make_staff(course: Course, reporter: Reporter | None = None) -> servers.Cour
         course.paths,
         course.state,
         reporter or course.reporter,
-        by=find_user_name(),
+        by=find_acting_person(),
     )

@@ -12,7 +12,7 @@ from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.starter_output import count_files
 from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_plan_snapshot
-from labctl.text import dollars_text, names_text, price_text
+from labctl.text import count_text, dollars_text, names_text, price_text
 
 MAX_NAMES = 12
 
@@ -50,17 +50,21 @@ def _print_item(sign: str, text: str) -> None:
 
 
 def _print_plan(plan: CoursePlan) -> None:
-    click.echo(f"{plan.course}: {plan.students} students, {plan.seats} seats")
+    click.echo(
+        f"{plan.course}: {count_text(plan.students, 'student')}, {count_text(plan.seats, 'seat')}"
+    )
     _print_changes(plan)
     servers = f"{plan.servers} servers in all" if plan.servers != 1 else "one server in all"
     if plan.accounts_per_server:
         servers = f"{servers}, shared: {plan.accounts_per_server} accounts each"
     if plan.to_make:
         _print_item(
-            "+", f"to create: {len(plan.to_make)} seats: {names_text(plan.to_make, MAX_NAMES)}"
+            "+",
+            f"to create: {count_text(len(plan.to_make), 'seat')}: "
+            f"{names_text(plan.to_make, MAX_NAMES)}",
         )
     if plan.running:
-        _print_item("=", f"already running: {len(plan.running)} seats")
+        _print_item("=", f"already running: {count_text(len(plan.running), 'seat')}")
     if plan.to_end:
         names = names_text(plan.to_end, MAX_NAMES)
         _print_item("-", f"to remove, their students left or changed teams: {names}")
@@ -68,6 +72,10 @@ def _print_plan(plan: CoursePlan) -> None:
     for line in wrap_text(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
     _print_money(plan)
+    if plan.assignments:
+        click.echo()
+    for text in plan.assignments:
+        click.echo("\n".join(wrap_text(clean(text))))
     _print_starters(plan)
     if plan.quotas:
         click.echo()

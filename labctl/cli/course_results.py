@@ -15,7 +15,7 @@ from labctl.courses.starters import PublishedStarter
 from labctl.courses.teardown import GIVE_UP, EndProof, SeatEnding
 from labctl.errors.subject import Subject
 from labctl.model import Server
-from labctl.text import dollars_text, names_text, price_text
+from labctl.text import count_text, dollars_text, names_text, price_text
 
 # For this subject, equal failures of several seats have equal texts.
 EACH = Subject("seat", "each")
@@ -27,7 +27,10 @@ def print_up(outcomes: list[SeatOutcome]) -> None:
     created = sum(outcome.made for outcome in ready)
     price = sum(outcome.server.offer.price_usd_per_hour for outcome in ready if outcome.server)
     cost = f", {price_text(price)} together" if price else ""
-    click.echo(f"{len(ready)} of {len(outcomes)} seats are ready, {created} new{cost}.")
+    verb = "is" if len(outcomes) == 1 else "are"
+    click.echo(
+        f"{len(ready)} of {count_text(len(outcomes), 'seat')} {verb} ready, {created} new{cost}."
+    )
     _print_unready([one.server for one in outcomes if one.error and one.server is not None])
     print_failures(outcomes)
     if len(ready) == len(outcomes):
@@ -73,7 +76,10 @@ def print_down(endings: list[SeatEnding]) -> None:
     if not endings:
         click.echo("No seat had a server.")
         return
-    click.echo(f"Removed {len(ended)} of {len(endings)} servers; downloaded {files} files.")
+    click.echo(
+        f"Removed {len(ended)} of {count_text(len(endings), 'server')}; "
+        f"downloaded {count_text(files, 'file')}."
+    )
     print_failures(endings)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import Screen, print_json, print_table
@@ -16,6 +17,7 @@ from labctl.courses import creation
 from labctl.courses.records.roster import read_roster
 from labctl.courses.sample_assignments import SAMPLES, SampleAssignment, add_assignment
 from labctl.model import Value
+from labctl.text import count_text
 
 if TYPE_CHECKING:
     from labctl.courses.records.roster_import import RosterDiff
@@ -112,7 +114,9 @@ def init_command(
 def _print_created(created: creation.CourseCreation, sample: SampleAssignment | None) -> None:
     target = created.path
     if created.made:
-        click.echo(f"{target}: {len(created.diff.added)} students from {created.diff.format}")
+        click.echo(
+            f"{target}: {count_text(len(created.diff.added), 'student')} from {created.diff.format}"
+        )
     else:
         _print_diff(created.diff)
     if sample is not None:
@@ -164,7 +168,12 @@ def roster_command(
         _, diff = creation.preview_import(folder, file, format=format_ or "", keep=keep)
     else:
         diff = creation.import_roster(
-            folder, file, course.reporter, format=format_ or "", keep=keep
+            folder,
+            file,
+            course.reporter,
+            format=format_ or "",
+            keep=keep,
+            by=find_acting_person(),
         )
     if json_:
         print_json({"changed": not dry_run and not diff.is_empty, "diff": _make_report(diff)})

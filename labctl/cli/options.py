@@ -28,6 +28,7 @@ with lazy_imports(__name__):
 
 # key of the command's Screen in click's context
 SCREEN = "labctl.screen"
+ACTING_PERSON = "labctl.acting_person"
 # key of the Timeline of a command with --timings
 TIMELINE = "labctl.timeline"
 F = TypeVar("F", bound=Callable[..., Any])

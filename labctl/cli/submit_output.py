@@ -77,14 +77,17 @@ def _late_rule_text(terms: Terms) -> str:
     standing = terms.standing
     if standing.due_at is None:
         return "not possible"
+    grace = f"{duration_text(terms.grace_s)} after the due time count as on time"
     if standing.closes_at is None:
         rule = "accepted at any time"
-    elif standing.closes_at == standing.due_at:
-        return "not accepted"
+    elif standing.closes_at <= standing.due_at + terms.grace_s:
+        return f"not accepted; {grace}" if terms.grace_s else "not accepted"
     else:
         rule = f"accepted until {time_text(standing.closes_at, terms.due)}"
     if terms.penalty:
         rule += f", {terms.penalty}% of the points off for each day or part of a day"
+    if terms.grace_s:
+        rule += f"; {grace}"
     if standing.late_s:
         off = f", {standing.penalty}% off" if terms.penalty else ""
         rule += f"; you are {duration_text(standing.late_s)} late{off}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         find_data_dir,
         find_home,
         find_paths,
+        find_person_name,
         find_user_name,
         student_key,
     )
@@ -86,6 +87,7 @@ _MODULES = {
         "expand_user",
         "find_home",
         "find_paths",
+        "find_person_name",
         "find_user_name",
         "student_key",
     ),
@@ -148,6 +150,7 @@ __all__ = [
     "find_home",
     "find_lab",
     "find_paths",
+    "find_person_name",
     "find_user_name",
     "format_duration",
     "format_size",

@@ -23,8 +23,10 @@ from labctl.config.scalars import (
 )
 from labctl.config.schema import LabConfig
 from labctl.config.times import (
+    DEFAULT_GRACE_S,
     DEFAULT_MAX_BYTES,
     Moment,
+    parse_grace,
     parse_late,
     parse_moment,
     parse_part,
@@ -204,7 +206,8 @@ class TestsConfig(Value, frozen=True):
 class AssignmentConfig(Value, frozen=True):
     """One assignment; its rules for time and size are those of the assignment's own file.
 
-    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun. `template` says
+    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun. A submission at
+    most `grace` seconds after the due time is on time. `template` says
     where the files come from that students start with: a template of labctl, a directory below the
     folder, or a git address with a commit; "" for none.
     """
@@ -214,6 +217,7 @@ class AssignmentConfig(Value, frozen=True):
     due: Annotated[Moment | None, Parsed(parse_moment)] = None
     late: Annotated[int, Parsed(parse_late)] = 0
     penalty: Annotated[int, Parsed(parse_penalty)] = 0
+    grace: Annotated[int, Parsed(parse_grace)] = DEFAULT_GRACE_S
     max_size: Annotated[int, Parsed(parse_size)] = DEFAULT_MAX_BYTES
     require: tuple[Annotated[str, Parsed(parse_part)], ...] = ("model",)
     points: Annotated[float, Parsed(parse_points)] = 100.0

@@ -65,6 +65,17 @@ def find_user_name() -> str:
     return getpass.getuser()
 
 
+def find_person_name() -> str:
+    """Return the login name of the person who runs this process, also if they became root."""
+    user = find_user_name()
+    if user != "root":
+        return user
+    try:
+        return os.environ.get("SUDO_USER") or os.getlogin()
+    except OSError:  # without a terminal, for example in a container
+        return user
+
+
 def find_home(environ: Mapping[str, str]) -> Path:
     """Return the user's home directory in an environment."""
     return Path(environ.get("HOME") or Path.home())

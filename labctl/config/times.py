@@ -16,6 +16,8 @@ with lazy_imports(__name__):
 DEFAULT_MAX_BYTES = 500 * 10**6
 # The late rule "any": submissions are accepted however late they are.
 ANY_S = -1
+# Time after the due time in which a course's submissions still count as on time.
+DEFAULT_GRACE_S = 600
 # The parts that an assignment may require in a bundle.
 PARTS = ("model", "logs", "report", "code", "evaluation")
 _LOCAL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?) ?(\S+)")
@@ -24,10 +26,14 @@ _PERCENT = re.compile(r"(\d{1,3})%?")
 
 
 class Moment(Value, frozen=True):
-    """A time as it was written: `at` in Unix seconds, `offset_s` east of UTC."""
+    """A time as it was written: `at` in Unix seconds, `offset_s` east of UTC.
+
+    `zone` is the name of its time zone, "" if it was written with an offset.
+    """
 
     at: int
     offset_s: int = 0
+    zone: str = ""
 
     def __str__(self) -> str:
         zone = timezone(timedelta(seconds=self.offset_s))
@@ -56,10 +62,11 @@ def parse_moment(text: str) -> Moment:
             moment = datetime.fromisoformat(f"{day}T{hour}{offset}")
         except ValueError as error:
             raise ValueError(f"{quote(text)} is not a time: {error}") from None
+        zone = ""
     else:
         moment = _resolve_in_zone(text, local, zone)
     shift = moment.utcoffset() or timedelta()
-    return Moment(at=round(moment.timestamp()), offset_s=round(shift.total_seconds()))
+    return Moment(at=round(moment.timestamp()), offset_s=round(shift.total_seconds()), zone=zone)
 
 
 def _resolve_in_zone(text: str, local: datetime, name: str) -> datetime:
@@ -90,6 +97,16 @@ def parse_late(text: str) -> int:
         raise ValueError(
             f"{quote(text)} is not a late rule: write never, any, or a duration such as 48h"
         ) from None
+
+
+def parse_grace(text: str) -> int:
+    """Parse a grace period into seconds; `none` is 0."""
+    if text == "none":
+        return 0
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise ValueError(f"{quote(text)} is not a grace period: write none, or 10m") from None
 
 
 def late_text(late_s: int) -> str:

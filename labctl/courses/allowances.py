@@ -151,7 +151,7 @@ def extend_due_time(
         student=student,
         seconds=seconds,
         due=Moment(at=due_at, offset_s=rules.due.offset_s),
-        closes_at=None if rules.late == ANY_S else due_at + rules.late,
+        closes_at=None if rules.late == ANY_S else due_at + max(rules.late, rules.grace),
     )
 
 

@@ -36,7 +36,8 @@ class SeatSubmission(Value, frozen=True):
 
     `missing`: nothing was submitted. `damaged`: the bundle no longer matches its receipt. `closed`:
     everything came too late. `bundle` is the path of the file. `late_s` and `penalty` (percent)
-    follow the rules and extensions of now.
+    follow the rules and extensions of now; `in_grace_s` are the seconds after the due time of a
+    submission within the grace period.
     """
 
     seat: str
@@ -47,6 +48,7 @@ class SeatSubmission(Value, frozen=True):
     received: str = ""
     late_s: int = 0
     penalty: int = 0
+    in_grace_s: int = 0
     run: str = ""
     size: int = 0
     sha256: str = ""
@@ -83,7 +85,7 @@ def collect(
     Every bundle is hashed and checked against its receipt, and each receipt against the receiver's
     key. New submissions are written to the ledger. Safe to repeat.
     """
-    find_rules(folder, name)
+    rules = find_rules(folder, name)
     receiver = Receiver(folder.drop)
     if not receiver.assignment_file(name).is_file():
         raise NotFoundError(
@@ -91,6 +93,8 @@ def collect(
             why="it has not been published to the receiver",
             hint="labctl course serve   # publishes the assignments of course.yaml",
         )
+    # A receiver that an earlier version published to has no grace period yet.
+    receiver.set_grace(name, rules.grace if rules.due else 0)
     fetched, refused = _fetch_posts(receiver, name, profile)
     all_seats = list_assignment_seats(folder, name, by=by)
     chosen = choose_seats(all_seats, seats)
@@ -162,6 +166,7 @@ def _choose_submission(
                 received=receipt.received,
                 late_s=standing.late_s,
                 penalty=standing.penalty,
+                in_grace_s=standing.in_grace_s,
                 run=receipt.run,
                 size=receipt.bundle_bytes,
                 sha256=receipt.bundle_sha256,

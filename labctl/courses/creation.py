@@ -6,7 +6,7 @@ import re
 import time
 from pathlib import Path
 
-from labctl.config import COURSE_FILE, find_user_name, parse_name
+from labctl.config import COURSE_FILE, find_person_name, parse_name
 from labctl.config.identity import write_draft, write_private
 from labctl.courses.assignment_seats import freeze_closed
 from labctl.courses.records.folder import CourseFolder, make_private
@@ -94,9 +94,11 @@ def import_roster(
     *,
     format: str = "",
     keep: bool = False,
+    by: str = "",
 ) -> RosterDiff:
     """Import a roster. Missing students become inactive, with consent; nobody is deleted.
 
+    The ledger says that `by` did it, by default the user of this process.
     PolicyError without that consent; nothing is changed then.
     """
     data, diff = preview_import(folder, roster, format=format, keep=keep)
@@ -116,11 +118,13 @@ def import_roster(
         save_keys(folder.private, diff.keys)
         return diff
     if folder.roster_file.exists():
-        freeze_closed(folder, by=find_user_name())  # while the roster still has the old teams
+        freeze_closed(
+            folder, by=by or find_person_name()
+        )  # while the roster still has the old teams
     write_roster(folder.roster_file, diff.students)
     save_keys(folder.private, diff.keys)
     folder.refresh()
-    folder.ledger.append_all(_ledger_lines(diff))
+    folder.ledger.append_all(_ledger_lines(diff, by or find_person_name()))
     for student in diff.left:
         _note_idle_seat(folder, student.id, reporter)
     return diff
@@ -140,8 +144,7 @@ def _note_idle_seat(folder: CourseFolder, student: str, reporter: Reporter) -> N
         reporter.emit(Note(text=text))
 
 
-def _ledger_lines(diff: RosterDiff) -> list[CourseLedgerDraft]:
-    by = find_user_name()
+def _ledger_lines(diff: RosterDiff, by: str) -> list[CourseLedgerDraft]:
     detail = {
         "format": diff.format,
         "added": [student.id for student in diff.added],

@@ -73,6 +73,7 @@ class CoursePlan(Value, frozen=True):
     problem: str = ""
     problem_next: str = ""
     starters: tuple[StarterSummary, ...] = ()
+    assignments: tuple[str, ...] = ()
 
 
 def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
@@ -108,6 +109,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         cautions=(*_warn_former_servers(staff), *plan_changes.list_cautions(config, at)),
         costs=costs,
         starters=starters,
+        assignments=tuple(plan_changes.describe_assignments(config)),
         class_hours_per_week=_compute_weekly_class_hours(config, at),
     )
     if offline:

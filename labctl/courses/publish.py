@@ -48,6 +48,7 @@ def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
         if not file.is_file() or file.read_text() != text:
             write_private(file, text.encode())
             changed.append(name)
+        receiver.set_grace(name, rules.grace if rules.due else 0)
         apply_extensions(folder, name)
     return changed
 

@@ -10,6 +10,7 @@ import msgspec
 from labctl.courses import metering
 from labctl.courses.context import build_seat_contexts
 from labctl.courses.records.folder import Seat
+from labctl.courses.records.last_known import find_open_refusal, is_silent, mark_lost
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
@@ -34,7 +35,9 @@ class SeatStatus(Value, frozen=True):
     `state` is that of its server, "none" without one, or "elsewhere" if only the ledger knows one.
     Dollars are from the ledger; `budget_usd` is None without a limit. `idle_s` is how long the
     server has been idle, as its watchdog reported at `heard_at`. `run` is the newest known run.
-    `error` is why the server could not be asked.
+    It is lost if its server has ended. The server is `silent` if its last report is too old.
+    `refused` is why the last request was refused, until that is solved. `error` is why the server
+    could not be asked.
     """
 
     seat: str
@@ -56,6 +59,8 @@ class SeatStatus(Value, frozen=True):
     hours: float = 0.0
     run: Run | None = None
     error: str = ""
+    refused: str = ""
+    silent: bool = False
 
 
 class CourseStatus(Value, frozen=True):
@@ -90,9 +95,7 @@ def read_recorded_status(
     # Of each lab and server, the newest comes last.
     servers = {server.lab_id: server for server in staff.state.list_servers()}
     newest_runs = {run.server_id: run for run in staff.state.list_runs()}
-    entries_by_seat: dict[str, list[CourseLedgerEntry]] = {}
-    for entry in entries:
-        entries_by_seat.setdefault(entry.seat, []).append(entry)
+    entries_by_seat = _group_entries(entries, seats)
     watched = _read_watch_reports(staff, {server.id for server in servers.values()})
     budget_usd = staff.folder.config.lab.server.need.budget_usd
 
@@ -108,12 +111,19 @@ def read_recorded_status(
             error=errors.get(seat.name, ""),
         )
         server = servers.get(seat.lab_id)
+        refused = find_open_refusal(own_entries, server, now)
+        row = msgspec.structs.replace(row, refused=refused)
         if server is None:
             return _with_ledger_server(row, own_entries)
         row = _with_server(row, server, now)
         if (report := watched.get(server.id)) is not None:
             row = _with_watch(row, report, now)
-        return msgspec.structs.replace(row, run=newest_runs.get(server.id))
+        run = newest_runs.get(server.id)
+        return msgspec.structs.replace(
+            row,
+            run=mark_lost(run, server) if run else None,
+            silent=is_silent(server, row.heard_at, now),
+        )
 
     rows = [describe_seat(seat) for seat in seats]
     running = [row for row in rows if row.state in ("running", "starting")]
@@ -125,6 +135,18 @@ def read_recorded_status(
         spent_usd=sum(row.spent_usd for row in rows),
         now=now,
     )
+
+
+def _group_entries(
+    entries: Iterable[CourseLedgerEntry], seats: Iterable[Seat]
+) -> dict[str, list[CourseLedgerEntry]]:
+    """Return the lines of each seat; the line of a refused student names no seat."""
+    seat_names = {student: seat.name for seat in seats for student in seat.students}
+    grouped: dict[str, list[CourseLedgerEntry]] = {}
+    for entry in entries:
+        owner = entry.seat or seat_names.get(entry.student, "")
+        grouped.setdefault(owner, []).append(entry)
+    return grouped
 
 
 def _read_watch_reports(staff: CourseOperator, ids: set[str]) -> dict[str, DatedWatchReport]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -114,33 +114,56 @@ class Assignment(Value, frozen=True):
         return self.assignment
 
 
+class DeadlineRules(Protocol):
+    """What `judge` needs of an assignment's file, or of an assignment in course.yaml."""
+
+    @property
+    def due(self) -> Moment | None: ...
+
+    @property
+    def late(self) -> int: ...
+
+    @property
+    def penalty(self) -> int: ...
+
+
 class DeadlineStatus(Value, frozen=True):
-    """The result of the rules at a given time. `closes_at` is None if it never closes."""
+    """The result of the rules at a given time. `closes_at` is None if it never closes.
+
+    Within the grace period a submission is not late: `late_s` is 0 then, and `in_grace_s` are the
+    seconds since it was due.
+    """
 
     due_at: int | None
     closes_at: int | None
     accepted: bool
     late_s: int = 0
     penalty: int = 0
+    in_grace_s: int = 0
 
 
-def judge(rules: Assignment, at: float, extension_s: int = 0) -> DeadlineStatus:
+def judge(
+    rules: DeadlineRules, at: float, extension_s: int = 0, grace_s: int = 0
+) -> DeadlineStatus:
     """Judge a bundle that is complete at Unix time `at`. The last second is still in time.
 
-    `extension_s` moves the due time, and with it the end of the late period.
+    `extension_s` moves the due time, and with it the end of the late period. Up to `grace_s` after
+    it nothing is late; the days of the penalty begin after that.
     """
     if rules.due is None:
         return DeadlineStatus(due_at=None, closes_at=None, accepted=True)
     due_at = rules.due.at + extension_s
-    closes_at = None if rules.late == ANY_S else due_at + rules.late
+    closes_at = None if rules.late == ANY_S else due_at + max(rules.late, grace_s)
     late_s = max(0, int(at) - due_at)
-    days = -(-late_s // DAY_S)
+    days = -(-max(0, late_s - grace_s) // DAY_S)
+    is_late = late_s > grace_s
     return DeadlineStatus(
         due_at=due_at,
         closes_at=closes_at,
         accepted=closes_at is None or int(at) <= closes_at,
-        late_s=late_s,
+        late_s=late_s if is_late else 0,
         penalty=min(100, days * rules.penalty),
+        in_grace_s=0 if is_late else late_s,
     )
 
 

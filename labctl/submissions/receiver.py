@@ -3,6 +3,7 @@
     signing-key, signing-key.pub       the key pair; assignments name the public key
     assignments/NAME.yaml              the rules, as students have them
     extensions/NAME.json               each student's extension in seconds
+    grace.json                         each assignment's grace period in seconds
     incoming/NAME/STUDENT/SHA256.SIZE  what has arrived so far
     submissions/NAME/STUDENT/0001/     bundle.tar and receipt.json
     feedback/NAME/STUDENT.json         what a student may read of their grade
@@ -51,6 +52,8 @@ with lazy_imports(__name__):
 
 KEY = "signing-key"
 LOG = "receipts.jsonl"
+# Not in an assignment's file: earlier versions of students' labctl refuse unknown keys there.
+GRACE = "grace.json"
 BUNDLE, RECEIPT = "bundle.tar", "receipt.json"
 # For one student and one assignment.
 MOST_SUBMISSIONS = 100
@@ -72,6 +75,7 @@ class Hello(Value, frozen=True):
     receiver: str
     # This student's submissions of this assignment so far.
     number: int
+    grace_s: int = 0
 
 
 class Receiver:
@@ -135,12 +139,35 @@ class Receiver:
             )
             draft.replace(file)
 
+    def grace_s(self, name: str) -> int:
+        """Return an assignment's grace period: 0 unless `set_grace` was called."""
+        return self._grace_periods().get(name, 0)
+
+    def set_grace(self, name: str, seconds: int) -> None:
+        """Set an assignment's grace period, which its file does not have."""
+        if self.grace_s(name) == seconds:
+            return
+        with self._lock(self.directory / "extensions"):
+            periods = {**self._grace_periods(), check_name(name): seconds}
+            file = self.directory / GRACE
+            draft = file.with_suffix(".new")
+            draft.write_bytes(msgspec.json.encode(periods))
+            draft.replace(file)
+
+    def _grace_periods(self) -> dict[str, int]:
+        try:
+            data = (self.directory / GRACE).read_bytes()
+        except FileNotFoundError:
+            return {}
+        return msgspec.json.decode(data, type=dict[str, int])
+
     def standing(self, name: str, student: str, at: float | None = None) -> DeadlineStatus:
         """Judge a student's submission at Unix time `at`, by default now."""
         return judge(
             self.load_rules(name),
             self.now() if at is None else at,
             self.extensions(name).get(student, 0),
+            self.grace_s(name),
         )
 
     def receipts(self, name: str, student: str) -> list[Signed]:
@@ -175,6 +202,7 @@ class Receiver:
             max_bytes=rules.max_size,
             receiver=self.read_public_key(),
             number=len(self.receipts(name, student)),
+            grace_s=self.grace_s(name),
         )
 
     def begin(

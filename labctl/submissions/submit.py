@@ -65,6 +65,7 @@ class Terms(Value, frozen=True):
     standing: DeadlineStatus
     number: int | None
     ticket_until: str = ""
+    grace_s: int = 0
 
 
 class SubmitResult(Value, frozen=True):
@@ -244,6 +245,7 @@ def _receiver_terms(rules: Assignment, hello: Hello) -> Terms:
         now=hello.now,
         standing=hello.rules,
         number=hello.number,
+        grace_s=hello.grace_s,
     )
 
 

@@ -23,6 +23,18 @@ def find_bundle(drop: Path, one: SubmissionView) -> Path:
     return Receiver(drop).find_bundle(one.assignment, one.by, one.number)
 
 
+def has_report(bundle: Path) -> bool:
+    """Tell whether a bundle contains a report that can be shown. LabError if it is damaged."""
+    try:
+        with bundle.open("rb") as file:
+            return any(
+                member.path == REPORT and member.size <= MAX_REPORT_BYTES
+                for member in read_members(file)
+            )
+    except OSError:
+        return False
+
+
 def read_report(bundle: Path) -> bytes:
     """Return the report in a bundle unchanged; NotFoundError if it has none or it is too large."""
     try:

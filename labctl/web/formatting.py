@@ -6,7 +6,7 @@ from the time itself.
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime, tzinfo
 
 from markupsafe import Markup
 
@@ -30,21 +30,21 @@ def span(seconds: float | None) -> str:
     return optional_text(seconds, report_span)
 
 
-def format_time(at: float | None) -> str:
-    """Write a Unix time: `21 Nov 14:05 UTC`; "-" for None and 0."""
+def format_time(at: float | None, zone: tzinfo = UTC) -> str:
+    """Write a Unix time in a zone: `21 Nov 14:05 UTC`; "-" for None and 0."""
     if not at:
         return "-"
     try:
-        return time.strftime("%d %b %H:%M UTC", time.gmtime(at))
+        return f"{datetime.fromtimestamp(at, zone):%d %b %H:%M} {zone}"
     except (OverflowError, OSError, ValueError):
         return "-"
 
 
-def moment(at: float | None) -> Markup:
+def moment(at: float | None, zone: tzinfo = UTC) -> Markup:
     """Return a time element, which the browser's script shows as `3 min ago`."""
     if not at:
         return Markup("-")
-    return Markup('<time data-at="{}">{}</time>').format(int(at), format_time(at))
+    return Markup('<time data-at="{}">{}</time>').format(int(at), format_time(at, zone))
 
 
 def clean_text(value: object) -> object:

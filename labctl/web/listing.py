@@ -127,11 +127,35 @@ def person_sort_keys(
 
 def person_marks(person: PersonView, assignment: str) -> tuple[str, ...]:
     submission, grade = person.find_submission(assignment), person.grade(assignment)
-    if submission is None:
+    if submission is None or not submission.accepted:
         return ("missing",)
     is_graded = grade is not None and grade.score is not None
     marks = {"late": submission.late_s > 0, "ungraded": not is_graded}
     return tuple(name for name, holds in marks.items() if holds)
+
+
+class SeatCounts(Value, frozen=True):
+    """Seats of an assignment. `late` and `graded` are among those that submitted."""
+
+    seats: int
+    submitted: int
+    late: int
+    graded: int
+
+
+def count_seats(people: Iterable[PersonView], assignment: str) -> SeatCounts:
+    """Count seats, as `labctl course collect` does: a team submits once."""
+    seats: dict[str, set[str]] = {}
+    for person in people:
+        marks = person_marks(person, assignment)
+        kept = {"submitted", *marks} if "missing" not in marks else set()
+        seats.setdefault(person.team or person.id, set()).update(kept)
+    return SeatCounts(
+        seats=len(seats),
+        submitted=sum("submitted" in marks for marks in seats.values()),
+        late=sum("late" in marks for marks in seats.values()),
+        graded=sum("submitted" in marks and "ungraded" not in marks for marks in seats.values()),
+    )
 
 
 def collation_key(text: str) -> str:

@@ -17,6 +17,7 @@ from labctl.web.listing import (
     SEAT_MARKS,
     ListView,
     arrange,
+    count_seats,
     person_marks,
     person_sort_keys,
     seat_sort_keys,
@@ -158,7 +159,7 @@ class Pages:
                 for person in snapshot.people
                 if person.active or person.find_submission(name)
             ]
-            parts = {"sums": str(part.sums(due, people, PERSON_MARKS, view))}
+            parts = {"sums": str(part.sums(due, count_seats(people, name), PERSON_MARKS, view))}
             columns = person_sort_keys(name, pseudonyms.person)
             for person in arrange(people, view, lambda one: person_marks(one, name), columns):
                 parts[f"p-{person.key}"] = rows.render(person.key, person, due, pseudonyms)

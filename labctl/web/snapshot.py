@@ -11,9 +11,11 @@ from pathlib import Path
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.folder import Seat as CourseSeat
+from labctl.courses.records.last_known import find_open_refusal, is_silent, mark_lost
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
+from labctl.courses.records.timetable import find_zone
 from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Run, Server
 from labctl.state import State
@@ -34,8 +36,6 @@ from labctl.web.view import (
 # runs shown of each seat
 RUNS_KEPT = 12
 HAPPENINGS_KEPT = 400
-# time for which a refused request is shown as a problem
-TROUBLE_S = 12 * 3600.0
 
 
 class _RosterCache:
@@ -117,7 +117,7 @@ class SnapshotTaker:
         keys = {student: seat.pseudonym for seat in seats for student in seat.students}
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
-        self._hand_ins.read_on()
+        self._hand_ins.read_on(folder.config.assignments)
         released = find_released(self._ledger.news)
         frozen = find_frozen_seats(self._ledger.news, folder.config.assignments)
         return Snapshot(
@@ -181,7 +181,7 @@ class SnapshotTaker:
             runs=tuple(runs.get(seat.lab_id, [])[: -RUNS_KEPT - 1 : -1]),
             spent_usd=round(spent.get(seat.name, 0.0), 2),
             budget_usd=budget,
-            trouble=_last_refusal(entries, self._now() - TROUBLE_S),
+            trouble=find_open_refusal(entries, server, self._now()),
         )
 
     def _runs_by_seat(
@@ -194,11 +194,12 @@ class SnapshotTaker:
             server_id: lab_by_seat.get(seat, "") for server_id, seat in self._ledger.owners.items()
         }
         owners |= {server.id: lab_id for lab_id, server in servers.items() if lab_id in labs}
+        existing = {server.id: server for server in servers.values()}
         runs: dict[str, list[Run]] = {}
         for run in self._state.list_runs():
             owner = owners.get(run.server_id) or (run.lab_id if run.lab_id in labs else "")
             if owner:
-                runs.setdefault(owner, []).append(run)
+                runs.setdefault(owner, []).append(mark_lost(run, existing.get(run.server_id)))
         return runs
 
     def _make_machine(
@@ -226,6 +227,7 @@ class SnapshotTaker:
             idle_s=watch.idle_for_s,
             busy=watch.busy or (),
             heard_at=report.at if report else None,
+            silent=is_silent(server, report.at if report else None, self._now()),
             gauge=gauge,
         )
 
@@ -257,6 +259,7 @@ class SnapshotTaker:
         return AssignmentView(
             name=name,
             due_at=rules.due.at if rules.due else None,
+            zone=find_zone(self._folder.config),
             points=rules.points,
             extensions=read_due_extensions(self._ledger.news, name),
         )
@@ -274,14 +277,6 @@ def _stamp(file: Path) -> tuple[int, int]:
 def _newest_by_lab(servers: Iterable[Server]) -> dict[str, Server]:
     """Return lab id -> its newest server; `servers` must be ordered by age."""
     return {server.lab_id: server for server in servers if server.state != "terminated"}
-
-
-def _last_refusal(entries: list[CourseLedgerEntry], since: float) -> str:
-    """Return why the seat's last request was refused; "" if it was not, or before `since`."""
-    last = next((entry for entry in reversed(entries) if entry.kind in ("up", "refused")), None)
-    if last is None or last.kind == "up" or last.at < since:
-        return ""
-    return last.why or str(last.detail.get("error", "")) or "refused"
 
 
 def _make_happenings(

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
+from labctl.config.course_schema import AssignmentConfig
+from labctl.errors import LabError
+from labctl.submissions.assignment import judge
 from labctl.submissions.receipt import Receipt, Signed
-from labctl.submissions.receiver import LOG
+from labctl.submissions.receiver import LOG, Receiver
+from labctl.web.downloads import has_report
 from labctl.web.view import SubmissionView
+
+# bundles that are opened for one snapshot
+BUNDLES_AT_ONCE = 50
+# assignment, student and number
+SubmissionId = tuple[str, str, int]
 
 
 class SubmissionList:
@@ -20,13 +31,30 @@ class SubmissionList:
 
     def __init__(self, drop: Path, key_of: Callable[[str], str]) -> None:
         self._key_of = key_of
+        self._receiver = Receiver(drop)
+        self._assignments: Mapping[str, AssignmentConfig] = {}
+        # assignment -> student -> seconds
+        self._extensions: dict[str, dict[str, int]] = {}
         self._file = drop / LOG
+        # submissions whose bundles contain a report, and those whose bundle was not opened yet
+        self._with_report: set[SubmissionId] = set()
+        self._unopened: list[SubmissionId] = []
         self._by_student: dict[str, tuple[SubmissionView, ...]] = {}
         self._read_to = 0
         # device and inode of the file that was read
         self._identity: tuple[int, int] = (0, 0)
 
-    def read_on(self) -> None:
+    def read_on(self, assignments: Mapping[str, AssignmentConfig]) -> None:
+        """Read what was added since the last call: receipts, extensions, and which have a report.
+
+        `assignments` are the rules of now.
+        """
+        self._assignments = assignments
+        self._read_extensions()
+        self._read_receipts()
+        self._open_bundles()
+
+    def _read_receipts(self) -> None:
         """Read the receipts appended since the last call; all of them if the file was replaced."""
         try:
             with self._file.open("rb") as file:
@@ -34,6 +62,7 @@ class SubmissionList:
                 identity = (stat.st_dev, stat.st_ino)
                 if identity != self._identity or stat.st_size < self._read_to:
                     self._by_student, self._read_to, self._identity = {}, 0, identity
+                    self._unopened.clear()
                 file.seek(self._read_to)
                 complete_lines, end, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
@@ -45,11 +74,47 @@ class SubmissionList:
             if receipt is not None:
                 before = self._by_student.get(receipt.student, ())
                 self._by_student[receipt.student] = (*before, self._convert_receipt(receipt))
+                self._unopened.append((receipt.assignment, receipt.student, receipt.number))
+
+    def _read_extensions(self) -> None:
+        for name in self._assignments:
+            with contextlib.suppress(OSError, msgspec.MsgspecError):  # keep the last ones
+                self._extensions[name] = self._receiver.extensions(name)
+
+    def _open_bundles(self) -> None:
+        """Open the bundles of the newest receipts, a few at a time: only some contain a report."""
+        for _ in range(min(BUNDLES_AT_ONCE, len(self._unopened))):
+            submission_id = self._unopened.pop()
+            with contextlib.suppress(LabError):
+                if has_report(self._receiver.find_bundle(*submission_id)):
+                    self._with_report.add(submission_id)
 
     def submissions_of(self, names: Iterable[str]) -> tuple[SubmissionView, ...]:
         """Return the submissions of these students that `read_on` has read, the oldest first."""
-        submissions = [one for name in names for one in self._by_student.get(name, ())]
+        submissions = [
+            self._update(one) for name in names for one in self._by_student.get(name, ())
+        ]
         return tuple(sorted(submissions, key=lambda one: one.received))
+
+    def _update(self, submission: SubmissionView) -> SubmissionView:
+        """Return the submission judged by the rules of now, and whether it has a report.
+
+        Its receipt has the lateness at its time; an extension may have been granted since.
+        """
+        rules = self._assignments.get(submission.assignment)
+        submission_id = (submission.assignment, submission.by, submission.number)
+        has_report = submission_id in self._with_report
+        if rules is None:
+            return msgspec.structs.replace(submission, has_report=has_report)
+        extension_s = self._extensions.get(submission.assignment, {}).get(submission.by, 0)
+        standing = judge(rules, parse_received_at(submission.received), extension_s, rules.grace)
+        return msgspec.structs.replace(
+            submission,
+            late_s=standing.late_s,
+            penalty=standing.penalty,
+            accepted=standing.accepted,
+            has_report=has_report,
+        )
 
     def _convert_receipt(self, receipt: Receipt) -> SubmissionView:
         return SubmissionView(
@@ -73,6 +138,7 @@ def _parse_receipt(line: bytes) -> Receipt | None:
         return None
 
 
+@functools.lru_cache(maxsize=65_536)
 def parse_received_at(text: str) -> float:
     """Return the Unix time of a receipt's `received`; 0.0 if it is not a time."""
     try:

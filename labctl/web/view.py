@@ -7,6 +7,7 @@ are Unix seconds, `None` if unknown.
 from __future__ import annotations
 
 import functools
+from datetime import UTC, tzinfo
 from typing import Literal
 
 import msgspec
@@ -32,7 +33,10 @@ class ServerLoad(Value, frozen=True):
 
 
 class ServerView(Value, frozen=True):
-    """The server of a seat. `idle_s` is the time since its last work; `busy` lists its activity."""
+    """The server of a seat. `idle_s` is the time since its last work; `busy` lists its activity.
+
+    `heard_at` is when its watchdog reported last; it is `silent` if that is too long ago.
+    """
 
     id: str
     state: SeatState
@@ -46,6 +50,7 @@ class ServerView(Value, frozen=True):
     idle_s: float | None = None
     busy: tuple[str, ...] = ()
     heard_at: float | None = None
+    silent: bool = False
     gauge: ServerLoad | None = None
 
     @property
@@ -86,6 +91,10 @@ class SeatView(Value, frozen=True):
         )
 
     @property
+    def silent(self) -> bool:
+        return self.machine is not None and self.machine.silent
+
+    @property
     def share(self) -> float:
         """The share of the budget that is spent, 0.5 for half of it."""
         return self.spent_usd / self.budget_usd if self.budget_usd else 0.0
@@ -93,7 +102,7 @@ class SeatView(Value, frozen=True):
     @property
     def idle(self) -> bool:
         machine = self.machine
-        if machine is None or machine.state != "running":
+        if machine is None or machine.state != "running" or machine.silent:
             return False
         return (machine.idle_s or 0) >= IDLE_S
 
@@ -102,10 +111,10 @@ class SeatView(Value, frozen=True):
         """The filters of the board that this seat passes."""
         matches = {
             "up": self.state in ("running", "starting"),
-            "running": self.run is not None and not self.run.has_ended,
+            "running": self.run is not None and not self.run.has_ended and not self.silent,
             "idle": self.idle,
             "budget": self.share >= WARN_SHARE,
-            "trouble": bool(self.trouble),
+            "trouble": bool(self.trouble) or self.silent,
         }
         return tuple(name for name, holds in matches.items() if holds)
 
@@ -113,7 +122,8 @@ class SeatView(Value, frozen=True):
 class SubmissionView(Value, frozen=True):
     """A submission according to its receipt: `by` submitted it, `by_key` is their key.
 
-    `number` counts the submissions of this student for the assignment.
+    `number` counts the submissions of this student for the assignment. `late_s`, `penalty` and
+    `accepted` follow the rules and extensions of now, as in `labctl course collect`.
     """
 
     assignment: str
@@ -123,6 +133,8 @@ class SubmissionView(Value, frozen=True):
     by_key: str = ""
     late_s: int = 0
     penalty: int = 0
+    accepted: bool = True
+    has_report: bool = False
     run: str = ""
     size_bytes: int = 0
     sha256: str = ""
@@ -161,18 +173,24 @@ class PersonView(Value, frozen=True):
     grades: tuple[GradeView, ...] = ()
 
     def find_submission(self, assignment: str) -> SubmissionView | None:
-        """Return the last submission for an assignment."""
-        return next((one for one in reversed(self.hand_ins) if one.assignment == assignment), None)
+        """Return the submission for an assignment that counts: the last one that is accepted."""
+        submissions = [one for one in reversed(self.hand_ins) if one.assignment == assignment]
+        accepted = (one for one in submissions if one.accepted)
+        return next(accepted, submissions[0] if submissions else None)
 
     def grade(self, assignment: str) -> GradeView | None:
         return next((one for one in self.grades if one.assignment == assignment), None)
 
 
 class AssignmentView(Value, frozen=True):
-    """An assignment: its due time without extensions, and its points."""
+    """An assignment: its due time without extensions, and its points.
+
+    `zone` is the course's time zone.
+    """
 
     name: str
     due_at: int | None = None
+    zone: tzinfo = UTC
     points: float | None = None
     # student id -> seconds of extension
     extensions: dict[str, int] = msgspec.field(default_factory=dict)
@@ -227,6 +245,13 @@ class Snapshot(Value, frozen=True, dict=True):
     def budget_usd(self) -> float | None:
         budgets = [seat.budget_usd for seat in self.seats if seat.budget_usd is not None]
         return sum(budgets) if budgets else None
+
+    @property
+    def oldest_report_at(self) -> float | None:
+        """When the server reported last whose report is the oldest; None without any report."""
+        machines = [seat.machine for seat in self.seats if seat.machine is not None]
+        times = [one.heard_at for one in machines if one.bills and one.heard_at is not None]
+        return min(times, default=None)
 
     def count_marked(self, mark: str) -> int:
         """Count the seats that pass a filter."""

@@ -24,6 +24,7 @@ class DeadlineRecord(NamedTuple):
     accepted: bool
     late_s: int = 0
     penalty: int = 0
+    in_grace_s: int = 0
 
 
 class ReceiverGreetingRecord(NamedTuple):
@@ -38,6 +39,7 @@ class ReceiverGreetingRecord(NamedTuple):
     max_bytes: int
     receiver: str
     number: int
+    grace_s: int = 0
 
 
 class GreetReceiverReply(NamedTuple):

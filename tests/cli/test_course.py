@@ -173,6 +173,70 @@ def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: 
     assert in_course(labctl, "due", "hw3", "ada", "soon").code == 2
 
 
+DUE_IN_BERLIN = """
+assignments:
+  hw3: {due: "2098-11-28 23:59 Europe/Berlin", late: 48h, penalty: 10}
+  hw4: {due: "2098-12-05 22:59 UTC", grace: none}
+"""
+
+
+def test_due_times_are_in_the_courses_zone_with_their_grace_period(
+    labctl: Labctl, canvas: Path
+) -> None:
+    assert labctl("course", "init", "ml", "--roster", str(canvas)).code == 0
+    with (canvas.parent / "ml" / "course.yaml").open("a") as file:
+        file.write(DUE_IN_BERLIN)
+    plan = " ".join(in_course(labctl, "plan", "--offline").out.split())
+    assert "hw3: due Fri 28 Nov 2098 23:59 Europe/Berlin; grace period 10 min" in plan
+    assert "accepted for 2 d, -10% a day" in plan
+    assert "hw4: due Fri 05 Dec 2098 23:59 Europe/Berlin; later is not accepted" in plan
+    said = in_course(labctl, "due", "hw4", "ada", "+1d").out
+    assert "on Sat 06 Dec 2098 23:59 Europe/Berlin" in said
+
+
+def test_a_section_of_canvas_is_chosen_by_either_of_its_names(labctl: Labctl, home: Path) -> None:
+    two = CANVAS.replace("Lab A", "L01 and Lab A").replace("Lab B", '"L01, Lab B, and Evening"')
+    (home / "two.csv").write_text(two)
+    assert (
+        labctl("-C", str(home), "course", "init", "ml", "--roster", str(home / "two.csv")).code == 0
+    )
+
+    def seats(group: str) -> list[str]:
+        said = labctl("-C", str(home / "ml"), "course", "status", "--json", "--group", group)
+        return [one["seat"] for one in read(said)["seats"]]
+
+    assert seats("L01") == ["ada", "charles"]
+    assert seats("Lab A") == ["ada"]
+    assert seats("Evening") == ["charles"]
+    wrong = labctl("-C", str(home / "ml"), "course", "status", "--group", "Lab C")
+    assert "the sections are Evening, L01, Lab A, Lab B" in wrong.err
+
+
+def test_one_seat_is_not_one_seats(labctl: Labctl, home: Path) -> None:
+    (home / "one.csv").write_text("id,name\nada,Ada\n")
+    folder = str(home / "ml")
+    created = labctl("-C", str(home), "course", "init", "ml", "--roster", str(home / "one.csv"))
+    assert "1 student from csv" in created.out
+    assert "1 student, 1 seat\n" in labctl("-C", folder, "course", "plan", "--offline").out
+    assert "0 of 1 seat has a server" in labctl("-C", folder, "course", "status").out
+    assert "1 seat without cost" in labctl("-C", folder, "course", "cost").out
+
+
+def test_the_ledger_names_the_person_who_did_it(
+    labctl: Labctl, course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.config.directories.find_user_name", lambda: "root")
+    monkeypatch.setenv("SUDO_USER", "grace")
+    assert in_course(labctl, "budget", "ada", "+5").code == 0
+    assert labctl("-C", "ml", "course", "--as", "Ann TA", "budget", "ada", "+5").code == 0
+    assert labctl("-C", "ml", "course", "--as", "ann", "due", "hw3", "ada", "+3d").code == 0
+    assert labctl("-C", "ml", "course", "--as", "a\x1b[2J", "budget", "ada", "+5").code == 2
+    lines = (course / ".course" / "ledger.jsonl").read_text().splitlines()
+    entries = [json.loads(one) for one in lines]
+    by = [one["by"] for one in entries if one["kind"] in ("budget", "due")]
+    assert by == ["grace", "Ann TA", "ann"]
+
+
 def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path) -> None:
     from labctl.courses.records.ledger import Ledger
 

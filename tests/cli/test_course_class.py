@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
+from labctl.config import find_paths
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.courses.seat_results import SeatFailure
@@ -23,8 +25,9 @@ from labctl.courses.servers import SeatOutcome
 from labctl.errors import LabError
 from labctl.errors.subject import Subject
 from labctl.events import Event, Note, Step
-from labctl.model import Endpoint, Offer, Server
+from labctl.model import Endpoint, Offer, Run, Server
 from labctl.servers.connections import Connections
+from labctl.state import State
 from labctl.transports.failures import make_link_lost_error
 
 COMMANDS = (
@@ -64,6 +67,31 @@ def test_status_of_nothing_is_every_seat(labctl: Any, course: Path) -> None:
     assert [one["state"] for one in found["seats"]] == ["none", "none"]
     assert (found["running"], found["spent_usd"], said.code) == (0, 0.0, 0)
     assert "0 of 2 seats have a server" in labctl("course", "status").out
+
+
+def test_status_shows_a_refusal_until_the_budget_changes(labctl: Any, course: Path) -> None:
+    ledger = CourseFolder(course).ledger
+    ledger.append("refused", student="alice", by="keeper", why="beyond the budget")
+    assert "! beyond the budget" in labctl("course", "status").out
+    assert json.loads(labctl("course", "status", "--json").out)["seats"][0]["refused"]
+    ledger.append("budget", seat="alice", usd=5.0)
+    assert "beyond the budget" not in labctl("course", "status").out
+
+
+def test_status_shows_how_old_its_reports_are(
+    labctl: Any, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with State(find_paths().database) as state:
+        (server,) = state.list_servers()
+        state.save_run(Run(id="r1", lab_id=server.lab_id, server_id="i-1", state="running"))
+        detail = {"watch": {"alive": True}}
+        state.record("watch", lab_id=server.lab_id, server_id="i-1", detail=detail)
+    later = Mock(time=lambda: time.time() + 2700)
+    monkeypatch.setattr("labctl.courses.status.time", later)
+    said = labctl("course", "status")
+    assert "unknown, last report 45 min ago" in said.out
+    assert "r1 running" not in said.out
+    assert "as reported 45 min ago" in " ".join(said.err.split())
 
 
 def test_a_section_and_names_choose_seats(labctl: Any, course: Path) -> None:
@@ -128,9 +156,6 @@ def test_a_shell_on_several_servers_is_refused_with_the_command_to_type(
 @pytest.fixture
 def cut(course: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """alice's server is on record, and the connection to it is cut; what raises the error."""
-    from labctl.config import find_paths
-    from labctl.state import State
-
     with State(find_paths().database) as state:
         server = Server(
             id="i-1", lab="ml-1", lab_id=CourseFolder(course).find_seat("alice").lab_id,

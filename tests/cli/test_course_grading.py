@@ -95,7 +95,16 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
     answer(monkeypatch, "grading_run.grade_assignment", graded(ALICE, BOB))
     said = labctl("-C", "ml", "course", "grade", "hw3")
     row = next(line for line in said.out.splitlines() if line.startswith("alice"))
-    assert row.split() == ["alice", "graded", "40/100", "-10%", "0.9000", "0.5000", "claim"]
+    assert row.split() == [
+        "alice",
+        "Alice",
+        "graded",
+        "40/100",
+        "-10%",
+        "0.9000",
+        "0.5000",
+        "claim",
+    ]
     assert "Please review (not proof of misconduct)" in said.out
     assert "\x1b[2J" not in said.out
     assert "claims 0.9, measured 0.5" in said.out
@@ -131,6 +140,9 @@ def test_a_changed_bundle_makes_collect_fail(
     answer(monkeypatch, "collect.collect", found)
     said = labctl("-C", "ml", "course", "collect", "hw3")
     assert said.code == (1 if damaged else 0)
+    assert "RECEIVED (UTC)" in said.out
+    assert "alice  Alice  in" in said.out
+    assert "grace period 10 min" in said.err
     assert "1 d 1 h, 20% off" in said.out
     assert "1 of 2 submitted, 1 of them late." in said.out
     assert "no seat in this course: zoe" in said.err

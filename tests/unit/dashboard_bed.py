@@ -121,9 +121,12 @@ class Bed:
 
     def hand_in(self, student: str, assignment: str, number: int = 1, late_s: int = 0) -> Receipt:
         """A receipt in the receiver's list."""
+        due = self.folder.config.assignments[assignment].due
+        assert due is not None
+        received = due.at + late_s if late_s else self.now - 7200
         made = Receipt(
             kind="labctl-receipt", version=1, course="ml-2026", assignment=assignment,
-            student=student, number=number, received=utc_text(self.now - 7200), due="",
+            student=student, number=number, received=utc_text(received), due="",
             late_s=late_s, penalty=10 if late_s else 0, run="1120-101010-abcd",
             bundle_bytes=3_400_000, bundle_sha256="0" * 64, manifest_sha256="1" * 64,
         )  # fmt: skip

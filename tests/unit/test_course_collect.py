@@ -93,6 +93,19 @@ def test_an_extension_counts_afterwards_too(folder: CourseFolder) -> None:
     assert seats_of(folder)["alice"].state == "closed"
 
 
+def test_ten_seconds_late_are_within_the_grace_period(folder: CourseFolder) -> None:
+    hand_in(folder, "alice", DUE_AT + 10)
+    hand_in(folder, "dan", DUE_AT + 601)
+    found = seats_of(folder)
+    alice, dan = found["alice"], found["dan"]
+    assert (alice.late_s, alice.penalty, alice.in_grace_s) == (0, 0, 10)
+    assert (dan.late_s, dan.penalty, dan.in_grace_s) == (601, 10, 0)
+    text = folder.config.path.read_text()
+    folder.config.path.write_text(text.replace("penalty: 10", "penalty: 10, grace: none"))
+    folder.refresh()
+    assert seats_of(folder)["alice"].penalty == 10
+
+
 def test_after_the_end_nothing_is_taken_in(folder: CourseFolder) -> None:
     hand_in(folder, "alice", DUE_AT - 100, "in time")
     with pytest.raises(PolicyError, match="closed"):

@@ -39,7 +39,7 @@ from labctl.model import Endpoint
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.assignment import load_assignment
 from labctl.submissions.receipt import make_signing_key
-from labctl.submissions.receiver import check_name
+from labctl.submissions.receiver import Receiver, check_name
 
 sys.path.append(str(Path(__file__).parents[1] / "flow"))
 from course_keeper_context import KEY, Pretended, course_folder
@@ -273,6 +273,9 @@ def test_assignments_are_published_as_students_need_them(folder: CourseFolder) -
     assert (rules.hand_in, rules.host_key) == ("ssh://labctl@keeper.example.edu:22", HOST_KEY)
     assert (rules.late, rules.penalty) == (48 * 3600, 10)
     assert publish_assignments(folder, HOST_KEY) == []
+    assert Receiver(folder.drop).hello("hw3", "alice").grace_s == 600
+    # Earlier versions of students' labctl refuse a key that they do not know.
+    assert "grace" not in (folder.drop / "assignments" / "hw3.yaml").read_text()
 
 
 class KeeperHere:

@@ -19,7 +19,10 @@ from labctl.submissions.receiver import BUNDLE
 from labctl.web import factory
 from labctl.web.app import Dashboard
 from labctl.web.http_server import URL_FILE
+from labctl.web.listing import count_seats
 from labctl.web.live_updates import Channel
+from labctl.web.pages import Pages
+from labctl.web.pseudonyms import Pseudonyms
 from labctl.web.snapshot import SnapshotTaker
 
 EVIL = "<script>alert(1)</script>"
@@ -126,7 +129,7 @@ def test_what_was_taken_back_is_no_nothing(bed: Bed) -> None:
 
 def test_names_can_be_hidden_from_a_projector(bed: Bed, visitor: Visitor) -> None:
     people = bed.folder.list_students()
-    bed.folder.ledger.append("refused", seat=people[0].id, why=f"{people[0].name} has no budget")
+    bed.folder.ledger.append("refused", seat=people[4].id, why=f"{people[0].name} has no budget")
     assert visitor.post("/names", hidden="yes", back="/")[0] == 303
     for path in pages_of(bed):
         _, _, page = visitor.ask(path)
@@ -189,9 +192,9 @@ def test_a_watcher_is_sent_what_changed_and_no_more(bed: Bed, visitor: Visitor) 
     # After a cut link the browser names what it has: nothing is missed, nothing told twice.
     with Stream(visitor, address) as stream:
         assert f"s-{key}" in stream.update()
-    bed.folder.ledger.append("refused", seat=bed.seat(5).name, why="no machine is left")
+    bed.folder.ledger.append("refused", seat=bed.seat(8).name, why="no machine is left")
     with Stream(visitor, address, last_event_id=version) as stream:
-        assert stream.update().keys() == {"tiles", f"s-{bed.seat(5).pseudonym}"}
+        assert stream.update().keys() == {"tiles", f"s-{bed.seat(8).pseudonym}"}
 
 
 def test_another_keepers_version_has_the_page_loaded_anew(visitor: Visitor) -> None:
@@ -324,6 +327,85 @@ def test_what_was_refused_is_trouble_until_something_is_given(bed: Bed) -> None:
     assert found.happenings[0].seat == found.seats[8].key
     bed.serve_up(8, hours=0)
     assert survey.take().seats[8].trouble == ""
+
+
+def test_a_refusal_is_no_problem_once_the_budget_was_raised(bed: Bed) -> None:
+    survey, liskov = SnapshotTaker(bed.folder, bed.state), bed.seat(4)
+    bed.folder.ledger.append("refused", student="liskov", by="keeper", why="beyond the budget")
+    assert survey.take().seats[4].trouble == "beyond the budget"
+    bed.folder.ledger.append("budget", seat=liskov.name, by="staff", usd=5.0)
+    assert survey.take().seats[4].trouble == ""
+
+
+def test_a_run_whose_server_is_gone_does_not_run(bed: Bed) -> None:
+    server = bed.state.get_lab_server(bed.seat(0).lab_id)
+    assert server is not None
+    bed.state.drop_server(server.id)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    page = visitor.ask(f"/seats/{bed.seat(0).pseudonym}")[2]
+    board = row(visitor.ask("/")[2], bed.seat(0).pseudonym)
+    stop.set()
+    for text in (page, board):
+        assert 'class="run lost"' in text
+        assert 'class="run running"' not in text
+        assert "42%" not in text
+    assert "its server has ended" in page
+    assert "/cancel" not in page
+
+
+def test_a_server_that_does_not_report_shows_when_it_last_did(bed: Bed) -> None:
+    survey = SnapshotTaker(bed.folder, bed.state, now=lambda: bed.now + 2700)
+    seat = survey.take().seats[0]
+    assert seat.silent
+    assert "running" not in seat.marks
+    assert "trouble" in seat.marks
+    pages = Pages(bed.paths.data_dir / "templates" / "dashboard")
+    parts = pages.seat(seat.key, Pseudonyms())(survey.take())
+    assert "The server does not report. Last report: <time" in parts["facts"]
+    assert 'class="run running"' not in parts["runs"]
+    assert "/cancel" not in parts["runs"]
+    assert not SnapshotTaker(bed.folder, bed.state).take().seats[0].silent
+
+
+def test_an_extension_that_came_later_takes_the_penalty_off(bed: Bed, visitor: Visitor) -> None:
+    """Edsger Dijkstra handed in 90 minutes late, and is ill."""
+    page = visitor.ask("/assignments/hw3")[2]
+    assert "10% off" in page
+    assert "<dt>Late</dt><dd>2</dd>" in page
+    (bed.folder.drop / "extensions" / "hw3.json").write_text('{"dijkstra": 7200, "thompson": 7200}')
+    wait_until(lambda: "<dt>Late</dt><dd>0</dd>" in visitor.ask("/assignments/hw3")[2])
+    assert "% off" not in visitor.ask("/assignments/hw3")[2]
+    assert "% off" not in visitor.ask(f"/seats/{bed.seat(3).pseudonym}")[2]
+
+
+def test_ten_seconds_late_cost_nothing(bed: Bed) -> None:
+    bed.hand_in("liskov", "hw3", late_s=10)
+    (one, *_) = reversed(SnapshotTaker(bed.folder, bed.state).take().people[4].hand_ins)
+    assert (one.late_s, one.penalty, one.accepted) == (0, 0, True)
+
+
+def test_a_team_counts_once(bed: Bed) -> None:
+    bed.hand_in("perlman", "hw4")
+    people = SnapshotTaker(bed.folder, bed.state).take().people
+    counts = count_seats(people, "hw4")
+    assert (counts.seats, counts.submitted, counts.late) == (9, 1, 0)
+
+
+def test_only_a_bundle_with_a_report_has_a_link_to_one(bed: Bed) -> None:
+    for student, files in (("lovelace", {"report.html": b"x"}), ("turing", {"run.json": b"{}"})):
+        place = bed.folder.drop / "submissions" / "hw3" / student / "0001"
+        place.mkdir(parents=True)
+        (place / BUNDLE).write_bytes(packed({"model/m.safetensors": b"x", **files}))
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    with_report, without = (visitor.ask(f"/seats/{bed.seat(n).pseudonym}")[2] for n in (0, 1))
+    assert ">Report</a>" in with_report
+    assert ">Bundle</a>" in without
+    assert ">Report</a>" not in without
+    stop.set()
 
 
 def test_sums_in_between_are_those_of_the_whole_ledger(bed: Bed) -> None:

@@ -81,7 +81,9 @@ def test_a_time_that_is_none_says_why(text: str, said: str) -> None:
 def test_a_moment_is_written_so_that_no_machine_need_know_its_zone() -> None:
     moment = parse_moment("2026-07-01 12:00 Europe/Berlin")
     assert str(moment) == "2026-07-01T12:00:00+02:00"
-    assert parse_moment(str(moment)) == moment
+    again = parse_moment(str(moment))
+    assert (again.at, again.offset_s) == (moment.at, moment.offset_s)
+    assert (moment.zone, again.zone) == ("Europe/Berlin", "")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,26 @@ def test_an_extension_moves_the_due_time_and_the_end() -> None:
     assert (found.accepted, found.late_s) == (True, 60)
     assert found.closes_at == DUE_AT + 86400 + 3600
     assert not judge(rules(late=3600), DUE_AT + 86400 + 3601, extension_s=86400).accepted
+
+
+@pytest.mark.parametrize(
+    ("after_s", "accepted", "late_s", "off", "in_grace_s"),
+    [
+        (10, True, 0, 0, 10),
+        (600, True, 0, 0, 600),
+        (601, True, 601, 10, 0),
+        (86400 + 600, True, 86400 + 600, 10, 0),
+        (86400 + 601, True, 86400 + 601, 20, 0),
+    ],
+)
+def test_within_the_grace_period_nothing_is_late(
+    after_s: int, accepted: bool, late_s: int, off: int, in_grace_s: int
+) -> None:
+    found = judge(rules(late=2 * 86400, penalty=10), DUE_AT + after_s, grace_s=600)
+    assert (found.accepted, found.late_s, found.penalty) == (accepted, late_s, off)
+    assert found.in_grace_s == in_grace_s
+    never = judge(rules(late=0), DUE_AT + after_s, grace_s=600)
+    assert never.accepted == (after_s <= 600)
 
 
 def test_without_a_due_time_nothing_is_ever_late() -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from subprocess import CompletedProcess
 
 import pytest
 
 from labctl.agent.watchdog import activity
-from labctl.agent.watchdog.activity import ActivitySnapshot, read_gpu_signs
+from labctl.agent.watchdog.activity import (
+    ActivityReader,
+    ActivitySnapshot,
+    LabAccount,
+    read_gpu_signs,
+)
 from labctl.agent.watchdog.processes import ActivitySign
 from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Offer
@@ -52,8 +58,22 @@ def test_the_use_of_gpus_is_a_number_beside_the_sentences(
 
     monkeypatch.setattr(activity, "_run_query", query)
     monkeypatch.setattr(activity.shutil, "which", lambda name: f"/usr/bin/{name}")
-    signs = [ActivitySign("a run", run="night"), *read_gpu_signs()]
+    signs = [ActivitySign("a run", run="night"), *(read_gpu_signs() or [])]
     assert ActivitySnapshot(0.0, signs).gpu_percent == percent
+
+
+@pytest.mark.parametrize("program", [None, "/usr/bin/nvidia-smi"])
+def test_a_server_without_a_gpu_reports_no_use_of_one(
+    program: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(words: list[str]) -> CompletedProcess[str]:
+        return CompletedProcess(words, 9, "", "couldn't communicate with the NVIDIA driver")
+
+    monkeypatch.setattr(activity, "_run_query", fail)
+    monkeypatch.setattr(activity.shutil, "which", lambda _: program)
+    snapshot = ActivityReader(LabAccount(os.getuid(), os.getgid())).read_activity()
+    assert not [sign for sign in snapshot.signs if "GPU" in sign.text]
+    assert snapshot.gpu_percent is None
 
 
 @pytest.mark.parametrize(

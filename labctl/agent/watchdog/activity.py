@@ -41,6 +41,7 @@ class ActivitySnapshot(NamedTuple):
 
     began_s: float
     signs: list[ActivitySign]
+    has_gpu: bool = True
 
     @property
     def busy(self) -> list[str]:
@@ -48,7 +49,12 @@ class ActivitySnapshot(NamedTuple):
 
     @property
     def gpu_percent(self) -> float | None:
-        """The use of all GPUs together, 100 for each that is fully used; None if it is unknown."""
+        """The use of all GPUs together, 100 for each that is fully used.
+
+        None if it is unknown, or without a GPU.
+        """
+        if not self.has_gpu:
+            return None
         percents = [sign.gpu_percent for sign in self.signs if sign.gpu_percent is not None]
         return sum(percents) if len(percents) == len(self.signs) else None
 
@@ -88,7 +94,7 @@ class ActivityReader:
 
     def read_activity(self) -> ActivitySnapshot:
         began_s = read_boottime_s()
-        readers: list[tuple[str, Callable[[], list[ActivitySign]]]] = [
+        readers: list[tuple[str, Callable[[], list[ActivitySign] | None]]] = [
             ("the containers", self._containers),
             ("the terminals", read_terminals),
             ("tmux", lambda: read_tmux_clients(self.account.uid, self.account.words)),
@@ -97,15 +103,19 @@ class ActivityReader:
             ("labctl's last use", read_last_use),
         ]
         signs: list[ActivitySign] = []
+        has_gpu = True
         for name, read in readers:
             try:
-                signs += read()
+                found = read()
+                if found is None:
+                    has_gpu = False
+                signs += found or []
             except FileNotFoundError:
                 continue  # without tmux or Docker, nothing of that kind can be running
             except (OSError, ValueError, KeyError, Failure, subprocess.SubprocessError) as error:
                 why = error.report.what if isinstance(error, Failure) else error
                 signs.append(ActivitySign(f"{name} cannot be read, which counts as work ({why})"))
-        return ActivitySnapshot(began_s, signs)
+        return ActivitySnapshot(began_s, signs, has_gpu)
 
     def _containers(self) -> list[ActivitySign]:
         if not shutil.which("docker"):
@@ -170,15 +180,15 @@ def _describe_kernel(kernel: JupyterKernel, now: float) -> ActivitySign:
     return ActivitySign("a Jupyter kernel was used", max(0.001, now - at))
 
 
-def read_gpu_signs() -> list[ActivitySign]:
-    """Return signs of GPU use; [] without a GPU, or with only the driver's program installed."""
+def read_gpu_signs() -> list[ActivitySign] | None:
+    """Return signs of GPU use; None without a GPU, or with only the driver's program installed."""
     program = shutil.which("nvidia-smi")
     if not program:
-        return []
+        return None
     words = [program, "--format=csv,noheader,nounits"]
     done = _run_query([*words, "--query-gpu=index,utilization.gpu"])
     if done.returncode != 0 and not Path("/dev/nvidiactl").exists():
-        return []
+        return None
     _require_success(done)
     signs = []
     for row in done.stdout.splitlines():

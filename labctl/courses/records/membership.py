@@ -18,10 +18,10 @@ Members = Mapping[str, tuple[str, ...]]
 
 
 def closing_time(rules: AssignmentConfig) -> float | None:
-    """Return when an assignment closes for a student without an extension, in Unix seconds.
+    """Return when an assignment's teams become final, in Unix seconds: after its late period.
 
-    An assignment that always accepts late work closes when it is due; one without a due time never
-    closes.
+    The grace period does not count. An assignment that always accepts late work closes when it is
+    due; one without a due time never closes.
     """
     if rules.due is None:
         return None

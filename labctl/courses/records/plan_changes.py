@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from labctl.config import CourseConfig
+from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import parse
 from labctl.config.layers import iterate_leaves
 from labctl.config.reader import as_plain
+from labctl.config.times import ANY_S
 from labctl.courses.records import timetable
 from labctl.model import Value
 from labctl.text import dollars_text, duration_text
@@ -91,7 +93,8 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
             yield f"{name} has no due time: submissions are accepted forever"
             continue
         if rules.due.at < now:
-            yield f"{name} was due on {rules.due}"
+            due = timetable.local_time_text(rules.due.at, timetable.find_zone(config))
+            yield f"{name} was due on {due}"
         if config.term and not (
             timetable.term_start(config.term, zone)
             <= rules.due.at
@@ -100,6 +103,28 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
             yield f"{name} is due outside the term"
         if rules.grade and not config.grading:
             yield f"{name} has `grade:`, but there is no `grading:` server to run it on"
+
+
+def describe_assignments(config: CourseConfig) -> list[str]:
+    """Describe when each assignment is due, in the course's zone, and what happens after that."""
+    zone = timetable.find_zone(config)
+    return [
+        f"{name}: due {timetable.local_time_text(rules.due.at, zone)}; {_describe_late_rule(rules)}"
+        for name, rules in config.assignments.items()
+        if rules.due is not None
+    ]
+
+
+def _describe_late_rule(rules: AssignmentConfig) -> str:
+    parts = [grace_text(rules.grace)] if rules.grace else []
+    late = {0: "later is not accepted", ANY_S: "later is always accepted"}
+    text = late.get(rules.late) or f"accepted for {duration_text(rules.late)}"
+    parts.append(text + (f", -{rules.penalty}% a day" if rules.late and rules.penalty else ""))
+    return "; ".join(parts)
+
+
+def grace_text(grace_s: int) -> str:
+    return f"grace period {duration_text(grace_s)}"
 
 
 def describe_server_limits(config: CourseConfig) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from labctl.config.document import quote
 from labctl.courses.records import roster_checks
+from labctl.courses.records.student import SECTION_SEPARATOR
 from labctl.courses.records.tables import Table
 from labctl.errors import Problem, UsageError
 from labctl.model import Value
@@ -165,6 +166,13 @@ def _read_team(table: Table, row: int) -> str:
     return table.cell(row, "team", "group")
 
 
+def split_canvas_sections(text: str) -> list[str]:
+    """Return the sections in a cell of Canvas: `A`, `A and B`, or `A, B, and C`."""
+    if " and " not in text:
+        return [text] if text else []
+    return [name for name in re.split(r",? and |, ", text) if name]
+
+
 def _read_canvas_row(table: Table, row: int) -> ImportedPerson:
     login = table.cell(row, "SIS Login ID")
     return ImportedPerson(
@@ -174,7 +182,7 @@ def _read_canvas_row(table: Table, row: int) -> ImportedPerson:
         line=table.lines[row],
         email=login if "@" in login else table.cell(row, "Email"),
         team=_read_team(table, row),
-        section=table.cell(row, "Section"),
+        section=SECTION_SEPARATOR.join(split_canvas_sections(table.cell(row, "Section"))),
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from labctl.config.course_schema import DAYS, ClassHours, Term
+from labctl.config.course_schema import DAYS, ClassHours, CourseConfig, Term
 from labctl.model import Value
 
 HOUR_S = 3600.0
@@ -100,6 +100,21 @@ def class_hours(
         total += max(0.0, end - begin)
         at = max(at, end)
     return total / HOUR_S
+
+
+def find_zone(config: CourseConfig) -> tzinfo:
+    """Return the course's time zone: that of its class hours, else of a due time, else UTC."""
+    dues = [rules.due for rules in config.assignments.values() if rules.due is not None]
+    names = [slot.zone for slot in config.hours] + [due.zone for due in dues if due.zone]
+    if names:
+        return ZoneInfo(names[0])
+    offsets = [timezone(timedelta(seconds=due.offset_s)) for due in dues if due.offset_s]
+    return offsets[0] if offsets else UTC
+
+
+def local_time_text(at: float, zone: tzinfo) -> str:
+    """Write a Unix time in a zone: Sat 28 Nov 2026 23:59 Europe/Berlin."""
+    return f"{datetime.fromtimestamp(at, zone):%a %d %b %Y %H:%M} {zone}"
 
 
 def term_end(term: Term, zone: str = "UTC") -> float:
