@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,18 +16,23 @@ from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
+from labctl.courses.grading.record import OUTPUT
 from labctl.courses.grading.results import late_text
 from labctl.courses.release import release_grades
+from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
+    from labctl.courses.grading_dry_run import DryRunResult
     from labctl.courses.grading_run import GradingResult, SeatGrade
 
 with lazy_imports(__name__):
-    from labctl.courses import grading_run
+    from labctl.courses import grading_dry_run, grading_run
 
 TEMPORARY = 75
+# lines of a failed solution's output that a dry run shows
+MOST_OUTPUT_LINES = 20
 STATES = {
     "in": ("in", "green"),
     "missing": ("missing", "dim"),
@@ -121,6 +127,12 @@ def _late_text(submission: collect.SeatSubmission) -> str:
     help="Grade this many submissions at a time.",
 )
 @click.option("--release", is_flag=True, help="Show students the feedback if all are graded.")
+@click.option(
+    "--dry-run", is_flag=True, help="Grade your own reference solution only, and store nothing."
+)
+@click.option(
+    "--accept-failures", is_flag=True, help="Give 0 points even if every submission fails alike."
+)
 @PROFILE
 @yes_option
 @json_option
@@ -132,16 +144,24 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     model on the inputs, and writes predictions. The second runs the staff's grader on these
     predictions and the labels. A failed submission does not stop the others. To continue after an
     interruption, run the command again: existing grades are kept. Without --release, students see
-    nothing.
+    nothing. If every submission fails alike, none gets a grade, since the grading image may be the
+    cause; --dry-run tries it with the solution in grade.reference of course.yaml.
 
     \b
+    labctl course grade hw3 --dry-run
     labctl course grade hw3
     labctl course grade hw3 --only alice --again
     labctl course grade hw3 --release
     """
     name, json_ = options["name"], options["json_"]
+    _require_plain_dry_run(options)
     course = open_course(ctx, yes=options["yes"], quiet=json_)
     staff = make_staff(course, ctx.meta[SCREEN])
+    if options["dry_run"]:
+        result = grading_dry_run.try_reference(staff, name, keep=options["keep_server"])
+        ctx.meta[SCREEN].stop_drawing()
+        _print_dry_run(result, json_)
+        ctx.exit(0 if result.outcome == "graded" else 1)
     only, group = options["only"], options["group"]
     seats = select_seats(course, only, group, name) if only or group else ()
     grading = grading_run.grade_assignment(
@@ -151,12 +171,13 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
         again=options["again"],
         keep=options["keep_server"],
         at_once=options["at_once"],
+        accept_failures=options["accept_failures"],
         profile=options["profile"],
         on_result=(lambda _: None) if json_ else _print_grade,
     )
     ctx.meta[SCREEN].stop_drawing()
     if not json_:
-        _print_grading(grading)
+        _print_grading(grading, course.folder.grades)
     may_release = options["release"] and grading.is_complete
     screen = ctx.meta[SCREEN]
     released = (
@@ -187,7 +208,37 @@ def _print_grade(graded: SeatGrade) -> None:
         click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
 
 
-def _print_grading(grading: GradingResult) -> None:
+def _require_plain_dry_run(options: dict[str, Any]) -> None:
+    names = ("only", "group", "again", "release", "accept_failures")
+    used = [f"--{name.replace('_', '-')}" for name in names if options[name]]
+    if options["dry_run"] and used:
+        raise UsageError(
+            f"--dry-run cannot be combined with {used[0]}",
+            why="a dry run grades your reference solution, and no submission",
+            hint=f"labctl course grade {options['name']} --dry-run",
+        )
+
+
+def _print_dry_run(result: DryRunResult, json_: bool) -> None:
+    """Print the result of a dry run: the score, or the failure with what the program printed."""
+    name = result.assignment
+    if json_:
+        print_json({"assignment": name, "dry_run": result})
+        return
+    if result.outcome == "graded":
+        score = f"{result.score:g}/{result.points:g}"
+        click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
+        click.echo(f"Nothing was stored. next: labctl course grade {name}", err=True)
+        return
+    for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:
+        click.echo(f"  {clean(line)}", err=True)
+    failed = click.style("failed", fg="red")
+    click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
+    again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
+    click.echo(f"  next: {again}", err=True)
+
+
+def _print_grading(grading: GradingResult, grades: Path) -> None:
     rows = [_graded_cells(graded) for graded in grading.seats]
     headings = ("SEAT", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
     print_table(rows, headings, shutil.get_terminal_size().columns)
@@ -199,6 +250,7 @@ def _print_grading(grading: GradingResult) -> None:
             evidence = f": {flag.evidence}" if flag.evidence else ""
             click.echo(f"  {graded.seat}  {clean(flag.what)}{clean(evidence)}")
     _print_totals(grading)
+    _print_failures(grading, grades)
 
 
 def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
@@ -225,10 +277,28 @@ def _print_totals(grading: GradingResult) -> None:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"
             click.echo(clean(text), err=True)
-    if counts["error"]:
+    if counts["error"] and not grading.withheld:
         click.echo(f"next: labctl course grade {grading.assignment}   # retries those", err=True)
     if grading.unreached:
         names = ", ".join(grading.unreached)
         click.echo(f"the grading server was lost before these were graded: {names}", err=True)
         click.echo(f"  {clean(grading.why)}", err=True)
         click.echo(f"  next: labctl course grade {grading.assignment}   # continues", err=True)
+
+
+def _print_failures(grading: GradingResult, grades: Path) -> None:
+    """Say where the output of failed programs is, and why grades were withheld."""
+    name = grading.assignment
+    failed = [graded.seat for graded in grading.seats if graded.state == "failed"]
+    if grading.withheld:
+        failed = [graded.seat for graded in grading.seats if graded.state == "error"]
+        click.echo("Every submission failed alike, so none has a grade:", err=True)
+        click.echo(f"  {clean(grading.withheld)}", err=True)
+    if failed:
+        others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
+        click.echo(f"  output: {grades / name / failed[0] / OUTPUT}{others}", err=True)
+    if grading.withheld:
+        click.echo(
+            f"  next: labctl course grade {name} --dry-run   # tries your solution", err=True
+        )
+        click.echo(f"  or:   labctl course grade {name} --accept-failures   # 0 points", err=True)

@@ -184,7 +184,8 @@ class GradeConfig(Value, frozen=True):
     `predict` runs the submission, in a container without the labels; `command` is the staff's
     grading command, in a container with them; () means labctl's own. `inputs` and `labels` are
     paths below the folder. `timeout` in seconds, for each of the two containers. `tolerance` is the
-    allowed difference between a student's claimed result and the measured one.
+    allowed difference between a student's claimed result and the measured one. `reference` is the
+    directory, below the folder, of the staff's own solution with code/ and model/; "" for none.
     """
 
     predict: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
@@ -193,6 +194,7 @@ class GradeConfig(Value, frozen=True):
     labels: Annotated[str, Parsed(parse_inside)] = ""
     timeout: Duration = 600
     tolerance: Annotated[float, Parsed(parse_share)] = 0.02
+    reference: Annotated[str, Parsed(parse_inside)] = ""
 
 
 class TestsConfig(Value, frozen=True):

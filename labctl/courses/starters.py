@@ -167,7 +167,8 @@ def _require_not_private(config: CourseConfig, place: str) -> None:
     private = [config.path.name, PRIVATE, "imported", ROSTER_FILE]
     for rules in config.assignments.values():
         if rules.grade is not None:
-            private += [path for path in (rules.grade.inputs, rules.grade.labels) if path]
+            grade = rules.grade
+            private += filter(None, (grade.inputs, grade.labels, grade.reference))
     directory = (config.root / place).resolve()
     for name in private:
         path = (config.root / name).resolve()

@@ -14,6 +14,7 @@ from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults
+from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
 
 Labctl = Callable[..., Any]
@@ -99,6 +100,45 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
     assert "Please review (not proof of misconduct)" in said.out
     assert "\x1b[2J" not in said.out
     assert "claims 0.9, measured 0.5" in said.out
+
+
+def test_a_failure_of_all_is_shown_with_its_cause_its_log_and_the_next_commands(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = "its program ended with 1: ModuleNotFoundError: No module named 'torch'"
+    seats = [SeatGrade(seat=name, state="error", why=cause) for name in ("alice", "bob")]
+    answer(monkeypatch, "grading_run.grade_assignment", graded(*seats, withheld=cause))
+    said = labctl("-C", "ml", "course", "grade", "hw3", "--release")
+    assert said.code == 1
+    assert f"Every submission failed alike, so none has a grade:\n  {cause}\n" in said.err
+    assert f"{course}/.course/grades/hw3/alice/output.txt, and of 1 more beside it" in said.err
+    assert "next: labctl course grade hw3 --dry-run" in said.err
+    assert "nothing was released" in said.err
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_dry_run_says_what_its_solution_got(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    result = DryRunResult(
+        assignment="hw3",
+        reference="assignments/hw3/solution",
+        outcome="failed" if failed else "graded",
+        points=100,
+        score=0 if failed else 97.5,
+        message="its program ended with 1: ImportError: torch" if failed else "",
+        output="Traceback\nImportError: torch" if failed else "",
+    )
+    answer(monkeypatch, "grading_dry_run.try_reference", result)
+    said = labctl("-C", "ml", "course", "grade", "hw3", "--dry-run")
+    assert said.code == (1 if failed else 0)
+    text = "failed  its program ended with 1: ImportError: torch" if failed else "graded 97.5/100"
+    assert said.out == f"assignments/hw3/solution: {text}\n"
+    assert ("  Traceback\n" in said.err) is failed
+    body = json.loads(labctl("-C", "ml", "course", "grade", "hw3", "--dry-run", "--json").out)
+    assert body["dry_run"]["score"] == result.score
+    both = labctl("-C", "ml", "course", "grade", "hw3", "--dry-run", "--release")
+    assert (both.code, "cannot be combined with --release" in both.err) == (2, True)
 
 
 def test_json_is_one_object(course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
