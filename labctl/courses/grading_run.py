@@ -333,7 +333,9 @@ class _Batch:
             for submission in every.accepted
             if (record := self.grade_store.read_record(submission.seat)) is not None
         }
-        for seat, flags in flag_submissions(self.staff.folder, every.accepted, records).items():
+        templates = self.staff.paths.data_dir / "templates"
+        all_flags = flag_submissions(self.staff.folder, every.accepted, records, templates)
+        for seat, flags in all_flags.items():
             updated = msgspec.structs.replace(records[seat], flags=flags)
             if updated != records[seat]:
                 self.grade_store.replace_record(updated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from labctl.courses.grading_run import GradingResult, grade_assignment
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
+from labctl.courses.starters import publish_starters
 from labctl.errors import (
     BusyError,
     ConfigError,
@@ -286,6 +288,36 @@ def test_a_dry_run_grades_the_reference_solution_and_stores_nothing(
     assert len(server.asked) == 5
     again = grade_assignment(staff, "hw3")
     assert not any(one.fresh for one in again.seats), "the solution is no part of a grade"
+
+
+@pytest.mark.parametrize("source", ["", "handouts", "starter", "replaced starter", "labctl"])
+def test_files_that_were_handed_out_are_no_evidence_of_copying(
+    staff: CourseOperator, server: Server, source: str
+) -> None:
+    path = staff.folder.path
+    text = "open('/lab/labels/labels.csv')\n" * 10
+    if source == "handouts":
+        (path / "handouts").mkdir()
+        (path / "handouts" / "loader.py").write_text(text)
+    elif source == "labctl":
+        text = (staff.paths.data_dir / "templates" / "image-classifier" / "model.py").read_text()
+    elif source:
+        (path / "start").mkdir()
+        (path / "start" / "train.py").write_text(text)
+        config = COURSE.replace("grade:", "template: start\n    grade:")
+        (path / "course.yaml").write_text(config)
+        staff.folder.refresh()
+        publish_starters(staff.folder, staff.paths)
+        if source == "replaced starter":
+            (path / "start" / "train.py").write_text("pass\n")
+            publish_starters(staff.folder, staff.paths)
+            shutil.rmtree(path / "handouts")
+    for student in ("alice", "bob"):
+        hand_in(staff, student, text)
+    found = grade_assignment(staff, "hw3")
+    kinds = {flag.kind for one in found.seats if one.record for flag in one.record.flags}
+    own_work = {"same-code", "names-labels"}
+    assert kinds & own_work == (set() if source else own_work)
 
 
 @pytest.mark.parametrize("changed", ["labels/x.csv", "grade.py", "course.yaml", "submission"])
