@@ -267,3 +267,9 @@ class CourseConfig(Value, frozen=True):
     keeper: KeeperConfig | None = None
     grading: GradingConfig | None = None
     assignments: dict[str, AssignmentConfig] = msgspec.field(default_factory=dict)
+
+    @property
+    def image_reference(self) -> str:
+        """The image that course.yaml names; "" if it names none, or one that servers build."""
+        is_named = any(key.partition(".")[0] == "image" for key in self.lab.origins)
+        return self.lab.image.reference if is_named else ""

@@ -58,7 +58,7 @@ def describe_course(folder: CourseFolder, student: str) -> CourseRecord:
     return CourseRecord(
         course=folder.config.name,
         student=student,
-        image=folder.config.lab.image.reference,
+        image=folder.config.image_reference,
         receiver=Receiver(folder.drop).init(),
         assignments={file.stem: file.read_text() for file in files},
         starters=list_published(folder),

@@ -7,6 +7,7 @@ the assignment's file. The keeper's messages are validated like any untrusted in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -38,6 +39,8 @@ from labctl.sync.starter_update import FileChange, update_files
 MOST_STARTERS = 100
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
 IGNORE_FILE = ".labignore"
+# What labctl writes into a lab.yaml for the course's image, which may be none.
+IMAGE_LINE = re.compile(r'(?:image: "[^\n]*"\n)?')
 # Returns the document of an assignment's starter with this sha256.
 Download = Callable[[str, str], bytes]
 
@@ -60,13 +63,15 @@ class DeliveredStarter(Value, frozen=True):
 class CourseLab(Value, frozen=True):
     """What the labs of a student's assignments have in common.
 
-    `section` is the `server:` section of their lab.yaml, `image` the course's image or "".
+    `section` is the `server:` section of their lab.yaml, with `seat_line`; `image` is the course's
+    image or "".
     """
 
     course: str
     student: str
     directory: Path
     section: str
+    seat_line: str
     image: str = ""
 
 
@@ -112,15 +117,11 @@ def _deliver(
     _require_plain_directory(root)
     record = read_record(root)
     if record is not None and record.sha256 == sha256:
-        return DeliveredStarter(assignment=name, directory=root, state="current")
-    data = download(name, sha256)
-    if hash_document(data) != sha256:
-        raise PolicyError(
-            f"the starter of {name} is not what the keeper announced",
-            why="its hash differs; nothing was written",
-            hint="labctl join",
-        )
-    starter = _add_lab_file(lab, name, decode_starter(data))
+        starter = _renew_image(lab, name, record.starter)
+        if starter == record.starter:
+            return DeliveredStarter(assignment=name, directory=root, state="current")
+    else:
+        starter = _add_lab_file(lab, name, _download_starter(download, name, sha256))
     root.mkdir(parents=True, exist_ok=True)
     _ignore_in_course_lab(lab.directory, name)
     base = record.starter if record else None
@@ -129,6 +130,17 @@ def _deliver(
     _trust_own_lab_file(root, starter, paths)
     state = "updated" if record else "new"
     return DeliveredStarter(assignment=name, directory=root, state=state, changes=changes)
+
+
+def _download_starter(download: Download, name: str, sha256: str) -> Starter:
+    data = download(name, sha256)
+    if hash_document(data) != sha256:
+        raise PolicyError(
+            f"the starter of {name} is not what the keeper announced",
+            why="its hash differs; nothing was written",
+            hint="labctl join",
+        )
+    return decode_starter(data)
 
 
 def _make_record(
@@ -156,12 +168,29 @@ def _require_plain_directory(root: Path) -> None:
         )
 
 
+def _renew_image(lab: CourseLab, name: str, received: Starter) -> Starter:
+    """Return the starter as received, with the course's image of now.
+
+    A starter that brought a lab.yaml of its own does not use the course's image.
+    """
+    files = received.by_path()
+    start = _compose_start(lab, name)
+    text = files.pop(LAB_FILE).content.decode(errors="replace")
+    if not text.startswith(start) or not IMAGE_LINE.fullmatch(text.removeprefix(start)):
+        return received
+    return _add_lab_file(lab, name, msgspec.structs.replace(received, files=tuple(files.values())))
+
+
+def _compose_start(lab: CourseLab, name: str) -> str:
+    lab_name = f"{lab.course}-{name}-{lab.student}"[:39].rstrip("-")
+    return f"lab: {lab_name}\n{lab.section}"
+
+
 def _add_lab_file(lab: CourseLab, name: str, starter: Starter) -> Starter:
     """Return the starter with the student's name and server in its lab.yaml."""
     files = starter.by_path()
     own = files.pop(LAB_FILE, None)
-    lab_name = f"{lab.course}-{name}-{lab.student}"[:39].rstrip("-")
-    text = f"lab: {lab_name}\n{lab.section}".encode()
+    text = _compose_start(lab, name).encode()
     if own is not None:
         text += b"\n" + own.content
     elif lab.image:
@@ -204,6 +233,7 @@ def describe_course_lab(
         student=source.student,
         directory=directory,
         section=make_server_section(source),
+        seat_line=make_seat_line(source),
         image=image,
     )
 
@@ -218,8 +248,13 @@ def make_server_section(source: JoinInvitation | CourseProviderSettings) -> str:
         f"    student: {source.student}\n"
         f"    keeper: {source.keeper}\n"
         f'    host_key: "{source.host_key}"\n'
-        f'    seat: "{source.seat}"\n'
+        f"{make_seat_line(source)}\n"
     )
+
+
+def make_seat_line(source: JoinInvitation | CourseProviderSettings) -> str:
+    """Return the line of that section by which labctl recognizes it."""
+    return f'    seat: "{source.seat}"'
 
 
 def write_assignments(target: Path, texts: dict[str, str]) -> tuple[str, ...]:

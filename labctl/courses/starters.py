@@ -139,7 +139,7 @@ def _read_part(
                 config.root,
                 paths.data_dir / "templates",
                 _cache_directory(config),
-                image=config.lab.image.reference,
+                image=config.image_reference,
                 has_gpus=not config.lab.server.on_this_machine,
             )
         files = read_directory(config.root, place)
