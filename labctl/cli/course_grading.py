@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from labctl.cli.course import open_course
 from labctl.cli.course_grades import print_unreleased_changes
@@ -24,11 +25,12 @@ from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
+    from labctl.courses.code_folders import CodeFolder
     from labctl.courses.grading_dry_run import DryRunResult
     from labctl.courses.grading_run import GradingResult, SeatGrade
 
 with lazy_imports(__name__):
-    from labctl.courses import grading_dry_run, grading_run
+    from labctl.courses import code_folders, grading_dry_run, grading_run
 
 TEMPORARY = 75
 # lines of a failed solution's output that a dry run shows
@@ -47,11 +49,22 @@ STATES = {
 @click.command("collect", short_help="Fetch and verify submissions.")
 @click.argument("name", metavar="ASSIGNMENT")
 @only_options
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write each submission's code to this directory, with a diff against the starter.",
+)
 @PROFILE
 @json_option
 @click.pass_context
 def collect_command(
-    ctx: click.Context, name: str, only: str, group: str, profile: str, json_: bool
+    ctx: click.Context,
+    name: str,
+    only: str,
+    group: str,
+    into: Path | None,
+    profile: str,
+    json_: bool,
 ) -> None:
     """Fetch the submissions for ASSIGNMENT and compare every bundle with its signed receipt.
 
@@ -61,15 +74,20 @@ def collect_command(
     \b
     labctl course collect hw3
     labctl course collect hw3 --only alice,bob
+    labctl course collect hw3 --into ~/hw3
     """
     course = open_course(ctx, quiet=json_)
     staff = make_staff(course, ctx.meta[SCREEN])
     seats = select_seats(course, only, group, name) if only or group else ()
     collection = collect.collect(course.folder, name, seats, profile=profile, by=staff.by)
+    folders = code_folders.write_code_folders(course.folder, collection, into) if into else ()
     if json_:
-        print_json({"assignment": name, "collection": collection})
+        written = {"folders": to_builtins(folders, enc_hook=str)} if into else {}
+        print_json({"assignment": name, "collection": collection, **written})
     else:
         _print_collection(collection)
+        if into:
+            _print_folders(folders, into)
     ctx.exit(1 if collection.damaged else 0)
 
 
@@ -100,6 +118,13 @@ def _print_collection(collection: collect.Collection) -> None:
         click.echo(f"ignored, no seat in this course: {clean(names)}", err=True)
     if collection.accepted:
         click.echo(f"next: labctl course grade {collection.assignment}", err=True)
+
+
+def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:
+    new = sum(folder.is_new for folder in folders)
+    click.echo(f"{into}: code of {len(folders)} submissions, {new} of them new", err=True)
+    if any(folder.diff for folder in folders):
+        click.echo("  each .diff compares one with the starter", err=True)
 
 
 def _state_style(state: str) -> tuple[str, str]:

@@ -311,10 +311,18 @@ def list_handed_out(folder: CourseFolder) -> set[str]:
     except FileNotFoundError:
         hashes = set()
     # An earlier version of labctl may have published these.
-    for assignment, sha256 in list_published(folder).items():
-        starter = decode_starter(_published_file(folder, assignment, sha256).read_bytes())
-        hashes |= _hash_starter_files(starter)
+    for assignment in list_published(folder):
+        starter = find_published(folder, assignment)
+        hashes |= _hash_starter_files(starter) if starter else set()
     return hashes
+
+
+def find_published(folder: CourseFolder, assignment: str) -> Starter | None:
+    """Return the starter of an assignment that students can get now; None without one."""
+    sha256 = list_published(folder).get(assignment)
+    if sha256 is None:
+        return None
+    return decode_starter(_published_file(folder, assignment, sha256).read_bytes())
 
 
 def list_published(folder: CourseFolder) -> dict[str, str]:

@@ -177,6 +177,19 @@ def test_a_changed_bundle_makes_collect_fail(
     assert (why in said.err) is damaged
 
 
+def test_collect_writes_the_code_where_it_is_asked_to(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nobody = SeatSubmission(seat="bob", students=("bob",), state="missing")
+    answer(monkeypatch, "collect.collect", Collection(assignment="hw3", submissions=(nobody,)))
+    said = labctl("-C", "ml", "course", "collect", "hw3", "--into", str(tmp_path / "read"))
+    assert f"{tmp_path / 'read'}: code of 0 submissions, 0 of them new" in said.err
+    body = json.loads(
+        labctl("-C", "ml", "course", "collect", "hw3", "--into", "read", "--json").out
+    )
+    assert body["folders"] == []
+
+
 def test_what_is_missing_is_named_with_the_next_step(course: Path, labctl: Labctl) -> None:
     none = labctl("-C", "ml", "course", "collect", "hw4")
     assert (none.code, "did you mean hw3?" in none.err) == (4, True)
