@@ -7,7 +7,6 @@ gets files that are being edited.
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import os
 from collections.abc import Collection
@@ -21,6 +20,7 @@ from labctl.config.identity import replace_file, write_private
 from labctl.config.locations import parse_git_address
 from labctl.config.reader import LAB_FILE
 from labctl.courses.git_templates import is_fetched
+from labctl.courses.handed_out import STARTERS, record_handed_out
 from labctl.courses.material import NAME as HANDOUTS
 from labctl.courses.records.folder import PRIVATE, CourseFolder
 from labctl.courses.records.roster import ROSTER_FILE
@@ -41,9 +41,6 @@ from labctl.sync.starter import (
 )
 from labctl.wire.keeper import STARTER_PART_BYTES, FetchStarterReply, FetchStarterRequest
 
-STARTERS = "starters"
-# Below STARTERS: the hashes of all files that were handed out.
-HANDED_OUT = "handed-out.sha256"
 # Directories of a student's course lab that an assignment's directory must not be.
 RESERVED = frozenset({"assignments", TESTS, *NEVER_AT_TOP})
 # `labctl join` writes these keys of a student's lab.yaml.
@@ -258,7 +255,7 @@ def publish_starters(
         changed = earlier.get(starter.assignment) != sha256
         if changed:
             _write_handouts(folder, starter, earlier.get(starter.assignment, ""))
-            _record_handed_out(folder, starter)
+            record_handed_out(folder, starter)
             write_private(_published_file(folder, starter.assignment, sha256), data)
         _remove_others(folder, starter.assignment, sha256)
         published.append(
@@ -291,30 +288,6 @@ def _write_handouts(folder: CourseFolder, starter: Starter, earlier: str) -> Non
         target = directory / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, file.content, mode=0o755 if file.executable else 0o644)
-
-
-def _record_handed_out(folder: CourseFolder, starter: Starter) -> None:
-    """Remember the hashes of a starter's files, which outlive the published version."""
-    hashes = list_handed_out(folder) | _hash_starter_files(starter)
-    text = "".join(f"{sha256}\n" for sha256 in sorted(hashes))
-    write_private(folder.private / STARTERS / HANDED_OUT, text.encode())
-
-
-def _hash_starter_files(starter: Starter) -> set[str]:
-    return {hashlib.sha256(file.content).hexdigest() for file in starter.files}
-
-
-def list_handed_out(folder: CourseFolder) -> set[str]:
-    """Return the sha256 of every file of a starter that students could get, now or earlier."""
-    try:
-        hashes = set((folder.private / STARTERS / HANDED_OUT).read_text().split())
-    except FileNotFoundError:
-        hashes = set()
-    # An earlier version of labctl may have published these.
-    for assignment in list_published(folder):
-        starter = find_published(folder, assignment)
-        hashes |= _hash_starter_files(starter) if starter else set()
-    return hashes
 
 
 def find_published(folder: CourseFolder, assignment: str) -> Starter | None:
