@@ -25,6 +25,8 @@ from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from labctl.courses.code_folders import CodeFolder
     from labctl.courses.grading_dry_run import DryRunResult
     from labctl.courses.grading_run import GradingResult, SeatGrade
@@ -233,7 +235,7 @@ def _print_grade(graded: SeatGrade) -> None:
         click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
 
 
-def _require_plain_dry_run(options: dict[str, Any]) -> None:
+def _require_plain_dry_run(options: Mapping[str, object]) -> None:
     names = ("only", "group", "again", "release", "accept_failures")
     used = [f"--{name.replace('_', '-')}" for name in names if options[name]]
     if options["dry_run"] and used:

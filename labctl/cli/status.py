@@ -53,21 +53,18 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     """
     status, is_current = _read_status(ctx, refresh or why, why, json_)
     problem = status["provider_problem"]
+    exit_code = BusyError.exit_code if problem else 0
     if json_:
         print_json(status)
-    else:
-        if problem:
-            click.echo(f"showing what is known: {clean(problem)}", err=True)
-        _print_status(status, is_current=is_current and not problem, all_=all_, why=why)
-    ctx.exit(BusyError.exit_code if problem else 0)
-
-
-def _print_status(status: dict[str, Any], *, is_current: bool, all_: bool, why: bool) -> None:
+        ctx.exit(exit_code)
+    if problem:
+        click.echo(f"showing what is known: {clean(problem)}", err=True)
+        is_current = status["reachable"] is True
     server: Server | None = status["server"]
     if server is None:
         _print_no_server(status["lab"], status["unfinished_up"], [*status["ended"].values()])
     else:
-        _print_server(status, server, is_current or status["reachable"] is True)
+        _print_server(status, server, is_current)
     if status["keeper"]:
         click.echo(f"  watched by the keeper at {status['keeper']}")
     _print_kept(status["kept"])
@@ -79,6 +76,7 @@ def _print_status(status: dict[str, Any], *, is_current: bool, all_: bool, why: 
         if hidden:
             older = "1 older run" if hidden == 1 else f"{hidden} older runs"
             click.echo(f"and {older}: labctl status --all")
+    ctx.exit(exit_code)
 
 
 def _read_status(

@@ -51,7 +51,7 @@ def upload_material(server: GradingServer, assignment: str, parts: GradingMateri
 def hash_material(staff: CourseOperator, name: str, how: GradeConfig) -> GradingMaterial:
     """Hash the inputs, the labels and the grader: all other files of assignments/NAME.
 
-    The reference solution is none of them.
+    The reference solution belongs to neither.
     """
     folder = staff.folder.path
     configured = {"inputs": how.inputs, "labels": how.labels}
