@@ -127,16 +127,24 @@ class Course:
         *,
         host_key: str = "",
         valid_s: int = 14 * 86_400,
+        replace: bool = False,
         authorized_keys: Path = Path("~/.ssh/authorized_keys"),
     ) -> list[Invitation]:
         """Write a join file for each student; run it on the keeper's machine.
 
         Each file works once, for `valid_s` seconds. Starters that were not published are published.
+        With `replace`, the devices from which these students have joined lose access now.
         """
         starters.publish_starters(self.folder, self.paths, only_new=True)
         keys = course_keys.AuthorizedKeys(self.folder, authorized_keys)
         return publish.invite_all(
-            self.folder, students, into, keys, host_key=host_key, valid_s=valid_s
+            self.folder,
+            students,
+            into,
+            keys,
+            host_key=host_key,
+            valid_s=valid_s,
+            replace=replace,
         )
 
     def staff(self) -> servers.CourseOperator:

@@ -17,12 +17,16 @@ from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.released_grades import change_text
 from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.courses.release import release_grades
+from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.text import count_text, duration_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from labctl.course import Course
+    from labctl.courses.allowances import GrantedExtension
     from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
@@ -49,10 +53,10 @@ class GradeReport(Value, frozen=True):
     problem: str
 
 
-@click.command("due", short_help="Move a due time for one student.")
-@click.argument("assignment")
-@click.argument("student")
-@click.argument("time", metavar="TIME")
+@click.command("due", short_help="Move a due time for one student, or list extensions.")
+@click.argument("assignment", default="")
+@click.argument("student", default="")
+@click.argument("time", metavar="[TIME]", default="")
 @WHY
 @json_option
 @click.pass_context
@@ -61,12 +65,21 @@ def due_command(
 ) -> None:
     """Move the due time of ASSIGNMENT for STUDENT (and their team) by TIME; 0 resets it.
 
-    TIME counts from the due time in course.yaml, so repeating the command changes nothing.
+    TIME counts from the due time in course.yaml, so repeating the command changes nothing. Without
+    STUDENT, the command lists the extensions in force.
 
     \b
+    labctl course due
     labctl course due hw3 alice +3d --why "ill, with a note"
     """
+    if student and not time:
+        raise UsageError(
+            "TIME is missing", hint=f"labctl course due {assignment} {student} +3d   # 0 resets it"
+        )
     folder = open_course(ctx, quiet=json_).folder
+    if not student:
+        _print_extensions(allowances.list_extensions(folder, assignment), json_)
+        return
     moved = allowances.extend_due_time(
         folder, assignment, student, time, by=find_acting_person(), why=why
     )
@@ -78,6 +91,20 @@ def due_command(
     closes = local_time_text(moved.closes_at, zone) if moved.closes_at else ""
     text = f"{assignment} is due for {student} on {due}"
     click.echo(f"{text}; it closes {closes}" if closes else text)
+
+
+def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> None:
+    if json_:
+        print_json({"extensions": extensions})
+        return
+    rows = [
+        (one.assignment, one.student, f"+{duration_text(one.seconds)}", one.by, one.why)
+        for one in extensions
+    ]
+    if rows:
+        print_table(rows, ("ASSIGNMENT", "STUDENT", "TIME", "BY", "WHY"))
+    else:
+        click.echo("No student has an extension.")
 
 
 @click.command("grades", short_help="Show grades, or export them in the roster's format.")

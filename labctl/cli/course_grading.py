@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
 from labctl.cli.course import open_course
 from labctl.cli.course_grades import print_unreleased_changes
@@ -22,22 +24,29 @@ from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
+from labctl.courses.grading.record import OUTPUT
 from labctl.courses.grading.results import late_text
 from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
+from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import tzinfo
 
+    from labctl.courses.code_folders import CodeFolder
+    from labctl.courses.grading_dry_run import DryRunResult
     from labctl.courses.grading_run import GradingResult, SeatGrade
     from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
-    from labctl.courses import grading_run
+    from labctl.courses import code_folders, grading_dry_run, grading_run
 
 TEMPORARY = 75
+# lines of a failed solution's output that a dry run shows
+MOST_OUTPUT_LINES = 20
 STATES = {
     "in": ("in", "green"),
     "missing": ("missing", "dim"),
@@ -52,11 +61,22 @@ STATES = {
 @click.command("collect", short_help="Fetch and verify submissions.")
 @click.argument("name", metavar="ASSIGNMENT")
 @only_options
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write each submission's code to this directory, with a diff against the starter.",
+)
 @PROFILE
 @json_option
 @click.pass_context
 def collect_command(
-    ctx: click.Context, name: str, only: str, group: str, profile: str, json_: bool
+    ctx: click.Context,
+    name: str,
+    only: str,
+    group: str,
+    into: Path | None,
+    profile: str,
+    json_: bool,
 ) -> None:
     """Fetch the submissions for ASSIGNMENT and compare every bundle with its signed receipt.
 
@@ -66,15 +86,20 @@ def collect_command(
     \b
     labctl course collect hw3
     labctl course collect hw3 --only alice,bob
+    labctl course collect hw3 --into ~/hw3
     """
     course = open_course(ctx, quiet=json_)
     staff = make_staff(course, ctx.meta[SCREEN])
     seats = select_seats(course, only, group, name) if only or group else ()
     collection = collect.collect(course.folder, name, seats, profile=profile, by=staff.by)
+    folders = code_folders.write_code_folders(course.folder, collection, into) if into else ()
     if json_:
-        print_json({"assignment": name, "collection": collection})
+        written = {"folders": to_builtins(folders, enc_hook=str)} if into else {}
+        print_json({"assignment": name, "collection": collection, **written})
     else:
         _print_collection(collection, course.folder)
+        if into:
+            _print_folders(folders, into)
     ctx.exit(1 if collection.damaged else 0)
 
 
@@ -108,6 +133,13 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         click.echo(f"ignored, no seat in this course: {clean(strangers)}", err=True)
     if collection.accepted:
         click.echo(f"next: labctl course grade {collection.assignment}", err=True)
+
+
+def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:
+    new = sum(folder.is_new for folder in folders)
+    click.echo(f"{into}: code of {len(folders)} submissions, {new} of them new", err=True)
+    if any(folder.diff for folder in folders):
+        click.echo("  each .diff compares one with the starter", err=True)
 
 
 def _state_style(state: str) -> tuple[str, str]:
@@ -144,6 +176,12 @@ def _late_text(submission: collect.SeatSubmission) -> str:
     help="Grade this many submissions at a time.",
 )
 @click.option("--release", is_flag=True, help="Show students the feedback if all are graded.")
+@click.option(
+    "--dry-run", is_flag=True, help="Grade your own reference solution only, and store nothing."
+)
+@click.option(
+    "--accept-failures", is_flag=True, help="Give 0 points even if every submission fails alike."
+)
 @PROFILE
 @yes_option
 @json_option
@@ -155,16 +193,24 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     model on the inputs, and writes predictions. The second runs the staff's grader on these
     predictions and the labels. A failed submission does not stop the others. To continue after an
     interruption, run the command again: existing grades are kept. Without --release, students see
-    nothing.
+    nothing. If every submission fails alike, none gets a grade, since the grading image may be the
+    cause; --dry-run tries it with the solution in grade.reference of course.yaml.
 
     \b
+    labctl course grade hw3 --dry-run
     labctl course grade hw3
     labctl course grade hw3 --only alice --again
     labctl course grade hw3 --release
     """
     name, json_ = options["name"], options["json_"]
+    _require_plain_dry_run(options)
     course = open_course(ctx, yes=options["yes"], quiet=json_)
     staff = make_staff(course, ctx.meta[SCREEN])
+    if options["dry_run"]:
+        result = grading_dry_run.try_reference(staff, name, keep=options["keep_server"])
+        ctx.meta[SCREEN].stop_drawing()
+        _print_dry_run(result, json_)
+        ctx.exit(0 if result.outcome == "graded" else 1)
     only, group = options["only"], options["group"]
     seats = select_seats(course, only, group, name) if only or group else ()
     grading = grading_run.grade_assignment(
@@ -174,12 +220,13 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
         again=options["again"],
         keep=options["keep_server"],
         at_once=options["at_once"],
+        accept_failures=options["accept_failures"],
         profile=options["profile"],
         on_result=(lambda _: None) if json_ else _print_grade,
     )
     ctx.meta[SCREEN].stop_drawing()
     if not json_:
-        _print_grading(grading, names_by_seat(course.folder))
+        _print_grading(grading, course.folder)
     may_release = options["release"] and grading.is_complete
     screen = ctx.meta[SCREEN]
     released = (
@@ -210,7 +257,38 @@ def _print_grade(graded: SeatGrade) -> None:
         click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
 
 
-def _print_grading(grading: GradingResult, names: dict[str, str]) -> None:
+def _require_plain_dry_run(options: Mapping[str, object]) -> None:
+    names = ("only", "group", "again", "release", "accept_failures")
+    used = [f"--{name.replace('_', '-')}" for name in names if options[name]]
+    if options["dry_run"] and used:
+        raise UsageError(
+            f"--dry-run cannot be combined with {used[0]}",
+            why="a dry run grades your reference solution, and no submission",
+            hint=f"labctl course grade {options['name']} --dry-run",
+        )
+
+
+def _print_dry_run(result: DryRunResult, json_: bool) -> None:
+    """Print the result of a dry run: the score, or the failure with what the program printed."""
+    name = result.assignment
+    if json_:
+        print_json({"assignment": name, "dry_run": result})
+        return
+    if result.outcome == "graded":
+        score = f"{result.score:g}/{result.points:g}"
+        click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
+        click.echo(f"Nothing was stored. next: labctl course grade {name}", err=True)
+        return
+    for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:
+        click.echo(f"  {clean(line)}", err=True)
+    failed = click.style("failed", fg="red")
+    click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
+    again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
+    click.echo(f"  next: {again}", err=True)
+
+
+def _print_grading(grading: GradingResult, folder: CourseFolder) -> None:
+    names = names_by_seat(folder)
     rows = [
         (graded.seat, names.get(graded.seat, "-"), *_graded_cells(graded))
         for graded in grading.seats
@@ -225,6 +303,7 @@ def _print_grading(grading: GradingResult, names: dict[str, str]) -> None:
             evidence = f": {flag.evidence}" if flag.evidence else ""
             click.echo(f"  {graded.seat}  {clean(flag.what)}{clean(evidence)}")
     _print_totals(grading)
+    _print_failures(grading, folder.grades)
 
 
 def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
@@ -251,10 +330,28 @@ def _print_totals(grading: GradingResult) -> None:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"
             click.echo(clean(text), err=True)
-    if counts["error"]:
+    if counts["error"] and not grading.withheld:
         click.echo(f"next: labctl course grade {grading.assignment}   # retries those", err=True)
     if grading.unreached:
         names = ", ".join(grading.unreached)
         click.echo(f"the grading server was lost before these were graded: {names}", err=True)
         click.echo(f"  {clean(grading.why)}", err=True)
         click.echo(f"  next: labctl course grade {grading.assignment}   # continues", err=True)
+
+
+def _print_failures(grading: GradingResult, grades: Path) -> None:
+    """Say where the output of failed programs is, and why grades were withheld."""
+    name = grading.assignment
+    failed = [graded.seat for graded in grading.seats if graded.state == "failed"]
+    if grading.withheld:
+        failed = [graded.seat for graded in grading.seats if graded.state == "error"]
+        click.echo("Every submission failed alike, so none has a grade:", err=True)
+        click.echo(f"  {clean(grading.withheld)}", err=True)
+    if failed:
+        others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
+        click.echo(f"  output: {grades / name / failed[0] / OUTPUT}{others}", err=True)
+    if grading.withheld:
+        click.echo(
+            f"  next: labctl course grade {name} --dry-run   # tries your solution", err=True
+        )
+        click.echo(f"  or:   labctl course grade {name} --accept-failures   # 0 points", err=True)

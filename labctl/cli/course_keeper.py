@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
-    from labctl.courses import keys, requests, rpc, seat_operations
+    from labctl.courses import keys, publish, requests, rpc, seat_operations
     from labctl.courses import scheduler as course_scheduler
     from labctl.courses.records import folder as course_folder
     from labctl.providers import course
@@ -50,6 +50,7 @@ NICE = 10
     "--into", type=click.Path(file_okay=False, path_type=Path), default=Path("join"),
     show_default=True, help="Write the files to this directory.",
 )  # fmt: skip
+@click.option("--replace", is_flag=True, help="Revoke the keys of the students' other devices now.")
 @click.option("--valid", default="14d", show_default=True, help="How long a file can be used.")
 @click.option(
     "--host-key", default="", help="Host key of the keeper (default: read it from the keeper)."
@@ -62,6 +63,7 @@ def invite_command(
     names: tuple[str, ...],
     everybody: bool,
     into: Path,
+    replace: bool,
     valid: str,
     host_key: str,
     keys_file: Path,
@@ -71,7 +73,8 @@ def invite_command(
 
     A new file makes the student's earlier file invalid. Each file works once, and expires after
     --valid. It does not contain the student's private key. Send it only to that student, by mail or
-    through an https:// address.
+    through an https:// address. To send them all with a mail merge, use invitations.csv beside the
+    files. A student can join from several devices; --replace ends the access of the earlier ones.
 
     This also publishes the files of assignments that were never published. labctl course push
     publishes changes.
@@ -85,20 +88,33 @@ def invite_command(
         valid_s = parse_duration(valid)
     except ValueError as error:
         raise UsageError(str(error), hint="--valid 14d") from None
+    if replace and everybody:
+        raise UsageError(
+            "--replace cannot be combined with --all",
+            why="--all invites students who have no key yet",
+            hint="labctl course invite alice --replace",
+        )
     students = _select_students(course.folder, names, everybody, keys_file)
     invitations = course.invite(
-        students, into, host_key=host_key, valid_s=valid_s, authorized_keys=keys_file
+        students,
+        into,
+        host_key=host_key,
+        valid_s=valid_s,
+        replace=replace,
+        authorized_keys=keys_file,
     )
     if json_:
         print_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in invitations]})
         return
     if not invitations:
-        click.echo("All students have joined. For a new laptop: labctl course invite NAME")
+        click.echo("All students have joined. For another device: labctl course invite NAME")
         return
     print_table([(one.student, str(one.path)) for one in invitations], ("STUDENT", "FILE"))
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invitations[0].expires))
     click.echo("Send each file only to its student. It works once: labctl join FILE", err=True)
-    click.echo(f"The files expire on {until}.", err=True)
+    click.echo(
+        f"The files expire on {until}. For a mail merge: {into / publish.MAIL_MERGE}", err=True
+    )
 
 
 def _select_students(

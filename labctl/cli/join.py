@@ -10,8 +10,8 @@ from labctl.cli.completion_values import complete_files
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import Screen, print_json
-from labctl.cli.starter_output import has_failed, print_starters
-from labctl.config import find_lab, find_paths
+from labctl.cli.starter_output import has_failed, print_image_change, print_starters
+from labctl.config import find_lab, find_paths, load_lab
 from labctl.courses.course_update import update_course_lab
 from labctl.courses.join import (
     JoinResult,
@@ -19,8 +19,9 @@ from labctl.courses.join import (
     join_course,
     result_as_json,
 )
-from labctl.errors import UsageError
+from labctl.errors import LabError, UsageError
 from labctl.runs.public_tests import has_public_tests
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.sync.starter_update import restore_file
 
 
@@ -117,6 +118,7 @@ def _print_joined(joined: JoinResult) -> None:
         click.echo(clean(joined.section))
     for name in joined.assignments:
         click.echo(f"  assignments/{name}.yaml")
+    print_image_change(joined)
     print_starters(joined)
     _print_next_commands(joined)
 
@@ -136,8 +138,17 @@ def _update_course(ctx: click.Context, into: Path | None, key: str, yes: bool, j
     else:
         count = len(joined.assignments)
         click.echo(f"{joined.course}: {count} {'assignment' if count == 1 else 'assignments'}")
+        print_image_change(joined)
         print_starters(joined)
     ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _has_program(directory: Path) -> bool:
+    """Whether lab.yaml says what `labctl run` starts."""
+    try:
+        return bool(load_lab(directory, find_provider=read_provider_traits).run)
+    except LabError:
+        return False
 
 
 def _print_next_commands(joined: JoinResult) -> None:
@@ -146,7 +157,8 @@ def _print_next_commands(joined: JoinResult) -> None:
     click.echo(f"\n  cd {directory}")
     if ready and has_public_tests(ready[0].directory):
         click.echo("  labctl check      run the course's tests on this machine")
-    click.echo("  labctl up         start your server\n  labctl run")
+    run = "labctl run" if _has_program(Path(directory)) else "labctl run -- COMMAND"
+    click.echo(f"  labctl up         start your server\n  {run}")
     if ready:
         click.echo("  labctl submit")
     elif joined.assignments:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
+from labctl.config.reader import LAB_FILE
 from labctl.runs.public_tests import has_public_tests
 from labctl.shell import command
 
@@ -38,6 +39,18 @@ def has_failed(joined: JoinResult) -> bool:
         or any(change.action in ("conflict", "blocked") for change in starter.changes)
         for starter in joined.starters
     )
+
+
+def print_image_change(joined: JoinResult) -> None:
+    """Print that the course has another image than the student's lab.yaml named, if it has."""
+    image = clean(joined.image)
+    if joined.image_change == "updated":
+        click.echo(f"lab.yaml: the course's image is now {image or 'none'}")
+    elif joined.image_change == "differs":
+        file = clean(_relative(joined.directory / LAB_FILE))
+        text = f"{file} does not use the course's image; your file is unchanged"
+        click.echo(click.style(f"! {text}", fg="yellow"))
+        click.echo(f"  next: to use it, write there: image: {image}")
 
 
 def print_starters(joined: JoinResult) -> None:

@@ -54,9 +54,14 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     labctl status --why
     """
     status, is_current = _read_status(ctx, refresh or why, why, json_)
+    problem = status["provider_problem"]
+    exit_code = BusyError.exit_code if problem else 0
     if json_:
         print_json(status)
-        return
+        ctx.exit(exit_code)
+    if problem:
+        click.echo(f"showing what is known: {clean(problem)}", err=True)
+        is_current = status["reachable"] is True
     server: Server | None = status["server"]
     if server is None:
         _print_no_server(status["lab"], status["unfinished_up"], [*status["ended"].values()])
@@ -73,6 +78,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         if hidden:
             older = "1 older run" if hidden == 1 else f"{hidden} older runs"
             click.echo(f"and {older}: labctl status --all")
+    ctx.exit(exit_code)
 
 
 def _read_status(

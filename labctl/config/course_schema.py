@@ -186,7 +186,8 @@ class GradeConfig(Value, frozen=True):
     `predict` runs the submission, in a container without the labels; `command` is the staff's
     grading command, in a container with them; () means labctl's own. `inputs` and `labels` are
     paths below the folder. `timeout` in seconds, for each of the two containers. `tolerance` is the
-    allowed difference between a student's claimed result and the measured one.
+    allowed difference between a student's claimed result and the measured one. `reference` is the
+    directory, below the folder, of the staff's own solution with code/ and model/; "" for none.
     """
 
     predict: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
@@ -195,6 +196,7 @@ class GradeConfig(Value, frozen=True):
     labels: Annotated[str, Parsed(parse_inside)] = ""
     timeout: Duration = 600
     tolerance: Annotated[float, Parsed(parse_share)] = 0.02
+    reference: Annotated[str, Parsed(parse_inside)] = ""
 
 
 class TestsConfig(Value, frozen=True):
@@ -269,3 +271,8 @@ class CourseConfig(Value, frozen=True):
     keeper: KeeperConfig | None = None
     grading: GradingConfig | None = None
     assignments: dict[str, AssignmentConfig] = msgspec.field(default_factory=dict)
+
+    @property
+    def image_reference(self) -> str:
+        """The image that course.yaml names; "" if it names none, or one that servers build."""
+        return self.lab.image.reference if self.lab.has_own_image else ""

@@ -11,6 +11,7 @@ from labctl.config.document import quote
 from labctl.config.scalars import parse_duration
 from labctl.config.times import ANY_S, Moment
 from labctl.courses.assignment_seats import list_assignment_seats
+from labctl.courses.collect import find_rules
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.spending import allowance_usd, read_due_extensions
 from labctl.courses.servers import ENDED, CourseOperator
@@ -107,6 +108,16 @@ class DueTimeExtension(Value, frozen=True):
     closes_at: int | None
 
 
+class GrantedExtension(Value, frozen=True):
+    """A student's extension of an assignment, with who granted it and why."""
+
+    assignment: str
+    student: str
+    seconds: int
+    by: str = ""
+    why: str = ""
+
+
 def extend_due_time(
     folder: CourseFolder, assignment: str, student: str, text: str, *, by: str = "", why: str = ""
 ) -> DueTimeExtension:
@@ -153,6 +164,30 @@ def extend_due_time(
         due=Moment(at=due_at, offset_s=rules.due.offset_s),
         closes_at=None if rules.late == ANY_S else due_at + max(rules.late, rules.grace),
     )
+
+
+def list_extensions(folder: CourseFolder, assignment: str = "") -> list[GrantedExtension]:
+    """List the extensions in force, of one assignment or of all, by assignment and student.
+
+    NotFoundError if course.yaml has no such assignment.
+    """
+    if assignment:
+        find_rules(folder, assignment)
+    granted: dict[tuple[str, str], GrantedExtension] = {}
+    for entry in folder.ledger.list_entries(kind="due"):
+        name, student = str(entry.detail.get("assignment", "")), entry.student or entry.seat
+        granted[name, student] = GrantedExtension(
+            assignment=name,
+            student=student,
+            seconds=int(entry.detail.get("seconds", 0)),
+            by=entry.by,
+            why=entry.why,
+        )
+    return [
+        extension
+        for (name, _), extension in sorted(granted.items())
+        if extension.seconds and assignment in ("", name)
+    ]
 
 
 def apply_extensions(folder: CourseFolder, assignment: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from labctl.config.reader import LAB_FILE
+from labctl.courses.course_lab_file import update_lab_file
 from labctl.courses.join import JoinResult
 from labctl.courses.starter_delivery import (
     deliver_starters,
@@ -37,8 +38,10 @@ def update_course_lab(context: LabContext) -> JoinResult:
             )
     hello = provider.fetch_greeting()
     names = write_assignments(root, hello.assignments or {})
+    lab = describe_course_lab(provider.settings, root, hello.image)
+    update = update_lab_file(lab, context.paths)
     starters = deliver_starters(
-        describe_course_lab(provider.settings, root, hello.image),
+        lab,
         hello.starters or {},
         hello.assignments or {},
         provider.fetch_starter,
@@ -51,4 +54,6 @@ def update_course_lab(context: LabContext) -> JoinResult:
         assignments=names,
         again=True,
         starters=starters,
+        image=hello.image,
+        image_change=update.image_change,
     )

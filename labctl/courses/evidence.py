@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from labctl.courses.grading.flags import (
     find_mentions,
 )
 from labctl.courses.grading.record import GradeRecord
+from labctl.courses.handed_out import hash_handed_out_files
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import TransferError
 from labctl.model import FileEntry
@@ -26,11 +27,18 @@ MOST_CODE_BYTES = 1024 * 1024
 
 
 def flag_submissions(
-    folder: CourseFolder, handed: Sequence[SeatSubmission], records: Mapping[str, GradeRecord]
+    folder: CourseFolder,
+    handed: Sequence[SeatSubmission],
+    records: Mapping[str, GradeRecord],
+    templates: Path,
 ) -> dict[str, tuple[Flag, ...]]:
-    """Return the flags of each of these submissions that has a grade record, by seat."""
+    """Return the flags of each of these submissions that has a grade record, by seat.
+
+    `templates` holds the templates of labctl, whose files are nobody's own work either.
+    """
+    handed_out = hash_handed_out_files(folder, templates)
     facts = [
-        _read_facts(folder, submission, records[submission.seat])
+        _read_facts(folder, submission, records[submission.seat], handed_out)
         for submission in handed
         if submission.seat in records
     ]
@@ -38,7 +46,10 @@ def flag_submissions(
 
 
 def _read_facts(
-    folder: CourseFolder, handed: SeatSubmission, record: GradeRecord
+    folder: CourseFolder,
+    handed: SeatSubmission,
+    record: GradeRecord,
+    handed_out: Collection[str],
 ) -> SubmissionFacts:
     try:
         with Path(handed.bundle).open("rb") as file:
@@ -46,9 +57,11 @@ def _read_facts(
             first = next(members)
             file.seek(first.offset)
             bundle_manifest = manifest.decode(file.read(first.size))
+            own_files = [one for one in bundle_manifest.files if one.sha256 not in handed_out]
+            own_paths = {one.path for one in own_files if one.path.startswith("code/")}
             mentions = []
             for member in members:
-                if member.path.startswith("code/") and member.size <= MOST_CODE_BYTES:
+                if member.path in own_paths and member.size <= MOST_CODE_BYTES:
                     file.seek(member.offset)
                     mentions += find_mentions(member.path, file.read(member.size))
     except (TransferError, StopIteration, OSError):
@@ -62,8 +75,7 @@ def _read_facts(
         commit=bundle_manifest.code.commit,
         run_commit=bundle_manifest.code.run_commit,
         files=tuple(
-            FileEntry(path=file.path, size=file.size, sha256=file.sha256)
-            for file in bundle_manifest.files
+            FileEntry(path=file.path, size=file.size, sha256=file.sha256) for file in own_files
         ),
         comparison=record.comparison,
         mentions=tuple(mentions),

@@ -49,7 +49,10 @@ def upload_material(server: GradingServer, assignment: str, parts: GradingMateri
 
 
 def hash_material(staff: CourseOperator, name: str, how: GradeConfig) -> GradingMaterial:
-    """Hash the inputs, the labels and the grader: all other files of assignments/NAME."""
+    """Hash the inputs, the labels and the grader: all other files of assignments/NAME.
+
+    The reference solution belongs to neither.
+    """
     folder = staff.folder.path
     configured = {"inputs": how.inputs, "labels": how.labels}
     roots = {part: folder / text for part, text in configured.items() if text}
@@ -61,7 +64,8 @@ def hash_material(staff: CourseOperator, name: str, how: GradeConfig) -> Grading
             )
     own = folder / "assignments" / name
     files = hash_files(staff, f"grader-{name}", own) if own.is_dir() else ()
-    data = [root.resolve() for root in roots.values()]
+    others = [*roots.values(), *([folder / how.reference] if how.reference else [])]
+    data = [root.resolve() for root in others]
     grader = tuple(
         file
         for file in files

@@ -18,40 +18,34 @@ import msgspec
 
 from labctl.config.course_schema import AssignmentConfig, GradeConfig
 from labctl.courses import collect as collecting
-from labctl.courses.collect import Collection, SeatSubmission, find_rules
+from labctl.courses.collect import Collection, SeatSubmission
 from labctl.courses.evidence import flag_submissions
 from labctl.courses.grade_store import GradeStore
 from labctl.courses.grades import record_released_scores
 from labctl.courses.grading.claims import compare_evaluation
-from labctl.courses.grading.record import GradeRecord, Outcome, describe_outcome
-from labctl.courses.grading.results import (
-    GradeResults,
-    build_failed_results,
-    parse_results,
-    subtract_penalty,
-)
+from labctl.courses.grading.outcome import find_common_failure, read_outcome, withhold_grade
+from labctl.courses.grading.record import GradeRecord, Outcome
+from labctl.courses.grading.results import subtract_penalty
 from labctl.courses.grading_material import (
-    build_limits,
     hash_material,
     list_bundle_files,
     read_own_evaluation,
-    remote_name,
     upload_material,
+)
+from labctl.courses.grading_request import (
+    LINK_S,
+    build_request,
+    encode_grade_rules,
+    find_grading,
 )
 from labctl.courses.grading_server import GradingServer, end_forgotten, open_grading_server
 from labctl.courses.records.folder import Seat
 from labctl.courses.servers import CourseOperator
-from labctl.errors import ConfigError, ConnectError, InterruptError, LabError, PolicyError
+from labctl.errors import ConnectError, InterruptError, LabError, PolicyError
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
 from labctl.submissions import bundle
-from labctl.wire.sandbox import GradedJobRecord, GradeRequest, ProgramResult
-
-PYTHON = ("sh", "-c", 'command -v python >/dev/null && exec python "$@"; exec python3 "$@"', "run")
-PREDICT = (*PYTHON, "/lab/labctl/images.py")
-ACCURACY = (*PYTHON, "/lab/labctl/accuracy.py")
-# Seconds for the connection and for starting two containers, on top of the two time limits.
-LINK_S = 90.0
+from labctl.wire.sandbox import GradedJobRecord
 
 
 class SeatGrade(Value, frozen=True):
@@ -71,12 +65,16 @@ class SeatGrade(Value, frozen=True):
 
 
 class GradingResult(Value, frozen=True):
-    """The grades of an assignment. `unreached` seats were not graded: the server was lost."""
+    """The grades of an assignment. `unreached` seats were not graded: the server was lost.
+
+    `withheld` says how every submission failed alike, so that none got a grade; "" otherwise.
+    """
 
     assignment: str
     seats: tuple[SeatGrade, ...]
     unreached: tuple[str, ...] = ()
     why: str = ""
+    withheld: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -99,29 +97,28 @@ def grade_assignment(
     again: bool = False,
     keep: bool = False,
     at_once: int = 1,
+    accept_failures: bool = False,
     profile: str = "",
     on_result: Callable[[SeatGrade], None] = lambda graded: None,
 ) -> GradingResult:
     """Grade the submissions of these seats, by default all; call `on_result` with each grade.
 
-    No server is created if there is nothing to run. PolicyError if students' code must not run on
-    the configured grading server.
+    No server is created if there is nothing to run. If every submission fails alike, none gets a
+    grade, unless staff accept the failures. PolicyError if students' code must not run on the
+    configured grading server.
     """
-    rules = find_rules(staff.folder, name)
-    if rules.grade is None:
-        raise ConfigError(
-            f"course.yaml does not say how {name} is graded",
-            hint=f"edit {staff.folder.config.path}: assignments: {name}: grade: "
-            f"{{inputs: assignments/{name}/inputs, labels: assignments/{name}/labels}}",
-        )
+    rules, config = find_grading(staff.folder, name)
     collection = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
     batch = _Batch(
-        staff, name, rules, rules.grade, collection, on_result, again=again, all_seats=not seats
+        staff, name, rules, config, collection, on_result, again=again, all_seats=not seats
     )
     # A second grading would clear the server while this one uses it.
     with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
         record_released_scores(staff.folder, name, staff.by)
         batch.run(keep, at_once)
+        if not accept_failures:
+            batch.withhold_common_failure()
+        batch.update_flags()
     return batch.result()
 
 
@@ -154,6 +151,7 @@ class _Batch:
         self.done: dict[str, SeatGrade] = {}
         self.unreached: list[str] = []
         self.why = ""
+        self.withheld = ""
 
     def run(self, keep: bool, at_once: int) -> None:
         jobs = []
@@ -171,7 +169,6 @@ class _Batch:
                 self.grade_all(server, jobs, 1 if server.gpu_setting() else at_once)
         elif not keep:
             end_forgotten(self.staff)
-        self.update_flags()
 
     def grade_all(self, server: GradingServer, jobs: Sequence[_Job], at_once: int) -> None:
         threads = ThreadPoolExecutor(at_once, thread_name_prefix="labctl-grade")
@@ -194,7 +191,7 @@ class _Batch:
         grading = self.staff.folder.config.grading
         parts = [
             handed.sha256,
-            msgspec.json.encode(self.config).decode(),
+            encode_grade_rules(self.config),
             repr(grading.lab.limits if grading else ""),
             repr(grading.lab.image if grading else ""),
             f"{self.rules.points}",
@@ -243,20 +240,8 @@ class _Batch:
                 bundle.unpack(file, root)
             evaluation = read_own_evaluation(root)
             server.upload(name, root, tuple(list_bundle_files(root)))
-        request = GradeRequest(
-            lab=server.context.config.name,
-            lab_id=server.context.lab_id,
-            image=server.image,
-            job=self.job_name(job),
-            submission=name,
-            inputs=remote_name(self.name, "inputs") if self.material.inputs else "",
-            labels=remote_name(self.name, "labels") if self.material.labels else "",
-            grader=remote_name(self.name, "grader"),
-            predict=tuple(self.config.predict or PREDICT),
-            grade=tuple(self.config.command or ACCURACY),
-            points=self.rules.points,
-            timeout_s=self.config.timeout,
-            limits=build_limits(server),
+        request = build_request(
+            server, self.name, self.rules, self.config, self.material, self.job_name(job), name
         )
         return server.grade(request, 2 * self.config.timeout + LINK_S), evaluation
 
@@ -269,38 +254,14 @@ class _Batch:
         self, job: _Job, result: GradedJobRecord, evaluation: Evaluation | None, image: str
     ) -> GradeRecord:
         """Build the record of a grade from the server's result."""
-        predict, judged = result.predict, result.grade
-        if predict.outcome != "ok":
-            reason = describe_outcome(predict.outcome, predict.code)
-            raw = build_failed_results(f"{reason}, so nothing could be graded")
-            return self.graded_record(job, "failed", raw, evaluation, image, reason, predict)
-        if judged is None:
-            return self.empty_record(job, "error", reason="staff's grader was not run")
-        if judged.outcome != "ok":
-            reason = f"staff's grader: {describe_outcome(judged.outcome, judged.code)}"
-            output = judged.said[-1500:]
-            return self.empty_record(job, "error", reason=f"{reason}\n{output}".strip())
-        try:
-            raw = parse_results(result.results or "", self.rules.points)
-        except ValueError as error:
-            return self.empty_record(job, "error", reason=f"staff's grader: {error}")
-        return self.graded_record(job, "graded", raw, evaluation, image, "", predict)
-
-    def graded_record(
-        self,
-        job: _Job,
-        outcome: Outcome,
-        raw: GradeResults,
-        evaluation: Evaluation | None,
-        image: str,
-        reason: str,
-        predict: ProgramResult,
-    ) -> GradeRecord:
+        outcome = read_outcome(result, self.rules.points)
+        if outcome.raw is None:
+            return self.empty_record(job, "error", reason=outcome.message)
         record = msgspec.structs.replace(
-            self.empty_record(job, outcome, reason=reason),
-            raw=raw,
-            comparison=compare_evaluation(evaluation, raw, self.config.tolerance),
-            has_output=bool(predict.said),
+            self.empty_record(job, outcome.state, reason=outcome.message),
+            raw=outcome.raw,
+            comparison=compare_evaluation(evaluation, outcome.raw, self.config.tolerance),
+            has_output=bool(result.predict.said),
             image=image,
         )
         return self.with_lateness(record, job.handed)
@@ -349,6 +310,19 @@ class _Batch:
         self.done[handed.seat] = graded
         self.notify(graded)
 
+    def withhold_common_failure(self) -> None:
+        """Take back this grading's grades if all submissions failed alike: the image may do it."""
+        if not any(graded.fresh for graded in self.done.values()):
+            return
+        records = {seat: graded.record for seat, graded in self.done.items() if graded.record}
+        self.withheld = find_common_failure(list(records.values()))
+        if not self.withheld:
+            return
+        message = f"withheld, as every submission failed alike: {self.withheld}"
+        for handed in self.collection.accepted:
+            if (record := records.get(handed.seat)) is not None:
+                self.store_grade(handed, withhold_grade(record, message), fresh=True)
+
     def update_flags(self) -> None:
         """Compare all submissions anew and store the flags of each."""
         every = (
@@ -359,7 +333,9 @@ class _Batch:
             for submission in every.accepted
             if (record := self.grade_store.read_record(submission.seat)) is not None
         }
-        for seat, flags in flag_submissions(self.staff.folder, every.accepted, records).items():
+        templates = self.staff.paths.data_dir / "templates"
+        all_flags = flag_submissions(self.staff.folder, every.accepted, records, templates)
+        for seat, flags in all_flags.items():
             updated = msgspec.structs.replace(records[seat], flags=flags)
             if updated != records[seat]:
                 self.grade_store.replace_record(updated)
@@ -379,4 +355,5 @@ class _Batch:
             seats=tuple(seats),
             unreached=tuple(self.unreached),
             why=self.why,
+            withheld=self.withheld,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 import tempfile
 from pathlib import Path
@@ -13,13 +12,13 @@ import msgspec
 
 from labctl.config import Paths, expand_user, load_lab, student_key, trust
 from labctl.config.identity import replace_file
+from labctl.courses.course_lab_file import update_lab_file
 from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrollment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
 from labctl.courses.starter_delivery import (
     DeliveredStarter,
     deliver_starters,
     describe_course_lab,
-    make_server_section,
     write_assignments,
 )
 from labctl.errors import (
@@ -78,6 +77,9 @@ class JoinResult(Value, frozen=True):
     section: str = ""
     # The labs of the assignments that hand out files.
     starters: tuple[DeliveredStarter, ...] = ()
+    # The course's image, and what happened with it in lab.yaml, as in LabFileUpdate.
+    image: str = ""
+    image_change: str = ""
 
 
 def fetch_join_file(place: str) -> bytes:
@@ -152,8 +154,13 @@ def join_course(
             raise
         description, again = _greet_enrolled(connections, invitation, paths, error), True
     names = write_assignments(target, description.assignments or {})
-    section = _write_lab(target, invitation, description.image)
-    if not section:
+    update = update_lab_file(
+        describe_course_lab(invitation, target, description.image),
+        paths,
+        # The reply of a keeper that is busy describes no course.
+        is_current=description.assignments is not None,
+    )
+    if not update.section:
         config = load_lab(target, find_provider=read_provider_traits)
         trust(paths, config)
     starters = _deliver(connections, invitation, paths, target, description)
@@ -163,8 +170,10 @@ def join_course(
         directory=target,
         assignments=names,
         again=again,
-        section=section,
+        section=update.section,
         starters=starters,
+        image=description.image,
+        image_change=update.image_change,
     )
 
 
@@ -280,22 +289,6 @@ def _exchange(
             f"{keeper} does not answer like a keeper",
             hint="ask your instructor whether the keeper is running: labctl course serve",
         ) from None
-
-
-def _write_lab(target: Path, invitation: JoinInvitation, image: str) -> str:
-    """Write lab.yaml if it is missing; otherwise return the section to add, "" if present."""
-    section = make_server_section(invitation)
-    file = target / "lab.yaml"
-    if file.exists():
-        return "" if f'seat: "{invitation.seat}"' in file.read_text() else section
-    name = f"{invitation.course}-{invitation.student}"[:39].rstrip("-")
-    head = f"# Written by `labctl join`: servers come from the keeper of {invitation.course}.\n"
-    body = f"{head}lab: {name}\n{section}"
-    if image:
-        body += f"image: {json.dumps(image)}\n"
-    target.mkdir(parents=True, exist_ok=True)
-    replace_file(file, body.encode(), mode=0o644)
-    return ""
 
 
 def result_as_json(joined: JoinResult) -> object:

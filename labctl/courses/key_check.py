@@ -36,16 +36,19 @@ def find_rejected_students(folder: CourseFolder, keys: AuthorizedKeys) -> list[s
         known_hosts = Path(directory) / "known_hosts"
         known_hosts.write_text(f"{ALIAS} {read_host_key(folder)}\n")
 
-        def is_student_accepted(student: str) -> bool:
-            public = Path(directory) / f"{student}.pub"
-            public.write_text(f"{publics[student]}\n")
+        def is_key_accepted(number: int) -> bool:
+            public = Path(directory) / f"{number}.pub"
+            public.write_text(f"{publics[number][1]}\n")
             return _is_accepted(keeper, public, known_hosts)
 
         with ThreadPoolExecutor(LOGINS_AT_ONCE) as threads:
-            accepted = list(threads.map(is_student_accepted, publics))
-    return [
-        student for student, is_accepted in zip(publics, accepted, strict=True) if not is_accepted
+            accepted = list(threads.map(is_key_accepted, range(len(publics))))
+    rejected = [
+        student
+        for (student, _), is_accepted in zip(publics, accepted, strict=True)
+        if not is_accepted
     ]
+    return list(dict.fromkeys(rejected))
 
 
 def _is_accepted(keeper: KeeperConfig, public: Path, known_hosts: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The keeper's authorized_keys: a line for each student, and one for each invitation.
+"""The keeper's authorized_keys: a line for each student's device, and one for each invitation.
 
 Every line forces one command, `labctl course door`, which ignores the client's own command line.
 Lines of other programs stay as they are. A lock serializes changes from several processes.
@@ -30,6 +30,8 @@ MARK, JOIN_MARK, CHECK_MARK = "labctl-course:", "labctl-join:", "labctl-check:"
 CHECKER = ".check"
 WAIT_S = 30.0
 CHECK_WAIT_S = 120.0
+# Keys that one student may have: a laptop, a machine at home, a few of the university's.
+MOST_DEVICES = 5
 
 
 class AuthorizedKeys:
@@ -40,14 +42,14 @@ class AuthorizedKeys:
         self.file = Path(os.path.realpath(expand_user(file)))
 
     def admit(self, student: str, public: str, *, instead_of: str = "") -> None:
-        """Authorize a student's key, replacing their previous one.
+        """Authorize a student's key, beside those of the student's other devices.
 
         `instead_of` is an invitation's public key, whose line is removed in the same write:
         PolicyError if it is no longer there. UsageError if `public` is not a key, PolicyError if it
-        belongs to another student.
+        belongs to another student, or if the student has MOST_DEVICES keys.
         """
         body = parse_key(public)
-        own_marks = {f"{MARK}{self.folder.id}:{check_name(student)}", f"{SUBMIT_MARK}{student}"}
+        own_mark = f"{MARK}{self.folder.id}:{check_name(student)}"
         with self._lock():
             lines = self._read_lines()
             if instead_of:
@@ -58,16 +60,23 @@ class AuthorizedKeys:
                 ):
                     raise make_join_file_invalid_error()
                 lines = [line for line in lines if not _has_key(line, invitation)]
-            others = [line for line in lines if _mark_of(line) not in own_marks]
+            lines = [line for line in lines if _mark_of(line) != f"{SUBMIT_MARK}{student}"]
+            devices = [
+                line for line in lines if _mark_of(line) == own_mark and not _has_key(line, body)
+            ]
+            if len(devices) >= MOST_DEVICES:
+                raise PolicyError(
+                    f"{student} has joined from {len(devices)} devices, and more are not allowed",
+                    hint=f"ask your instructor: labctl course invite {student} --replace",
+                )
+            others = [line for line in lines if _mark_of(line) != own_mark]
             if any(_has_key(line, body) for line in others):
                 raise PolicyError(
                     "this key already belongs to another student",
                     why="every student needs a key of their own",
                     hint="labctl join FILE   # from your own account",
                 )
-            self._write_lines(
-                [*others, self._format_line(student, body, f"{MARK}{self.folder.id}:{student}")]
-            )
+            self._write_lines([*others, *devices, self._format_line(student, body, own_mark)])
 
     def invite(self, student: str, public: str) -> None:
         """Authorize an invitation's key to enroll a student; an earlier invitation is replaced."""
@@ -124,15 +133,15 @@ class AuthorizedKeys:
 
     def list_students(self) -> list[str]:
         """List the students who have a key here."""
-        return sorted(self.read_public_keys())
+        return sorted({student for student, _ in self.read_public_keys()})
 
-    def read_public_keys(self) -> dict[str, str]:
-        """Return each student's public key, as its type and base64."""
+    def read_public_keys(self) -> list[tuple[str, str]]:
+        """Return each student with a public key, as its type and base64; one for each device."""
         own_mark = f"{MARK}{self.folder.id}:"
         lines = [line for line in self._read_lines() if _mark_of(line).startswith(own_mark)]
-        return {
-            _mark_of(line).removeprefix(own_mark): " ".join(line.split()[-3:-1]) for line in lines
-        }
+        return [
+            (_mark_of(line).removeprefix(own_mark), " ".join(line.split()[-3:-1])) for line in lines
+        ]
 
     def _remove_lines(self, marks: set[str] | None) -> set[str]:
         """Remove the lines with these marks, or all of the course's; return the removed marks."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -11,14 +13,17 @@ from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.grading_server import build_other_grading_context
 from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.seat_accounts import MOST_HOSTS
-from labctl.courses.servers import CourseOperator
+from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.shared_servers import SharedServers
 from labctl.errors import LabError
-from labctl.events import Step
+from labctl.events import Note, Step
 from labctl.model import Resource, Server, Value
-from labctl.servers import disk_retention, disks, leftovers
+from labctl.servers import disk_retention, disks, end_server, leftovers
 from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
+
+# Resources that are removed at the same time.
+AT_ONCE = 16
 
 
 def list_lab_ids(staff: CourseOperator) -> set[str]:
@@ -52,6 +57,31 @@ def list_own_lab_ids(staff: CourseOperator) -> set[str]:
         hosts = SharedServers(staff.folder, staff.course(plain=True))
         lab_ids |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
     return lab_ids
+
+
+def remove_timers(
+    course: LabContext, lab_ids: set[str], leftover_resources: Sequence[Resource]
+) -> None:
+    """Remove free resources of these labs, such as timers at the provider."""
+    free = [
+        resource
+        for resource in leftover_resources
+        if resource.lab_id in lab_ids and not (resource.price_usd_per_month or resource.expires_at)
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(lambda resource: end_server.remove_resources(course, [resource]), free))
+
+
+def remove_free_leftovers(staff: CourseOperator) -> None:
+    """Remove the timers and other free resources of servers that ended earlier, in every region."""
+    for context in build_provider_contexts(staff, everywhere=True):
+        try:
+            servers = context.provider.servers()
+            up = {server.lab_id for server in servers if server.state not in ENDED}
+            lab_ids = list_lab_ids(staff) - {staff.folder.id} - up
+            remove_timers(context, lab_ids, context.provider.leftovers())
+        except LabError as error:
+            staff.reporter.emit(Note(text=error.what, level="warning"))
 
 
 class ProviderLeftovers(Value, frozen=True):
@@ -106,7 +136,25 @@ def list_leftovers(staff: CourseOperator) -> list[ProviderLeftovers]:
         results.append(
             _list_leftovers(staff, dataclasses.replace(course, config=config), former=True)
         )
-    return results
+    return _drop_repetitions(results)
+
+
+def _drop_repetitions(results: list[ProviderLeftovers]) -> list[ProviderLeftovers]:
+    """Name everything only once: two settings of a provider, in one account, list the same."""
+    seen: set[tuple[str, ...]] = set()
+    different = []
+    for result in results:
+        servers = {("server", server.provider, server.id): server for server in result.servers}
+        resources = {(one.kind, one.provider, one.region, one.id): one for one in result.resources}
+        different.append(
+            msgspec.structs.replace(
+                result,
+                servers=tuple(server for key, server in servers.items() if key not in seen),
+                resources=tuple(one for key, one in resources.items() if key not in seen),
+            )
+        )
+        seen |= servers.keys() | resources.keys()
+    return different
 
 
 def _list_leftovers(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 
 from labctl.config.identity import write_private
 from labctl.courses.allowances import apply_extensions
+from labctl.courses.costs import escape_formula
 from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_address
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
@@ -15,11 +18,15 @@ from labctl.errors import ConnectError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.model import Endpoint
 from labctl.submissions.assignment import SSH_PLACE, Assignment, assignment_text
+from labctl.submissions.receipt import utc_text
 from labctl.submissions.receiver import Receiver
 from labctl.wire.keeper import CourseRecord
 
 with lazy_imports(__name__):
     from labctl.transports import fabric_login
+
+# The file beside the join files that says who gets which.
+MAIL_MERGE = "invitations.csv"
 
 
 def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
@@ -59,7 +66,7 @@ def describe_course(folder: CourseFolder, student: str) -> CourseRecord:
     return CourseRecord(
         course=folder.config.name,
         student=student,
-        image=folder.config.lab.image.reference,
+        image=folder.config.image_reference,
         receiver=Receiver(folder.drop).init(),
         assignments={file.stem: file.read_text() for file in files},
         starters=list_published(folder),
@@ -74,16 +81,35 @@ def invite_all(
     *,
     host_key: str = "",
     valid_s: int = VALID_S,
+    replace: bool = False,
 ) -> list[Invitation]:
     """Write a join file for each student. NotFoundError if one is not in the course: no file then.
 
+    With `replace`, the keys of the students' devices are revoked now. MAIL_MERGE lists the files.
     `host_key` is the keeper's. Without it the known one is used, or what its sshd shows from here.
     """
     chosen = [folder.find_student(student).id for student in students]
     pinned = host_key or _read_host_key(folder)
     store_host_key(folder, pinned)
     publish_assignments(folder, pinned)
-    return [invite(folder, student, into, keys, pinned, valid_s) for student in chosen]
+    if replace:
+        keys.expel(chosen)
+    invitations = [invite(folder, student, into, keys, pinned, valid_s) for student in chosen]
+    if invitations:
+        _write_mail_merge(folder, into / MAIL_MERGE, invitations)
+    return invitations
+
+
+def _write_mail_merge(folder: CourseFolder, file: Path, invitations: list[Invitation]) -> None:
+    """Write a row for each of these invitations, for a program that mails files to people."""
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(("student", "name", "email", "file", "expires"))
+    for one in invitations:
+        name = escape_formula(folder.find_student(one.student).name)
+        path = str(one.path.absolute())
+        rows.writerow((one.student, name, one.email, path, utc_text(one.expires)))
+    write_private(file, text.getvalue().encode())
 
 
 def _read_host_key(folder: CourseFolder) -> str:

@@ -60,13 +60,15 @@ class DeliveredStarter(Value, frozen=True):
 class CourseLab(Value, frozen=True):
     """What the labs of a student's assignments have in common.
 
-    `section` is the `server:` section of their lab.yaml, `image` the course's image or "".
+    `section` is the `server:` section of their lab.yaml, with `seat_line`; `image` is the course's
+    image or "".
     """
 
     course: str
     student: str
     directory: Path
     section: str
+    seat_line: str
     image: str = ""
 
 
@@ -226,6 +228,7 @@ def describe_course_lab(
         student=source.student,
         directory=directory,
         section=make_server_section(source),
+        seat_line=make_seat_line(source),
         image=image,
     )
 
@@ -240,8 +243,13 @@ def make_server_section(source: JoinInvitation | CourseProviderSettings) -> str:
         f"    student: {source.student}\n"
         f"    keeper: {source.keeper}\n"
         f'    host_key: "{source.host_key}"\n'
-        f'    seat: "{source.seat}"\n'
+        f"{make_seat_line(source)}\n"
     )
+
+
+def make_seat_line(source: JoinInvitation | CourseProviderSettings) -> str:
+    """Return the line of that section by which labctl recognizes it."""
+    return f'    seat: "{source.seat}"'
 
 
 def write_assignments(target: Path, texts: dict[str, str]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from labctl.config.identity import replace_file, write_private
 from labctl.config.locations import parse_git_address
 from labctl.config.reader import LAB_FILE
 from labctl.courses.git_templates import is_fetched
+from labctl.courses.handed_out import STARTERS, record_handed_out
 from labctl.courses.material import NAME as HANDOUTS
 from labctl.courses.records.folder import PRIVATE, CourseFolder
 from labctl.courses.records.roster import ROSTER_FILE
@@ -42,7 +43,6 @@ from labctl.sync.starter import (
 )
 from labctl.wire.keeper import STARTER_PART_BYTES, FetchStarterReply, FetchStarterRequest
 
-STARTERS = "starters"
 # Directories of a student's course lab that an assignment's directory must not be.
 RESERVED = frozenset({"assignments", TESTS, *NEVER_AT_TOP})
 # `labctl join` writes these keys of a student's lab.yaml.
@@ -138,7 +138,7 @@ def _read_part(
                 config.root,
                 paths.data_dir / "templates",
                 _cache_directory(config),
-                image=config.lab.image.reference if config.lab.has_own_image else "",
+                image=config.image_reference,
                 has_gpus=not config.lab.server.on_this_machine,
             )
         files = read_directory(config.root, place)
@@ -169,7 +169,8 @@ def _require_not_private(config: CourseConfig, place: str) -> None:
     private = [config.path.name, PRIVATE, "imported", ROSTER_FILE]
     for rules in config.assignments.values():
         if rules.grade is not None:
-            private += [path for path in (rules.grade.inputs, rules.grade.labels) if path]
+            grade = rules.grade
+            private += filter(None, (grade.inputs, grade.labels, grade.reference))
     directory = (config.root / place).resolve()
     for name in private:
         path = (config.root / name).resolve()
@@ -266,6 +267,7 @@ def publish_starters(
         changed = earlier.get(starter.assignment) != sha256
         if changed:
             _write_handouts(folder, starter, earlier.get(starter.assignment, ""))
+            record_handed_out(folder, starter)
             write_private(_published_file(folder, starter.assignment, sha256), data)
         _remove_others(folder, starter.assignment, sha256)
         published.append(
@@ -298,6 +300,14 @@ def _write_handouts(folder: CourseFolder, starter: Starter, earlier: str) -> Non
         target = directory / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, file.content, mode=0o755 if file.executable else 0o644)
+
+
+def find_published(folder: CourseFolder, assignment: str) -> Starter | None:
+    """Return the starter of an assignment that students can get now; None without one."""
+    sha256 = list_published(folder).get(assignment)
+    if sha256 is None:
+        return None
+    return decode_starter(_published_file(folder, assignment, sha256).read_bytes())
 
 
 def list_published(folder: CourseFolder) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -24,6 +23,8 @@ from labctl.courses.leftovers import (
     list_leftovers,
     list_own_lab_ids,
     remove_expired_disks,
+    remove_free_leftovers,
+    remove_timers,
 )
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import label_events, make_done_notifier, report_stopping
@@ -172,7 +173,7 @@ def _remove_leftovers(
     try:
         leftover_resources = course.provider.leftovers()
         _remove_saved_disks(course, ended, leftover_resources)
-        _remove_timers(course, {context.lab_id for context in ended}, leftover_resources)
+        remove_timers(course, {context.lab_id for context in ended}, leftover_resources)
         up, ours = course.provider.servers(), list_lab_ids(staff)
         if not any(server.lab_id in ours and server.state not in ENDED for server in up):
             _remove_shared(course, leftover_resources)
@@ -211,19 +212,6 @@ def _remove_saved_disks(
     end_server.remove_resources(
         course, [disk for disk in disks if kept_disks.is_saved(with_saved[disk.lab_id], disk)]
     )
-
-
-def _remove_timers(
-    course: LabContext, lab_ids: set[str], leftover_resources: Sequence[Resource]
-) -> None:
-    """Remove free resources of these labs, such as timers at the provider."""
-    free = [
-        resource
-        for resource in leftover_resources
-        if resource.lab_id in lab_ids and not (resource.price_usd_per_month or resource.expires_at)
-    ]
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        list(threads.map(lambda resource: end_server.remove_resources(course, [resource]), free))
 
 
 def _remove_shared(course: LabContext, leftover_resources: Sequence[Resource]) -> None:
@@ -323,6 +311,7 @@ def end_of_term(
     ended = all(ending.ended for ending in endings)
     if ended:
         _end_own(staff)
+        remove_free_leftovers(staff)
     revoked = revoke() if ended else 0
     remaining = list_leftovers(staff)
     proof = EndProof(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from labctl.errors import ConnectError
+from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Server, Value
@@ -24,6 +24,7 @@ with lazy_imports(__name__):
     from labctl.runs import runs
     from labctl.servers import (
         adoption,
+        deadlines,
         disk_retention,
         firewall,
         guard,
@@ -53,9 +54,10 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an interrupted
-    `labctl up` may have created one. "reachable" is None without `refresh`. "watch"
-    is the last report of the server's watchdog, {} before the first, and "watched_at" its Unix
-    second. "interrupted_down" is the last InterruptedDown on this server, or None. "stopped"
+    `labctl up` may have created one. "provider_problem" is why a course's keeper did not
+    answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
+    "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
+    Unix second. "interrupted_down" is the last InterruptedDown on this server, or None. "stopped"
     is the disk of a server that is stopped, or None. Costs come from the ledger. "kept" lists the
     lab's disks that outlived a server. "ended" maps server ids to the reason that the provider gave
     for their end. With `why`, "watch" includes the watchdog's last "decisions".
@@ -63,9 +65,15 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     machine: StatusReply | None = None
     reachable: bool | None = None
     failure = ""
-    keeper = ""
+    keeper = provider_problem = ""
     if refresh:
-        keeper = _refresh_records(context)
+        try:
+            keeper = _refresh_records(context)
+        except BusyError as error:
+            if not deadlines.is_guarded_elsewhere(context.provider):
+                raise
+            # A server of a course works without its keeper.
+            provider_problem = error.what
     server = context.state.get_lab_server(context.lab_id)
     if refresh and server is not None and server.state == "running":
         disk_retention.renew(context, server)
@@ -82,9 +90,11 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "lab_id": context.lab_id,
         "keeper": keeper,
         "server": server,
-        "unfinished_up": server is None and _has_unfinished_up(context, refresh),
+        "unfinished_up": server is None
+        and _has_unfinished_up(context, refresh and not provider_problem),
         "reachable": reachable,
         "why": failure,
+        "provider_problem": provider_problem,
         "disk": machine.disk._asdict() if machine else None,
         "clocks": _clocks(context, server, watch, now) if server else {},
         "watch": watch,

@@ -62,12 +62,10 @@ def _describe_limits(
     if deadlines.is_default(need, price):
         default = f"{duration_text(deadlines.DEFAULT_TTL_S)} is the default"
         lines.append(f"  {default}: --ttl or --budget changes it, --no-deadline removes it")
-    if span is None:
-        lines.append(
-            f"it has no deadline: {deadlines.worst_cost(price)}, until labctl down"
-            if price
-            else "it runs until labctl down"
-        )
+    if span is None and price:
+        lines.append(f"it has no deadline: {deadlines.worst_cost(price)}, until labctl down")
+    elif span is None:
+        lines += [] if text else ["it runs until labctl down"]
     elif price:
         most = dollars_text(span / HOUR_S * price)
         lines.append(f"it costs at most {most}, plus disk and traffic")

@@ -165,7 +165,15 @@ def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: 
         due = read(said)["due"]
         assert due["seconds"] == 3 * 86_400
         assert due["closes_at"] - due["due"]["at"] == 48 * 3600
+    said = in_course(labctl, "due")
+    assert said.out.splitlines()[1].split()[:4] == ["hw3", "ada", "+3", "d"]
+    assert said.out.rstrip().endswith("ill")
+    (extension,) = read(in_course(labctl, "due", "hw3", "--json"))["extensions"]
+    assert (extension["student"], extension["seconds"], extension["why"]) == ("ada", 259_200, "ill")
     assert read(in_course(labctl, "due", "hw3", "ada", "0", "--json"))["due"]["seconds"] == 0
+    assert in_course(labctl, "due").out == "No student has an extension.\n"
+    assert in_course(labctl, "due", "hw9").code == 4
+    assert in_course(labctl, "due", "hw3", "ada").code == 2
     lines = (course / ".course" / "ledger.jsonl").read_text().splitlines()
     assert sum('"kind":"due"' in one for one in lines) == 2
     assert in_course(labctl, "due", "hw9", "ada", "+3d").code == 4

@@ -14,6 +14,7 @@ from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults
+from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
 
 Labctl = Callable[..., Any]
@@ -110,6 +111,45 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
     assert "claims 0.9, measured 0.5" in said.out
 
 
+def test_a_failure_of_all_is_shown_with_its_cause_its_log_and_the_next_commands(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = "its program ended with 1: ModuleNotFoundError: No module named 'torch'"
+    seats = [SeatGrade(seat=name, state="error", why=cause) for name in ("alice", "bob")]
+    answer(monkeypatch, "grading_run.grade_assignment", graded(*seats, withheld=cause))
+    said = labctl("-C", "ml", "course", "grade", "hw3", "--release")
+    assert said.code == 1
+    assert f"Every submission failed alike, so none has a grade:\n  {cause}\n" in said.err
+    assert f"{course}/.course/grades/hw3/alice/output.txt, and of 1 more beside it" in said.err
+    assert "next: labctl course grade hw3 --dry-run" in said.err
+    assert "nothing was released" in said.err
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_dry_run_says_what_its_solution_got(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    result = DryRunResult(
+        assignment="hw3",
+        reference="assignments/hw3/solution",
+        outcome="failed" if failed else "graded",
+        points=100,
+        score=0 if failed else 97.5,
+        message="its program ended with 1: ImportError: torch" if failed else "",
+        output="Traceback\nImportError: torch" if failed else "",
+    )
+    answer(monkeypatch, "grading_dry_run.try_reference", result)
+    said = labctl("-C", "ml", "course", "grade", "hw3", "--dry-run")
+    assert said.code == (1 if failed else 0)
+    text = "failed  its program ended with 1: ImportError: torch" if failed else "graded 97.5/100"
+    assert said.out == f"assignments/hw3/solution: {text}\n"
+    assert ("  Traceback\n" in said.err) is failed
+    body = json.loads(labctl("-C", "ml", "course", "grade", "hw3", "--dry-run", "--json").out)
+    assert body["dry_run"]["score"] == result.score
+    both = labctl("-C", "ml", "course", "grade", "hw3", "--dry-run", "--release")
+    assert (both.code, "cannot be combined with --release" in both.err) == (2, True)
+
+
 def test_json_is_one_object(course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, "grading_run.grade_assignment", graded(ALICE, BOB))
     said = labctl("-C", "ml", "course", "grade", "hw3", "--json")
@@ -147,6 +187,19 @@ def test_a_changed_bundle_makes_collect_fail(
     assert "1 of 2 submitted, 1 of them late." in said.out
     assert "no seat in this course: zoe" in said.err
     assert (why in said.err) is damaged
+
+
+def test_collect_writes_the_code_where_it_is_asked_to(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nobody = SeatSubmission(seat="bob", students=("bob",), state="missing")
+    answer(monkeypatch, "collect.collect", Collection(assignment="hw3", submissions=(nobody,)))
+    said = labctl("-C", "ml", "course", "collect", "hw3", "--into", str(tmp_path / "read"))
+    assert f"{tmp_path / 'read'}: code of 0 submissions, 0 of them new" in said.err
+    body = json.loads(
+        labctl("-C", "ml", "course", "collect", "hw3", "--into", "read", "--json").out
+    )
+    assert body["folders"] == []
 
 
 def test_what_is_missing_is_named_with_the_next_step(course: Path, labctl: Labctl) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from labctl.cli.starter_output import has_failed, print_starters
+from labctl.cli.starter_output import has_failed, print_image_change, print_starters
 from labctl.courses.join import JoinResult
 from labctl.courses.starter_delivery import DeliveredStarter
 from labctl.sync.starter_update import FileChange
@@ -71,6 +71,33 @@ def test_join_without_a_file_needs_a_lab_of_a_course(labctl: Labctl) -> None:
     assert said.code == 2
     assert "do not come from a course" in said.err
     assert labctl("join", "--into", "x").code == 2
+
+
+@pytest.mark.parametrize("run", ["", "run: python train.py\n"])
+def test_joining_suggests_labctl_run_where_there_is_something_to_run(
+    run: str, labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab.yaml").write_text(f"lab: ml-a\n{run}")
+    joined = JoinResult(course="ml", student="a", directory=tmp_path)
+    monkeypatch.setattr("labctl.cli.join.fetch_join_file", lambda place: b"")
+    monkeypatch.setattr("labctl.cli.join.join_course", lambda *_, **__: joined)
+    said = labctl("join", "ml.join")
+    expected = "labctl run" if run else "labctl run -- COMMAND"
+    assert said.out.splitlines()[-1] == f"  {expected}"
+
+
+def test_a_student_with_an_own_lab_file_reads_how_to_use_the_new_image(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {"course": "ml", "student": "a", "directory": tmp_path, "image": "x:2"}
+    print_image_change(JoinResult(**values, image_change="updated"))
+    print_image_change(JoinResult(**values, image_change="differs"))
+    assert capsys.readouterr().out.splitlines() == [
+        "lab.yaml: the course's image is now x:2",
+        "! lab.yaml does not use the course's image; your file is unchanged",
+        "  next: to use it, write there: image: x:2",
+    ]
 
 
 def test_a_student_reads_what_happened_to_each_file_and_what_to_do(

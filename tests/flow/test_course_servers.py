@@ -14,7 +14,7 @@ from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_world import Machine, Recorded, unreachable
 
 from labctl.course import Course
-from labctl.courses import broadcast
+from labctl.courses import broadcast, leftovers
 from labctl.courses.broadcast import extend_server, find_run, push_handouts, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
 from labctl.courses.leftovers import list_leftovers
@@ -366,6 +366,36 @@ def test_the_end_of_the_term_is_proven_by_the_provider(ml: Class) -> None:
     assert not keys.exists()
     again = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
     assert again.is_clean
+
+
+def test_timers_of_servers_that_ended_earlier_go_at_the_end_of_the_term(ml: Class) -> None:
+    started(ml)
+
+    def timer(lab_id: str, kind: str = "schedule") -> Resource:
+        return Resource(provider="cloud", kind=kind, id=lab_id[:6], lab_id=lab_id)
+
+    end_seats(ml.staff(), [ml.seat("alice")], discard=True)
+    foreign = timer("f" * 16)
+    ml.cloud.left = [timer(ml.seat("alice").lab_id), timer(ml.seat("bob").lab_id), foreign]
+    proof = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0, discard=True)
+    assert proof.is_clean
+    assert [left.resources for left in proof.left] == [()]
+    assert ml.cloud.left == [foreign]
+
+
+def test_leftovers_of_two_settings_of_a_provider_are_named_once(
+    ml: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(ml)
+    disk = Resource(
+        provider="cloud", kind="volume", id="vol", lab_id=ml.seat("bob").lab_id, expires_at=9e9
+    )
+    ml.cloud.left = [disk]
+    course = ml.staff().course(everywhere=True, plain=True)
+    monkeypatch.setattr(leftovers, "build_provider_contexts", lambda *_, **__: [course, course])
+    first, second = list_leftovers(ml.staff())
+    assert (len(first.servers), first.resources) == (3, (disk,))
+    assert (second.servers, second.resources) == ((), ())
 
 
 def test_a_disk_that_bills_is_no_clean_end(ml: Class) -> None:

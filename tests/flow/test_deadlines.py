@@ -15,6 +15,7 @@ from labctl.lifecycle import up as provision
 from labctl.model import Boot, Need, Server
 from labctl.servers import deadlines
 from labctl.servers.deadlines import DEFAULT_TTL_S, LEAST_S, MARGIN_S
+from labctl.servers.plan import describe_plan
 from labctl.wire.watchdog import WatchRecord
 
 HOUR_S = 3600.0
@@ -112,6 +113,17 @@ def test_a_free_server_has_no_deadline_that_nobody_asked_for(lab: World) -> None
     cloud.price = 0.0
     up(lab)
     assert ([one.ttl_s for one in cloud.boots], cloud.timers) == ([None], {})
+
+
+def test_the_plan_of_a_free_server_names_labctl_down_only_without_a_limit(lab: World) -> None:
+    (offer,) = lab.cloud.offers(Need())
+    free = msgspec.structs.replace(offer, price_usd_per_hour=0.0)
+    for need, limit in (
+        (Need(idle_s=1800), "it stops automatically after 30 min without work"),
+        (Need(), "it runs until labctl down"),
+    ):
+        text = describe_plan(lab.cloud, need, free, (), None)
+        assert text.splitlines()[1:] == [limit]
 
 
 def test_no_deadline_is_told_with_its_cost_and_remembered_for_this_server(lab: World) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import pytest
-from lab_world import LAB_ID, Labctl, Recorded, World, unreachable
+from lab_world import LAB_ID, DiskCloud, Labctl, Recorded, World, unreachable, world
 
-from labctl.errors import ConnectError, InterruptError, NotFoundError, PolicyError, UsageError
+from labctl.errors import (
+    BusyError,
+    ConnectError,
+    InterruptError,
+    NotFoundError,
+    PolicyError,
+    UsageError,
+)
 from labctl.lifecycle import up
 from labctl.lifecycle.extend import extend
 from labctl.lifecycle.status import read_status
-from labctl.model import ProviderAccount, Run
+from labctl.model import ProviderAccount, Run, Server
 from labctl.runs import run_specs, runs
 from labctl.servers import guard
 from labctl.wire.codec import to_json
@@ -119,6 +127,44 @@ def test_a_server_that_is_not_reachable_comes_with_the_next_commands(
         "  labctl up      connect again, or say why that fails\n"
         "  labctl down    remove the server\n"
     )
+
+
+class CourseCloud(DiskCloud):
+    """Servers of a course, whose keeper may be down."""
+
+    is_down = False
+
+    def get_guarded_lab_id(self, server_id: str) -> str:
+        return "0123456789abcdef"
+
+    def extend_life(self, server_id: str, span_s: int) -> None:
+        raise AssertionError("nothing is extended here")
+
+    def find(self, server_id: str) -> Server | None:
+        self._require_keeper()
+        return super().find(server_id)
+
+    def servers(self) -> list[Server]:
+        self._require_keeper()
+        return super().servers()
+
+    def _require_keeper(self) -> None:
+        if self.is_down:
+            raise BusyError("the course's keeper is not running")
+
+
+def test_refresh_asks_the_server_itself_while_the_keeper_is_down(tmp_path: Path) -> None:
+    lab = world(tmp_path, CourseCloud)
+    assert isinstance(lab.cloud, CourseCloud)
+    up.up(lab.context())
+    lab.cloud.is_down = True
+    lab.machine.run_with("night")
+    said = read_status(lab.context(), refresh=True)
+    assert said["provider_problem"] == "the course's keeper is not running"
+    assert said["reachable"] is True
+    assert [run.id for run in said["runs"]] == ["night"]
+    lab.cloud.is_down = False
+    assert read_status(lab.context(), refresh=True)["provider_problem"] == ""
 
 
 def test_more_time_is_what_status_shows_from_then_on(

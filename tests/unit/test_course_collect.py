@@ -12,6 +12,7 @@ import pytest
 from submission_bed import DUE, DUE_AT, FILES, make_receiver, packed
 
 from labctl.config import find_paths
+from labctl.courses.code_folders import write_code_folders
 from labctl.courses.collect import SeatSubmission, collect
 from labctl.courses.grade_store import GradeStore
 from labctl.courses.grades import list_grades
@@ -21,6 +22,7 @@ from labctl.courses.grading_server import GradingServer, build_grading_context
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
+from labctl.courses.starters import publish_starters
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
 from labctl.events import SilentReporter
 from labctl.state import State
@@ -83,6 +85,42 @@ def test_the_last_one_counts_and_a_teams_is_anybodys_of_it(folder: CourseFolder)
     assert (alice.number, alice.late_s, alice.penalty, alice.submissions) == (2, 3600, 10, 2)
     assert (team.student, team.students, team.late_s) == ("carol", ("bob", "carol"), 0)
     assert found["dan"].state == "missing"
+
+
+def test_code_is_laid_out_with_a_diff_against_the_starter(
+    folder: CourseFolder, tmp_path: Path
+) -> None:
+    start = folder.path / "start"
+    start.mkdir()
+    (start / "train.py").write_text("print('start')\n")
+    (start / "net.bin").write_bytes(b"\0")
+    (folder.path / "course.yaml").write_text(COURSE.replace("{due", "{template: start, due"))
+    folder.refresh()
+    publish_starters(folder, find_paths())
+    hand_in(folder, "alice", DUE_AT - 100, "mine")
+    into = tmp_path / "read"
+    (alice,) = write_code_folders(folder, collect(folder, "hw3"), into)
+    assert (alice.seat, alice.directory, alice.is_new) == ("alice", into / "alice-1", True)
+    files = [path.name for path in alice.directory.rglob("*")]
+    assert files == ["train.py"], "models and logs are not code"
+    assert Path(alice.diff).read_text().splitlines() == [
+        "Binary or large files starter/net.bin and submission/net.bin differ",
+        "--- starter/train.py",
+        "+++ submission/train.py",
+        "@@ -1 +1 @@",
+        "-print('start')",
+        "+print('mine')",
+    ]
+    (alice.directory / "notes.txt").write_text("well done")
+    hand_in(folder, "alice", DUE_AT - 50, "newer")
+    (newer,) = write_code_folders(folder, collect(folder, "hw3"), into)
+    assert (newer.directory.name, newer.is_new) == ("alice-2", True)
+    (again,) = write_code_folders(folder, collect(folder, "hw3"), into)
+    assert (again.is_new, again.diff) == (False, newer.diff)
+    assert (alice.directory / "notes.txt").exists()
+    assert sorted(path.name for path in into.iterdir()) == [
+        *("alice-1", "alice-1.diff", "alice-2", "alice-2.diff")
+    ]
 
 
 def test_an_extension_counts_afterwards_too(folder: CourseFolder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,22 @@ from forged_bed import FORGED
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
 from labctl.config import find_paths
+from labctl.courses import grading_dry_run
 from labctl.courses import grading_run as grading
+from labctl.courses.grading_dry_run import try_reference
 from labctl.courses.grading_run import GradingResult, grade_assignment
 from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
-from labctl.errors import BusyError, ConfigError, ConnectError, InterruptError, TransferError
+from labctl.courses.starters import publish_starters
+from labctl.errors import (
+    BusyError,
+    ConfigError,
+    ConnectError,
+    InterruptError,
+    NotFoundError,
+    TransferError,
+)
 from labctl.events import SilentReporter
 from labctl.state import State
 from labctl.submissions import receipt
@@ -163,7 +175,7 @@ def test_what_went_wrong_with_one_is_tried_again_and_stops_nobody(
     assert states(found) == dict.fromkeys(STUDENTS, "error")
     whys = {one.seat: one.why for one in found.seats}
     assert whys["alice"] == "it did not arrive"
-    assert "staff's grader: its program ended with 1\nKeyError: 'label'" in whys["bob"]
+    assert whys["bob"].startswith("staff's grader: its program ended with 1: KeyError: 'label'\n")
     assert "has the score 1e+06" in whys["carol"]
     assert not (staff.folder.grades / "hw3" / "bob" / "results.json").exists()
     server.replies.clear()
@@ -204,6 +216,108 @@ def test_a_programs_failure_is_a_grade_and_is_not_tried_again(
     assert (body["score"], "in time" in body["output"]) == (0.0, True)
     assert grade_assignment(staff, "hw3").is_complete
     assert len(server.asked) == 3
+
+
+def fail_with(last_line: str, outcome: str = "exit") -> GradedJobRecord:
+    text = f'Traceback (most recent call last):\n  File "predict.py", line 1\n{last_line}\n'
+    return GradedJobRecord(ProgramResult(outcome, 1, text, 1.0))
+
+
+def test_a_failure_that_all_submissions_share_gives_nobody_zero_points(
+    staff: CourseOperator, server: Server
+) -> None:
+    grades = staff.folder.grades / "hw3"
+    server.replies = {
+        name_of(student): fail_with(f"ModuleNotFoundError: No module named 'torch' in {student}")
+        for student in STUDENTS
+    }
+    found = grade_assignment(staff, "hw3")
+    assert states(found) == dict.fromkeys(STUDENTS, "error")
+    assert not found.is_complete
+    failure = "its program ended with 1: ModuleNotFoundError: No module named 'torch' in alice"
+    assert found.withheld == failure
+    assert found.seats[0].why == f"withheld, as every submission failed alike: {failure}"
+    assert not (grades / "alice" / "results.json").exists()
+    assert "Traceback" in (grades / "alice" / "output.txt").read_text()
+    with pytest.raises(NotFoundError, match="no graded submission"):
+        release_grades(staff.folder, "hw3")
+
+    accepted = grade_assignment(staff, "hw3", accept_failures=True)
+    assert states(accepted) == dict.fromkeys(STUDENTS, "failed")
+    assert json.loads((grades / "alice" / "results.json").read_text())["score"] == 0.0
+    assert states(grade_assignment(staff, "hw3")) == dict.fromkeys(STUDENTS, "failed")
+    assert len(server.asked) == 6, "what staff accepted is kept"
+
+
+@pytest.mark.parametrize("other", [scored(0), fail_with("KeyError: 3"), fail_with("", "time")])
+def test_different_failures_are_each_students_own(
+    staff: CourseOperator, server: Server, other: GradedJobRecord
+) -> None:
+    server.replies = {name_of(one): fail_with("ModuleNotFoundError: timm") for one in STUDENTS}
+    server.replies[name_of("carol")] = other
+    found = grade_assignment(staff, "hw3")
+    assert (found.withheld, found.is_complete) == ("", True)
+    assert states(found)["alice"] == "failed"
+    assert found.seats[0].why == "its program ended with 1: ModuleNotFoundError: timm"
+
+
+def test_a_dry_run_grades_the_reference_solution_and_stores_nothing(
+    staff: CourseOperator, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading_dry_run, "open_grading_server", grading.open_grading_server)
+    grade_assignment(staff, "hw3")
+    with pytest.raises(ConfigError, match="no reference solution"):
+        try_reference(staff, "hw3")
+    config = COURSE.replace("labels: ass", "reference: assignments/hw3/solution, labels: ass")
+    (staff.folder.path / "course.yaml").write_text(config)
+    staff.folder.refresh()
+    with pytest.raises(ConfigError, match=r"neither code/ nor model/"):
+        try_reference(staff, "hw3")
+    solution = staff.folder.path / "assignments" / "hw3" / "solution" / "code"
+    solution.mkdir(parents=True)
+    (solution / "predict.py").write_text("pass")
+    entries = len(staff.folder.ledger.list_entries())
+    assert try_reference(staff, "hw3").score == 50
+    assert server.asked[-1].submission == server.brought[-1] == "reference"
+    server.replies["reference"] = fail_with("ModuleNotFoundError: No module named 'torch'")
+    failed = try_reference(staff, "hw3")
+    assert (failed.outcome, failed.score) == ("failed", 0)
+    assert failed.message.endswith("ended with 1: ModuleNotFoundError: No module named 'torch'")
+    assert len(staff.folder.ledger.list_entries()) == entries
+    assert not (staff.folder.grades / "hw3" / "reference").exists()
+    assert len(server.asked) == 5
+    again = grade_assignment(staff, "hw3")
+    assert not any(one.fresh for one in again.seats), "the solution is no part of a grade"
+
+
+@pytest.mark.parametrize("source", ["", "handouts", "starter", "replaced starter", "labctl"])
+def test_files_that_were_handed_out_are_no_evidence_of_copying(
+    staff: CourseOperator, server: Server, source: str
+) -> None:
+    path = staff.folder.path
+    text = "open('/lab/labels/labels.csv')\n" * 10
+    if source == "handouts":
+        (path / "handouts").mkdir()
+        (path / "handouts" / "loader.py").write_text(text)
+    elif source == "labctl":
+        text = (staff.paths.data_dir / "templates" / "image-classifier" / "model.py").read_text()
+    elif source:
+        (path / "start").mkdir()
+        (path / "start" / "train.py").write_text(text)
+        config = COURSE.replace("grade:", "template: start\n    grade:")
+        (path / "course.yaml").write_text(config)
+        staff.folder.refresh()
+        publish_starters(staff.folder, staff.paths)
+        if source == "replaced starter":
+            (path / "start" / "train.py").write_text("pass\n")
+            publish_starters(staff.folder, staff.paths)
+            shutil.rmtree(path / "handouts")
+    for student in ("alice", "bob"):
+        hand_in(staff, student, text)
+    found = grade_assignment(staff, "hw3")
+    kinds = {flag.kind for one in found.seats if one.record for flag in one.record.flags}
+    own_work = {"same-code", "names-labels"}
+    assert kinds & own_work == (set() if source else own_work)
 
 
 @pytest.mark.parametrize("changed", ["labels/x.csv", "grade.py", "course.yaml", "submission"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 import time
@@ -21,8 +22,8 @@ from labctl.courses.invitation import (
     withdraw_expired,
 )
 from labctl.courses.join import fetch_join_file
-from labctl.courses.keys import CHECKER, JOIN_REQUEST, AuthorizedKeys
-from labctl.courses.publish import publish_assignments
+from labctl.courses.keys import CHECKER, JOIN_REQUEST, MOST_DEVICES, AuthorizedKeys
+from labctl.courses.publish import invite_all, publish_assignments
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import RequestHandler
 from labctl.courses.rpc import answer_enrollment
@@ -135,7 +136,7 @@ def test_of_many_at_once_one_gets_in(
     assert len(folder.ledger.list_entries(kind="joined")) == 1
 
 
-def test_a_new_invitation_replaces_the_old_one_and_the_key(
+def test_a_new_invitation_replaces_the_old_one_and_no_device(
     folder: CourseFolder, keys: AuthorizedKeys
 ) -> None:
     written(folder, keys)
@@ -145,10 +146,40 @@ def test_a_new_invitation_replaces_the_old_one_and_the_key(
     text = keys.file.read_text()
     assert first not in text
     assert second in text
-    assert KEY in text  # the old laptop works until the new one is in
     enroll(folder, "alice", OTHER_KEY, keys, time.time())
-    assert KEY not in keys.file.read_text()
+    assert keys.read_public_keys() == [("alice", KEY), ("alice", OTHER_KEY)]
     assert keys.list_students() == ["alice"]
+
+
+def test_a_lost_device_is_locked_out_and_the_number_of_devices_is_limited(
+    folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
+    devices = [KEY[:-4] + f"{number:04}" for number in range(MOST_DEVICES)]
+    for device in [*devices, devices[0]]:  # the first one joins again
+        keys.admit("alice", device)
+    assert len(keys.read_public_keys()) == MOST_DEVICES
+    with pytest.raises(PolicyError, match="joined from 5 devices"):
+        keys.admit("alice", OTHER_KEY)
+    keys.admit("bob", KEY)
+    into = folder.path / "join"
+    invite_all(folder, ["alice"], into, keys, host_key=HOST_KEY, replace=True)
+    assert keys.read_public_keys() == [("bob", KEY)]
+    enroll(folder, "alice", OTHER_KEY, keys, time.time())
+    assert keys.list_students() == ["alice", "bob"]
+
+
+def test_a_mail_merge_has_a_row_for_each_join_file(
+    folder: CourseFolder, keys: AuthorizedKeys
+) -> None:
+    into = folder.path / "join"
+    invitations = invite_all(folder, ["alice", "bob"], into, keys, host_key=HOST_KEY)
+    with (into / "invitations.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["student"], Path(row["file"])) for row in rows] == [
+        (one.student, one.path) for one in invitations
+    ]
+    assert (into / "invitations.csv").stat().st_mode & 0o777 == 0o600
+    assert all(read_join(Path(row["file"]).read_bytes()).student == row["student"] for row in rows)
 
 
 def test_time_ends_an_invitation(folder: CourseFolder, keys: AuthorizedKeys) -> None:

@@ -209,6 +209,10 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     assert "hw1 was due" in said
     assert "notes has no due time" in said
     assert "hw2 was due" not in said
+    assert "no image: labs that name none get python:3.12-slim" in said
+    named = msgspec.structs.replace(config.lab, origins={"image": "course.yaml:3"})
+    said = " ".join(list_cautions(msgspec.structs.replace(config, lab=named), 0.0))
+    assert "no image" not in said
     local = msgspec.structs.replace(config.lab.server, provider="local", on_this_machine=True)
     grading = GradingConfig(lab=msgspec.structs.replace(config.lab, server=local))
     told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)

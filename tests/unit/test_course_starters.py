@@ -520,6 +520,53 @@ def test_a_lab_file_that_uses_the_students_own_secrets_is_not_approved(
     assert is_trusted(student.paths, Lab.load(student.lab).config) == trusted
 
 
+def set_image(student: Student, image: str) -> None:
+    lines = (student.folder.path / "course.yaml").read_text().splitlines()
+    lines = [image if line.startswith("image:") else line for line in lines]
+    (student.folder.path / "course.yaml").write_text("\n".join([*lines, ""]))
+    student.folder.refresh()
+
+
+def test_a_changed_image_of_the_course_reaches_the_labs_of_those_who_have_joined(
+    student: Student,
+) -> None:
+    set_image(student, "image: x:1")
+    assert student.join().image_change == ""
+    course_lab = student.home / "ml"
+    set_image(student, "image: x:2")
+    updated = student.update()
+    assert (updated.image, updated.image_change) == ("x:2", "updated")
+    assert updated.starters[0].state == "updated"
+    for directory in (course_lab, student.lab):
+        config = Lab.load(directory).config
+        assert config.image.reference == "x:2"
+        assert is_trusted(student.paths, config)
+    again = student.update()
+    assert (again.image_change, again.starters[0].state) == ("", "current")
+
+    own = (course_lab / "lab.yaml").read_text() + "run: python mine.py\n"
+    (course_lab / "lab.yaml").write_text(own)
+    set_image(student, "image: x:3")
+    assert student.update().image_change == "differs"
+    assert (course_lab / "lab.yaml").read_text() == own
+    student.keeper.is_down = True  # nothing is known of the image
+    assert student.join().image_change == ""
+
+
+def test_a_course_without_an_image_leaves_the_choice_to_the_lab(
+    student: Student, tmp_path: Path
+) -> None:
+    set_image(student, "")
+    student.join()
+    (student.home / "ml" / "Dockerfile").write_text("FROM scratch\n")
+    assert Lab.load(student.home / "ml").config.image.is_built
+    folder = make_course(tmp_path / "b", "template: image-classifier")
+    text = (folder.path / "course.yaml").read_text().replace("image: {build: .}\n", "")
+    (folder.path / "course.yaml").write_text(text)
+    lab = build(CourseFolder(folder.path)).by_path()["lab.yaml"].content.decode()
+    assert "BASE: python:3.11-slim" in lab, "python:3.12-slim has no torch"
+
+
 def test_an_update_keeps_what_the_student_changed(student: Student) -> None:
     student.join()
     (student.lab / "train.py").write_text("print('mine')\n")

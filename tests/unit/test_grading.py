@@ -161,6 +161,16 @@ def test_files_of_two_are_evidence_and_handouts_are_not() -> None:
     assert kinds(found)["s3"] == []
 
 
+def test_the_state_of_a_seeded_generator_is_no_evidence() -> None:
+    names = ("model/random.safetensors", "model/rng_state_0.pth", "code/uv.lock")
+    files = [file(name, f"{n}") for n, name in enumerate(names)]
+    found = find_flags([facts("alice", "1" * 8, *files), facts("bob", "2" * 8, *files)])
+    assert kinds(found) == {"alice": [], "bob": []}
+    work = file("model/random_forest_of_alice/weights.pt", "d")
+    found = find_flags([facts("alice", "1" * 8, work), facts("bob", "2" * 8, work)])
+    assert kinds(found) == {"alice": ["same-model"], "bob": ["same-model"]}
+
+
 def test_where_a_run_was_is_evidence() -> None:
     own = facts("alice", "1" * 8)
     other = facts("bob", "2" * 8, server=f"course-{'1' * 8}-abcdef")

@@ -20,6 +20,14 @@ LEAST_CODE_BYTES = 200
 # A file that more than this share of the class (and more than two seats) has was handed out.
 HANDED_OUT = 0.25
 MOST_NAMED = 5
+# Files that a training program writes without anybody's work: the state of random generators, which
+# is the same for equal seeds, and of schedulers; and files that package managers write.
+GENERATED = re.compile(
+    r"(?:random|rng|seed|scheduler|training_args)(?:_?states?)?(?:[_-]?[0-9]+)?"
+    r"\.(?:safetensors|pt|pth|bin|npz|npy|pkl|json|txt)"
+    r"|(?:uv|poetry|pipfile|conda|pixi)[.-]lock|package-lock\.json|\.gitignore|\.labignore",
+    re.IGNORECASE,
+)
 LABELS = re.compile(rb"/lab/labels|labels\.csv|LABCTL_LABELS|LABCTL_RESULTS|results\.json")
 SERVER = re.compile(r"course-([0-9a-f]{8})-[0-9a-f]{6,32}")
 
@@ -95,7 +103,7 @@ def _flag_shared_files(submissions: Sequence[SubmissionFacts]) -> dict[str, list
         for file in facts.files:
             is_model = file.path.startswith("model/") and file.size >= LEAST_MODEL_BYTES
             is_code = file.path.startswith("code/") and file.size >= LEAST_CODE_BYTES
-            if is_model or is_code:
+            if (is_model or is_code) and not is_generated(file.path):
                 owners[file.sha256].setdefault(facts.seat, file.path)
     max_owners = max(2.0, HANDED_OUT * len(submissions))
     shared: dict[str, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -115,6 +123,11 @@ def _flag_shared_files(submissions: Sequence[SubmissionFacts]) -> dict[str, list
         ]
         for seat, pairs in shared.items()
     }
+
+
+def is_generated(path: str) -> bool:
+    """Whether programs write a file of this name, alike for everybody."""
+    return bool(GENERATED.fullmatch(path.rpartition("/")[2]))
 
 
 def _flag_run(facts: SubmissionFacts) -> Iterable[Flag]:

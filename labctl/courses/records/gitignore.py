@@ -8,7 +8,7 @@ from labctl.errors import LabError
 
 FILE = ".gitignore"
 # The pattern with a leading dot matches the draft of such a file, which a kill may leave.
-JOIN_FILES = ("*.join", ".*.join.*")
+JOIN_FILES = ("*.join", ".*.join.*", "invitations.csv", ".invitations.csv.*")
 PRIVATE_FILES = (".course/", "roster.csv", ".roster.csv.*", "imported/", *JOIN_FILES)
 
 

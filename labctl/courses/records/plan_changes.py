@@ -11,6 +11,7 @@ from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import parse
 from labctl.config.layers import iterate_leaves
 from labctl.config.reader import as_plain
+from labctl.config.schema import DEFAULT_IMAGE
 from labctl.config.times import ANY_S
 from labctl.courses.records import timetable
 from labctl.model import Value
@@ -70,6 +71,11 @@ def list_cautions(config: CourseConfig, now: float) -> list[str]:
         messages.append("class hours without a term: they never stop, and there is no forecast")
     if not config.store:
         messages.append("no store: results and the ledger are only on this machine and the servers")
+    if config.lab.image.reference == DEFAULT_IMAGE and not config.image_reference:
+        messages.append(
+            f"no image: labs that name none get {DEFAULT_IMAGE}, which has no packages; name your "
+            "image in course.yaml: image: REFERENCE"
+        )
     if config.lab.server.need.idle_s is None:
         messages.append("no server.idle: an idle server runs until its ttl")
     server = config.lab.server

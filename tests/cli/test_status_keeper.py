@@ -1,0 +1,35 @@
+"""status of a course's lab while the keeper is down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Labctl = Callable[..., Any]
+# Nothing listens on port 1.
+LAB_YAML = f"""\
+lab: ml-alice
+server:
+  provider: course
+  course:
+    course: ml
+    student: alice
+    keeper: ssh://labctl@127.0.0.1:1
+    host_key: "ssh-ed25519 {"A" * 68}"
+    seat: "0123456789ab"
+"""
+
+
+def test_refresh_shows_what_is_known_and_that_the_keeper_did_not_answer(
+    home: Path, labctl: Labctl
+) -> None:
+    (home / "digits" / "lab.yaml").write_text(LAB_YAML)
+    said = labctl("status", "--refresh")
+    assert said.code == 75
+    assert said.err == "showing what is known: 127.0.0.1 refuses connections to port 1\n"
+    assert said.out.startswith("ml-alice: no server")
+    body = json.loads(labctl("status", "--refresh", "--json").out)
+    assert body["provider_problem"] == "127.0.0.1 refuses connections to port 1"
+    assert labctl("status").code == 0
