@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from labctl.servers.leftovers import Orphans
 
 with lazy_imports(__name__):
+    from labctl.cli import wrapping
     from labctl.servers import disks, leftovers
 
 
@@ -79,7 +81,9 @@ def orphans_command(
     else:
         _print_orphans(resources, everyone)
         for cache in resources.caches:
-            click.echo(f"image cache {cache.id}: free, {cache.note}")
+            text = f"image cache {cache.id}: free, {cache.note}"
+            lines = wrapping.wrap_lines(text, 2) if sys.stdout.isatty() else [text]
+            click.echo("\n  ".join(lines))
     ctx.exit(1 if resources.is_billing else 0)
 
 

@@ -574,6 +574,22 @@ def test_orphans_lists_the_image_caches_that_down_counts(
     )
 
 
+def test_orphans_breaks_no_command_at_80_columns(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "labctl-cache-638e9039"
+    note = f"kept for the next up; images and layers: docker volume rm {name}"
+    cache = Resource(provider="local", kind="cache", id=name, note=note)
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [cache])
+    monkeypatch.setenv("COLUMNS", "80")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    lines = labctl("orphans").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == f"  layers: docker volume rm {name}"
+
+
 def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
