@@ -20,7 +20,7 @@ from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.runs import outputs, runs
-from labctl.servers import adoption, attempts, end_server, kept_disks
+from labctl.servers import adoption, end_server, kept_disks, pending_attempts
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
@@ -162,17 +162,15 @@ def _await_unconfirmed(context: LabContext) -> Server | None:
     def is_settled() -> bool:
         nonlocal server
         server = adoption.adopt(context)
-        return server is not None or not attempts.list_pending_attempts(context)
+        return server is not None or not pending_attempts.list_pending_attempts(context)
 
-    if attempts.list_pending_attempts(context):
+    if pending_attempts.list_pending_attempts(context):
         context.reporter.emit(Step(name="checking whether an interrupted `up` created a server"))
         settle_s = context.provider.settle_s
         poll_until(is_settled, pause_s=min(1.0, settle_s), deadline_s=settle_s)
         if server is not None:
             return server
-    for attempt in context.state.list_open_attempts(context.lab_id):
-        if attempt.provider == context.provider.name:
-            context.state.end_attempt(attempt.token, "never seen")
+    pending_attempts.close_unseen_attempts(context)
     return None
 
 

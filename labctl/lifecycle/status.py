@@ -24,12 +24,12 @@ with lazy_imports(__name__):
     from labctl.runs import runs
     from labctl.servers import (
         adoption,
-        attempts,
         disk_retention,
         firewall,
         guard,
         kept_disks,
         open_costs,
+        pending_attempts,
     )
     from labctl.state import ledgers
 
@@ -107,6 +107,8 @@ def _refresh_records(context: LabContext) -> str:
     waiting = report_wait(context.reporter, f"checking the server ({context.provider.name})")
     with waiting, open_costs.explain_open_costs(context):
         adopted = adoption.adopt(context)
+        if adopted is None:
+            pending_attempts.settle_attempts(context)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
         kept_disks.list_shown_disks(context)
@@ -124,7 +126,7 @@ def _query_server(context: LabContext, server: Server, why: bool) -> StatusReply
 def _has_unfinished_up(context: LabContext, refresh: bool) -> bool:
     """Return whether a request for a server has no reply, and may still lead to one."""
     if refresh:
-        return bool(attempts.list_pending_attempts(context))
+        return bool(pending_attempts.list_pending_attempts(context))
     return bool(context.state.list_open_attempts(context.lab_id))
 
 

@@ -39,7 +39,6 @@ from labctl.servers.cost import record_start, spent_usd
 from labctl.servers.disk_retention import KEPT_S
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.servers.plan import describe_market, describe_offer, describe_plan
-from labctl.state import Attempt
 from labctl.text import dollars_text, price_text
 
 # An open attempt is repeated for this long; then its price was confirmed too long ago.
@@ -139,25 +138,6 @@ def _remove_unused_resources(context: LabContext) -> None:
         return
     with contextlib.suppress(LabError):
         end_server.sweep(context)
-
-
-def list_pending_attempts(context: LabContext, *, every_lab: bool = False) -> list[Attempt]:
-    """List the attempts that may still become servers here: recent ones without a reply.
-
-    Recent by this machine's clock, since a request may be older than this boot. If the clock was
-    set back, they look recent for too long, so a caller waits for at most `settle_s`. If it was set
-    forward, they look old too soon. A server that the provider shows only later has a deadline, and
-    the lab's tag, by which the next `up`, `status --refresh` and `orphans` find it.
-    """
-    horizon = time.time() - context.provider.settle_s
-    attempts = context.state.list_open_attempts(None if every_lab else context.lab_id)
-    return [
-        attempt
-        for attempt in attempts
-        if attempt.provider == context.provider.name
-        and attempt.created_at >= horizon
-        and not accounts.is_elsewhere(context, attempt.account)
-    ]
 
 
 def _list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:

@@ -9,7 +9,7 @@ from labctl.errors import PolicyError
 from labctl.events import Note, Question, Step, report_wait
 from labctl.model import ProviderAccount, Resource, Server, Value
 from labctl.retry import poll_until
-from labctl.servers import accounts, attempts, cost, disks, end_server
+from labctl.servers import accounts, cost, disks, end_server, pending_attempts
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 
@@ -52,7 +52,7 @@ def find_orphans(context: LabContext) -> Orphans:
 
 
 def _warn(context: LabContext) -> None:
-    for attempt in attempts.list_pending_attempts(context, every_lab=True):
+    for attempt in pending_attempts.list_pending_attempts(context, every_lab=True):
         text = (
             f"an interrupted `up` of {attempt.request.lab} may have created a server that "
             f"{context.provider.name} does not list yet: try again in a minute"
@@ -175,12 +175,12 @@ def end_others(context: LabContext, listed: Orphans) -> Orphans:
 
 def _wait_for_attempts(context: LabContext, listed: Orphans) -> Orphans:
     """Wait until everything that interrupted `up`s may have created is listed; list again."""
-    if not attempts.list_pending_attempts(context, every_lab=True):
+    if not pending_attempts.list_pending_attempts(context, every_lab=True):
         return listed
     context.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
     settle_s = context.provider.settle_s
     poll_until(
-        lambda: not attempts.list_pending_attempts(context, every_lab=True),
+        lambda: not pending_attempts.list_pending_attempts(context, every_lab=True),
         pause_s=min(1.0, settle_s),
         deadline_s=settle_s,
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
-from lab_world import Recorded, World, unreachable
+from lab_world import LAB_ID, Labctl, Recorded, World, unreachable
 
-from labctl.errors import ConnectError, InterruptError, NotFoundError, UsageError
+from labctl.errors import ConnectError, InterruptError, NotFoundError, PolicyError, UsageError
 from labctl.lifecycle import up
 from labctl.lifecycle.extend import extend
 from labctl.lifecycle.status import read_status
-from labctl.model import Run
+from labctl.model import ProviderAccount, Run
 from labctl.runs import runs
 from labctl.servers import guard
 from labctl.wire.codec import to_json
@@ -49,6 +49,46 @@ def test_status_after_an_interrupted_up_says_that_there_may_be_a_server(
     lab.cloud.interrupt_after_create = False
     up.up(lab.context())
     assert not read_status(lab.context(), refresh=False)["unfinished_up"]
+
+
+def _interrupt_before_create(lab: World) -> None:
+    """Leave an open attempt, of which no server ever appears."""
+    lab.cloud.create_error = KeyboardInterrupt()
+    with pytest.raises(InterruptError):
+        up.up(lab.context())
+    lab.cloud.create_error = None
+
+
+def test_a_refresh_that_finds_no_server_ends_the_doubt(lab: World, labctl: Labctl) -> None:
+    _interrupt_before_create(lab)
+    lab.cloud.settle_s = 0.0
+    assert "an interrupted labctl up may have created one" in labctl(lab, "status").out
+    assert labctl(lab, "status", "--refresh").out == "digits: no server. Next: labctl up\n"
+    assert labctl(lab, "status").out == "digits: no server. Next: labctl up\n"
+
+
+def test_a_server_may_appear_later_than_the_refresh(lab: World) -> None:
+    _interrupt_before_create(lab)
+    assert read_status(lab.context(), refresh=True)["unfinished_up"]
+    assert len(lab.context().state.list_open_attempts()) == 1
+
+
+def test_the_attempt_of_an_up_that_is_at_work_stays_open(lab: World) -> None:
+    _interrupt_before_create(lab)
+    lab.cloud.settle_s = 0.0
+    with lab.context().state.lock(LAB_ID, "up"):
+        read_status(lab.context(), refresh=True)
+    assert len(lab.context().state.list_open_attempts()) == 1
+
+
+def test_an_attempt_with_other_credentials_stays_open(lab: World) -> None:
+    lab.cloud.account = ProviderAccount(id="1111")
+    _interrupt_before_create(lab)
+    lab.cloud.settle_s = 0.0
+    lab.cloud.account = ProviderAccount(id="2222")
+    with pytest.raises(PolicyError):
+        read_status(lab.context(), refresh=True)
+    assert len(lab.context().state.list_open_attempts()) == 1
 
 
 def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
