@@ -81,7 +81,9 @@ def write_report(
     context.reporter.emit(Step(name="writing the report", done=True))
     for note in facts.notes:
         context.reporter.emit(Note(text=note, level="warning"))
-    return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=_list_missing(facts))
+    return Report(
+        run=facts.run.id, file=str(file), bytes=len(text), lacks=_list_missing(facts, run_id)
+    )
 
 
 def fingerprint_inputs(home: Path) -> str:
@@ -286,16 +288,20 @@ def _read_reclaims(context: LabContext, run: Run) -> tuple[LostServer, ...] | No
     )
 
 
-def _list_missing(facts: ReportFacts) -> tuple[str, ...]:
-    """List the missing data, each with the command that provides it."""
+def _list_missing(facts: ReportFacts, run_id: str) -> tuple[str, ...]:
+    """List the missing data, each with the command that provides it.
+
+    `run_id` is the run as the user named it, "" for the latest.
+    """
+    evaluate, pull = (f"labctl {verb} {run_id}".rstrip() for verb in ("eval", "pull"))
     missing = []
     if facts.evaluation is None:
-        missing.append("no evaluation: labctl eval")
+        missing.append(f"no evaluation: {evaluate}")
     elif facts.here is None:
-        call = "labctl eval" if facts.checkpoints else "labctl pull && labctl eval"
+        call = evaluate if facts.checkpoints else f"{pull} && {evaluate}"
         missing.append(f"evaluated on the server only; to check it on this machine: {call}")
     elif facts.server is None and facts.server_accuracy is None:
-        missing.append("no evaluation on the server: labctl eval --on-server")
+        missing.append(f"no evaluation on the server: {evaluate} --on-server")
     if not facts.scalars.series:
         missing.append("no curves: the run logged no TensorBoard scalars to logs/")
     if not facts.samples:

@@ -38,11 +38,13 @@ def pull(
     everything: bool = False,
     only: Sequence[str] = (),
     wait_s: float = WAIT_S,
+    hint: str = "",
 ) -> list[PulledRun]:
     """Pull the outputs of these runs (all, if empty) to `<lab>/runs/` and verify them.
 
     With `only`, pull only these directories of the runs. BusyError if another transfer of the lab
-    lasts longer than `wait_s` seconds.
+    lasts longer than `wait_s` seconds. `hint` is the command that continues the pull, if it is not
+    `labctl pull` itself.
     """
     remote = context.open_agent(server)
     runs.refresh(context, server, remote)
@@ -57,6 +59,7 @@ def pull(
         only=only,
         records=context.state.list_runs(context.lab_id),
         wait_s=wait_s,
+        hint=hint,
     )
     return list(result.runs)
 
@@ -144,5 +147,5 @@ def follow_outputs(
 def _pull_run(context: LabContext, run_id: str) -> PulledRun:
     """Pull a run from the server that the lab has now."""
     server = context.get_server()
-    (pulled,) = pull(context, server, [run_id])
+    (pulled,) = pull(context, server, [run_id], hint=f"labctl pull --follow {run_id}")
     return add_left_files(context, server, pulled)

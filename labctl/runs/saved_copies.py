@@ -91,14 +91,14 @@ def pull_from_keeper(
             raise TransferError(
                 "the keeper's copy was not fully received",
                 why=str(error),
-                hint="labctl pull   # again",
+                hint=f"labctl pull {run_id}   # again",
             ) from error
 
         def fetch(due: AnnouncedFile, path: Path) -> None:
             target = received / due.path
             if not target.is_file() or hash_file(target) != due.sha256:
                 raise TransferError(
-                    f"{due.path} was not fully received", hint="labctl pull   # again"
+                    f"{due.path} was not fully received", hint=f"labctl pull {run_id}   # again"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             target.replace(path)

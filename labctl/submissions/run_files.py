@@ -119,7 +119,7 @@ def require_complete_checkpoint(
             raise TransferError(
                 f"the checkpoint {checkpoint} is incomplete: {name}",
                 why="the file does not match the checkpoint's manifest",
-                hint="labctl pull",
+                hint=f"labctl pull {home.name}",
             )
 
 
@@ -143,7 +143,7 @@ def _list_model(home: Path, chosen: str, notes: list[str]) -> Iterator[RunFile]:
 
 def _checkpoint_hint(home: Path) -> str:
     names = sorted(path.name for path in (home / CHECKPOINTS).glob("*"))
-    return f"labctl submit --checkpoint {names[-1]}" if names else "labctl pull"
+    return f"labctl submit --checkpoint {names[-1]}" if names else f"labctl pull {home.name}"
 
 
 def _list_files(folder: Path, inside: str, prefix: str, notes: list[str]) -> Iterator[RunFile]:

@@ -118,10 +118,10 @@ def _flush(descriptor: int) -> None:
 
 def _make_disk_error(error: OSError) -> TransferError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "free some disk space, then labctl pull"
+        hint = "free some disk space, then repeat the command"
         return DiskFullError("the disk of this machine is full", why=str(error), hint=hint)
     return TransferError(
         "the disk of this machine failed to store the downloaded files",
         why=str(error),
-        hint="check the disk (dmesg), then labctl pull",
+        hint="check the disk (dmesg), then repeat the command",
     )

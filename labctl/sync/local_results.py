@@ -101,7 +101,7 @@ def create_run_directory(home: Path) -> None:
         raise PolicyError(
             f"{home} is a symbolic link",
             why="labctl does not write results through links",
-            hint=f"{_move_away(home, '.link')}\nlabctl pull",
+            hint=f"{_move_away(home, '.link')}\nlabctl pull {home.name}",
         )
     home.mkdir(parents=True, exist_ok=True)
 
@@ -125,7 +125,7 @@ def resolve_result(home: Path, name: str) -> Path:
         raise PolicyError(
             f"{link} is a symbolic link",
             why="labctl does not write results through links",
-            hint=f"{_move_away(link, '.link')}\nlabctl pull",
+            hint=f"{_move_away(link, '.link')}\nlabctl pull {home.name}",
         )
     return home / name
 
@@ -150,7 +150,11 @@ def place_files(
             (partial / top).rename(target)
         else:
             for file in sorted(members, key=lambda file: file.path == top + MANIFEST):
-                _move(partial / file.path, resolve_result(comparison.home, file.path))
+                _move(
+                    partial / file.path,
+                    resolve_result(comparison.home, file.path),
+                    run_id=comparison.home.name,
+                )
         count += len(members)
     sync_directories([comparison.home / file.path for file in good], comparison.home.parent.parent)
     for file in good:
@@ -181,14 +185,14 @@ def _delete_all_except(directory: Path, wanted: set[Path]) -> None:
                 path.unlink()
 
 
-def _move(arrived: Path, target: Path) -> None:
+def _move(arrived: Path, target: Path, run_id: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         arrived.replace(target)
     except (FileExistsError, IsADirectoryError, NotADirectoryError):
         raise PolicyError(
             f"{target} cannot be written: a file and a directory have the same name",
-            hint=f"{_move_away(target, '.old')}\nlabctl pull",
+            hint=f"{_move_away(target, '.old')}\nlabctl pull {run_id}",
         ) from None
 
 

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from labctl import shell
 from labctl.errors import PolicyError, TransferError
 from labctl.events import Reporter, report_wait
 from labctl.model import NAME_PATTERN, Run, Value
@@ -81,6 +82,7 @@ def pull(
     only: Sequence[str] = (),
     records: Iterable[Run] = (),
     wait_s: float = WAIT_S,
+    hint: str = "",
 ) -> PullResult:
     """Pull the outputs of `run_ids` (all runs if empty) to `<lab_root>/runs/<run>/`.
 
@@ -88,7 +90,8 @@ def pull(
     nothing but these outputs, after which no run counts as complete. `records` are written to
     `run.json`. DiskFullError, LinkLostError and TransferError keep what arrived for the next pull;
     PolicyError if the server sends a name that leaves its directory; BusyError if another transfer
-    of the lab lasts longer than `wait_s` seconds.
+    of the lab lasts longer than `wait_s` seconds. `hint` is the command that continues the pull, by
+    default `labctl pull` with what this call pulls.
     """
     request = ManifestRequest(
         lab_name, lab_id, all=everything, outputs=tuple(outputs), only=tuple(only)
@@ -99,12 +102,21 @@ def pull(
             runs = _fetch_manifest(remote, request._replace(quick=True), run_ids)
         return PullResult(
             runs=tuple(
-                _Pull(remote, request, name, lab_root, reporter).run(
-                    manifest, record_by_id.get(name)
-                )
+                _Pull(
+                    remote,
+                    request,
+                    name,
+                    lab_root,
+                    reporter,
+                    hint or _format_command(name if run_ids else "--runs", everything=everything),
+                ).run(manifest, record_by_id.get(name))
                 for name, manifest in sorted(runs.items())
             )
         )
+
+
+def _format_command(chosen: str, *, everything: bool) -> str:
+    return shell.command("labctl", "pull", *["--all"] * everything, chosen).render()
 
 
 def verify(
@@ -202,12 +214,14 @@ class _Pull:
         run: str,
         lab_root: Path,
         reporter: Reporter,
+        hint: str,
     ) -> None:
         self.remote = remote
         self.request = request
         self.name = run
         self.lab_root = lab_root
         self.reporter = reporter
+        self.hint = hint
 
     def run(self, manifest: RunManifest, record: Run | None) -> PulledRun:
         comparison = RunComparison(self.lab_root, self.name, manifest)
@@ -228,7 +242,7 @@ class _Pull:
                 basis=comparison.home,
                 reporter=self.reporter,
                 name=f"pull {self.name}",
-                hint="labctl pull",
+                hint=self.hint,
             )
             good, bad = download.fetch(due)
             comparison.files |= {file.path: file for file in good}
@@ -269,7 +283,7 @@ class _Pull:
             raise TransferError(
                 f"{remaining[0].path} of run {self.name} arrived corrupted {TRIES} times",
                 why="its hash differs from the server's",
-                hint="labctl pull",
+                hint=self.hint,
             )
         reason = "changed during every download"
         return [

@@ -82,6 +82,8 @@ def test_an_evaluation_on_the_server_is_not_called_missing(labctl: Any, pulled: 
     assert "evaluated on the server only; to check it on this machine: labctl eval\n" in said.err
     shutil.rmtree(pulled / "checkpoints")
     assert "on this machine: labctl pull && labctl eval\n" in labctl("report").err
+    named = f"on this machine: labctl pull {RUN} && labctl eval {RUN}\n"
+    assert named in labctl("report", RUN).err
 
 
 def test_as_json_and_to_another_place_and_again(labctl: Any, pulled: Path) -> None:

@@ -314,4 +314,7 @@ def test_down_takes_expired_disks_along(lab: World) -> None:
 def test_a_keepers_copy_that_ends_too_early_is_pulled_again(lab: World) -> None:
     with pytest.raises(TransferError, match="not fully received") as raised:
         pull_from_keeper(lab.context(), "night", {}, io.BytesIO(bytes(100)), None)
-    assert (raised.value.why, raised.value.hint) == ("it is truncated", "labctl pull   # again")
+    assert (raised.value.why, raised.value.hint) == (
+        "it is truncated",
+        "labctl pull night   # again",
+    )
