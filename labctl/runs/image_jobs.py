@@ -18,7 +18,13 @@ from typing import Literal
 import msgspec
 
 from labctl.commands.ssh import command_argv
-from labctl.errors import LabError, LinkLostError, TransferError, assign_subject
+from labctl.errors import (
+    DiskFullError,
+    LabError,
+    LinkLostError,
+    TransferError,
+    assign_subject,
+)
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note
 from labctl.model import Server, Value
@@ -196,6 +202,23 @@ def _is_on_server(job: ImageJob) -> bool:
 
 
 def _save(job: ImageJob) -> None:
+    """Keep the image. LinkLostError if its server ends first: the engine ends before sshd."""
+    try:
+        _copy_to_cache(job)
+    except DiskFullError:
+        raise
+    except (LinkLostError, TransferError) as error:
+        if isinstance(error, TransferError) and _has_engine(job):
+            raise
+        text = "its server was stopped or removed before the copy was complete"
+        raise LinkLostError(text) from error
+
+
+def _has_engine(job: ImageJob) -> bool:
+    return _run(job, "docker version").returncode == 0
+
+
+def _copy_to_cache(job: ImageJob) -> None:
     size_bytes, architecture = _inspect(job)
     # An archive is a little larger than the files of its image: each has a header.
     job.cache.make_room(int(size_bytes * 1.05))

@@ -39,6 +39,7 @@ case "$1 ${on_server:-here}" in
   save*)
     cat "$ENGINE/archive"
     [ ! -e "$ENGINE/save-fails" ] || { echo "no layer" >&2; exit 1; } ;;
+  version*) [ ! -e "$ENGINE/stopped" ] || exit 1 ;;
   push*) [ ! -e "$ENGINE/denied" ] || { echo "denied: login required" >&2; exit 1; } ;;
   load*)
     [ ! -e "$ENGINE/ends-early" ] || { head -c 1000000 > "$ENGINE/loaded"; exit 255; }

@@ -189,13 +189,19 @@ def test_an_image_that_cannot_be_kept_is_pushed_nevertheless(sources: Sources) -
     assert [call for call in sources.calls if call.startswith("yes push")]
 
 
-def test_a_server_that_is_gone_is_reported_with_the_command(sources: Sources) -> None:
+@pytest.mark.parametrize("signs", [("dead",), ("save-fails", "stopped")])
+def test_a_server_that_ends_during_the_copy_is_named_as_the_reason(
+    sources: Sources, signs: tuple[str, ...]
+) -> None:
+    """Its engine may end before its sshd: then `docker save` fails, and ssh does not."""
     sources.is_on_this_machine = True
-    (sources.engine / "dead").touch()
+    (sources.engine / "there").write_text("2048 amd64\n")
+    for sign in signs:
+        (sources.engine / sign).touch()
     assert sources.ensure(BUILT) == ["build"]
     assert (
-        f"{sources.wanted} was not kept on this machine: lost the connection to the server; "
-        "next: labctl status --refresh"
+        f"{sources.wanted} was not kept on this machine: its server was stopped or removed before "
+        "the copy was complete; labctl tries it again after the next build"
     ) in report(sources).splitlines()
 
 
