@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -210,6 +211,19 @@ def find_timeline(ctx: click.Context) -> Timeline | None:
     """Return the Timeline of the command's lab; None without --timings."""
     timeline: Timeline | None = ctx.meta.get(TIMELINE)
     return timeline
+
+
+@contextmanager
+def print_timings_of_failure(ctx: click.Context, *, quiet: bool) -> Iterator[None]:
+    """Print the parts that have ended if the block fails, unless that was done or with `quiet`."""
+    try:
+        yield
+    except LabError:
+        timeline = find_timeline(ctx)
+        if timeline is not None and not quiet:
+            stop_drawing(ctx)
+            timeline.print_once()
+        raise
 
 
 def list_timings(ctx: click.Context) -> Mapping[str, object]:

@@ -24,6 +24,7 @@ from labctl.cli.options import (
     json_option,
     list_timings,
     open_lab,
+    print_timings_of_failure,
     stop_drawing,
     yes_option,
 )
@@ -143,10 +144,11 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
-    if options.up or options.down:
-        ctx.exit(run_server.run_with_server(lab, options, started_runs, work))
-    with hold_use(lab.context.state, lab.id, "run"):
-        run = work()
+    with print_timings_of_failure(ctx, quiet=options.json_):
+        if options.up or options.down:
+            ctx.exit(run_server.run_with_server(lab, options, started_runs, work))
+        with hold_use(lab.context.state, lab.id, "run"):
+            run = work()
     if run is not None:
         ctx.exit(_finish(ctx, lab, run, options.json_))
 

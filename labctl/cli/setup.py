@@ -19,6 +19,7 @@ from labctl.cli.options import (
     list_timings,
     need_options,
     open_lab,
+    print_timings_of_failure,
     stop_drawing,
     yes_option,
 )
@@ -173,7 +174,8 @@ def up_command(
     lab = open_lab(ctx, yes=yes, quiet=json_, overrides=overrides, timings=timings)
     need = lab.config.server.need
     need_without_deadline = msgspec.structs.replace(need, deadline=False) if no_deadline else None
-    server = lab.up(need_without_deadline).server
+    with print_timings_of_failure(ctx, quiet=json_):
+        server = lab.up(need_without_deadline).server
     stop_drawing(ctx)
     if json_:
         print_json({"server": server, **list_timings(ctx)})

@@ -124,8 +124,8 @@ class Timeline:
         return pass_on
 
     def print_once(self) -> None:
-        """Print the table on standard error, unless this was called before."""
-        if not self._is_printed:
+        """Print the table on standard error, unless this was called before or no part has ended."""
+        if self._parts and not self._is_printed:
             self._is_printed = True
             for line in describe_timings(self.summarize()):
                 click.echo(line, err=True)

@@ -10,6 +10,7 @@ import pytest
 from click import unstyle
 
 from labctl.cli.timeline import FIRST_LINE, TimedPart, Timeline, Timings, describe_timings
+from labctl.errors import CapacityError
 from labctl.events import Note, Part, Question, Reporter, SilentReporter, report_part
 from labctl.lab import Lab, LabRun, LabServer
 from labctl.model import Endpoint, Offer, Run, Server
@@ -189,6 +190,24 @@ def test_up_and_run_print_timings_on_standard_error_only_with_the_option(labctl:
     assert said.out == "epoch 1\n"
     assert "total" not in labctl("run").err
     assert names_of(labctl("run", "--timings", "--detach").err) == ["code", "start", "total"]
+
+
+def test_a_failure_before_the_first_part_prints_no_table(labctl: Any) -> None:
+    said = labctl("run", "--timings")
+    assert said.err.startswith("labctl: digits has no server")
+    assert "part  " not in said.err
+
+
+def test_a_failed_up_prints_the_parts_that_have_ended(
+    labctl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def up(lab: Lab, need: Any) -> LabServer:
+        walk(lab.context.reporter, "boot")
+        raise CapacityError("no machine left")
+
+    monkeypatch.setattr(Lab, "up", up)
+    assert names_of(labctl("up", "--timings").err) == ["boot", "total"]
+    assert labctl("up", "--timings", "--json").err == "labctl: no machine left\n"
 
 
 @pytest.mark.usefixtures("flows")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab_world import LAB_ID, Machine, Recorded, World, world
+from lab_world import LAB_ID, Labctl, Machine, Recorded, World, world
 
 from labctl import Lab
 from labctl.agent import reply
@@ -190,6 +190,19 @@ def test_a_failed_build_stops_the_data_and_nothing_half_made_is_used(
     assert not (engine.lab / "data/digits").exists()
     engine.build_code, engine.on_data = 0, keep_going
     assert run(lab) == "exited"
+
+
+def test_the_timings_of_a_run_whose_image_build_fails_are_printed(
+    lab: World, engine: Engine, labctl: Labctl
+) -> None:
+    engine.build_code = 1
+    output = labctl(lab, "run", "--timings")
+    assert output.code == 255
+    table, _, error = output.err.partition("labctl: the image build failed")
+    assert error
+    rows = table[table.index("part  ") :].splitlines()[1:]
+    assert {row.split()[0] for row in rows} >= {"code", "image", "total"}
+    assert "part  " not in labctl(lab, "run").err
 
 
 def test_a_build_without_the_python_of_lab_yaml_names_the_one_of_the_base(
