@@ -116,6 +116,9 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     click.echo(f"{clean(server.alias)}: {state}, {kind}")
     if status["why"]:
         click.echo(f"  {clean(status['why'])}")
+    if status["reachable"] is False:
+        click.echo("  labctl up      connect again, or say why that fails")
+        click.echo("  labctl down    remove the server")
     price = server.offer.price_usd_per_hour
     cost_usd = dollars_text(status["cost_usd"])
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"

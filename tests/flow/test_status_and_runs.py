@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import msgspec
 import pytest
 from lab_world import LAB_ID, Labctl, Recorded, World, unreachable
 
@@ -101,6 +102,23 @@ def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
     lab.machine.error = unreachable()
     said = read_status(lab.context(), refresh=True)
     assert (said["reachable"], said["why"]) == (False, "no answer")
+
+
+@pytest.mark.parametrize("cause", ["no answer", "digits has no address"])
+def test_a_server_that_is_not_reachable_comes_with_the_next_commands(
+    lab: World, labctl: Labctl, cause: str
+) -> None:
+    server = up.up(lab.context())
+    if cause == "no answer":
+        lab.machine.error = unreachable()
+    else:
+        endpoint = msgspec.structs.replace(server.endpoint, host="")
+        lab.cloud.change(server.id, endpoint=endpoint)
+    assert labctl(lab, "status", "--refresh").out.startswith(
+        f"digits: NOT REACHABLE, cloud small\n  {cause}\n"
+        "  labctl up      connect again, or say why that fails\n"
+        "  labctl down    remove the server\n"
+    )
 
 
 def test_more_time_is_what_status_shows_from_then_on(
