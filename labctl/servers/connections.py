@@ -165,10 +165,17 @@ class Connections:
         elif config.exists() and shutil.which("ssh"):
             self._make_openssh(config, server.id, server.endpoint).close()
 
-    def wait_for_ssh(self, server: Server, deadline_s: float, name: str = "") -> Transport:
+    def wait_for_ssh(
+        self,
+        server: Server,
+        deadline_s: float,
+        name: str = "",
+        before_retry: Callable[[BaseException], None] | None = None,
+    ) -> Transport:
         """Wait up to `deadline_s` seconds for a login that works, and return its transport.
 
-        Errors call the server `name`, or its alias.
+        Errors call the server `name`, or its alias. `before_retry` is called with the error of each
+        login that is tried again, and may raise to stop.
 
         A wrong host key is raised at once; everything else that a booting machine may do (refuse,
         not answer, not know the key yet) only after the deadline.
@@ -185,6 +192,7 @@ class Connections:
             longest_pause_s=LONGEST_PAUSE_S,
             growth=PAUSE_GROWTH,
             deadline_s=deadline_s,
+            before_pause=before_retry,
         )
         try:
             policy(log_in)

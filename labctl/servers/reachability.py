@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
 from labctl.errors import (
     AuthenticationError,
     BusyError,
@@ -13,10 +16,10 @@ from labctl.errors import (
 )
 from labctl.events import Note, Step
 from labctl.model import Server
-from labctl.providers import ConsoleSource
+from labctl.providers import ConsoleSource, Explains
 from labctl.retry import poll_until
 from labctl.servers import deadlines, end_server
-from labctl.servers.accounts import ENDED
+from labctl.servers.accounts import ENDED, is_gone
 from labctl.servers.adoption import is_fresh
 from labctl.servers.context import LabContext
 from labctl.servers.firewall import admit
@@ -28,6 +31,8 @@ CONSOLE_LINES = 15
 RUNNING_DEADLINE_S = 300.0
 SSH_DEADLINE_S = 120.0
 POLL_S = 0.25
+# seconds between two questions to the provider while logins fail: a check takes an API call
+END_CHECK_S = 5.0
 
 
 def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, Transport]:
@@ -44,7 +49,9 @@ def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, T
         deadlines.set_first_timer(context, server)
         if not fresh:
             admit(context, server)
-        transport = context.connections.wait_for_ssh(server, SSH_DEADLINE_S, context.name)
+        transport = context.connections.wait_for_ssh(
+            server, SSH_DEADLINE_S, context.name, _EndCheck(context, server)
+        )
         context.reporter.emit(Step(name="connecting over SSH", done=True))
     except (CredentialsError, ThrottledError):
         # Not the server's fault, and the provider would not accept its removal either.
@@ -84,6 +91,49 @@ def _wait_until_running(context: LabContext, server: Server) -> Server:
     running = context.assign_alias(shown, server)
     context.state.save_server(running)
     return running
+
+
+class _EndCheck:
+    """Asks the provider, every few failed logins, whether the server has ended meanwhile.
+
+    Call it with the error of a login. ProviderError if the server has ended or is stopped.
+    """
+
+    def __init__(self, context: LabContext, server: Server) -> None:
+        self._context = context
+        self._server = server
+        self._checked_at_s = time.monotonic()
+
+    def __call__(self, error: BaseException) -> None:
+        if time.monotonic() - self._checked_at_s < END_CHECK_S:
+            return
+        self._checked_at_s = time.monotonic()
+        state = self._read_state()
+        if state in (*ENDED, "stopped"):
+            verb = "was stopped" if state == "stopped" else "has ended"
+            raise ProviderError(
+                f"the server {self._server.id} {verb} while labctl was logging in to it",
+                why=self._explain_end(),
+                hint=f"{self._context.subject.up}   # starts it again, or gets another one",
+            )
+
+    def _read_state(self) -> str:
+        """Return the server's state; "" if the provider does not say it now."""
+        with suppress(LabError):  # the login says more, or works
+            shown = self._context.provider.find(self._server.id)
+            if shown is not None:
+                return shown.state
+            if is_gone(self._context, self._server):
+                return "terminated"
+        return ""
+
+    def _explain_end(self) -> str:
+        """Return the provider's reason, such as a limit or the staff's command; "" without one."""
+        provider = self._context.provider
+        if isinstance(provider, Explains):
+            with suppress(LabError):
+                return provider.explain_end(self._server.id)
+        return ""
 
 
 def _find(context: LabContext, server: Server) -> Server | None:

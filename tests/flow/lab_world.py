@@ -322,8 +322,14 @@ class Wires(Connections):
     def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         return self.machine.transport()
 
-    def wait_for_ssh(self, server: Server, deadline_s: float, name: str = "") -> Transport:
-        return super().wait_for_ssh(server, 0.2, name)
+    def wait_for_ssh(
+        self,
+        server: Server,
+        deadline_s: float,
+        name: str = "",
+        before_retry: Callable[[BaseException], None] | None = None,
+    ) -> Transport:
+        return super().wait_for_ssh(server, 0.2, name, before_retry)
 
 
 @dataclass

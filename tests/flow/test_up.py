@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
+from lab_world import LAB_ID, Cloud, DiskCloud, Machine, Recorded, World, unreachable, world
 
 from labctl.errors import (
     AuthenticationError,
@@ -24,8 +26,9 @@ from labctl.errors import (
 )
 from labctl.lifecycle import up as provision
 from labctl.model import CreateServerRequest, GpuNeed, Need, Offer, Server
-from labctl.servers import attempts
+from labctl.servers import attempts, reachability
 from labctl.servers.host_keys import ensure_key_pair
+from labctl.transports import Result
 
 NEED = Need()
 
@@ -112,6 +115,71 @@ def test_a_server_that_was_ready_once_is_kept_when_it_does_not_answer(lab: World
     with pytest.raises(ConnectError):
         up(lab)
     assert server.id in lab.cloud.machines
+
+
+class EndedMachine(Machine):
+    """Its server ends as labctl logs in to it: the staff's command came first."""
+
+    def __init__(self, home: Path, cloud: Cloud, state: str) -> None:
+        super().__init__(home)
+        self.cloud = cloud
+        self.state = state
+
+    def _answer(self, line: str, stdin: bytes) -> Result:
+        for server_id in self.cloud.machines:
+            self.cloud.change(server_id, state=self.state)
+        raise unreachable()
+
+
+class ExplainingCloud(DiskCloud):
+    def explain_end(self, server_id: str) -> str:
+        return "the staff ended it"
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [("terminated", "has ended while labctl was logging in"), ("stopped", "was stopped while")],
+)
+@pytest.mark.usefixtures("eager_checks")
+def test_a_server_that_ends_meanwhile_is_not_waited_for(
+    tmp_path: Path, state: str, what: str
+) -> None:
+    lab = world(tmp_path, ExplainingCloud)
+    up(lab)
+    ended = replace(lab, machine=EndedMachine(lab.machine.home, lab.cloud, state))
+    with pytest.raises(ProviderError, match=what) as caught:
+        up(ended)
+    assert caught.value.why == "the staff ended it"
+    assert caught.value.hint == "labctl up   # starts it again, or gets another one"
+
+
+@pytest.mark.usefixtures("eager_checks")
+def test_a_provider_that_does_not_answer_meanwhile_changes_nothing(lab: World) -> None:
+    up(lab)
+    machine = EndedMachine(lab.machine.home, lab.cloud, "running")
+    lab.cloud.find = _raise_busy_after(lab.cloud.find, calls=2)  # type: ignore[method-assign]
+    with pytest.raises(ConnectError, match="could not log in"):
+        up(replace(lab, machine=machine))
+
+
+def _raise_busy_after(
+    find: Callable[[str], Server | None], calls: int
+) -> Callable[[str], Server | None]:
+    remaining = [None] * calls
+
+    def find_or_raise(server_id: str) -> Server | None:
+        if not remaining:
+            raise BusyError("the provider does not answer")
+        remaining.pop()
+        return find(server_id)
+
+    return find_or_raise
+
+
+@pytest.fixture
+def eager_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider is asked after every failed login."""
+    monkeypatch.setattr(reachability, "END_CHECK_S", 0.0)
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
