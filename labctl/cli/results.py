@@ -13,7 +13,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import RUN, json_option, open_lab, require_name
 from labctl.cli.screen import print_json
 from labctl.config.scalars import parse_duration
-from labctl.errors import UsageError
+from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.runs.evaluation import confidence_interval
 from labctl.text import bytes_text, names_text
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from labctl.sync.pull import PulledRun
 
 with lazy_imports(__name__):
+    from labctl.lifecycle import reconcile
     from labctl.runs import evaluate, missing_model, runs
     from labctl.runs import outputs as run_outputs
     from labctl.sync import lab_files
@@ -164,9 +165,11 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
         if not json_ and (pulled.files or pulled.complete):
             click.echo(_describe_pull(pulled))
 
-    return run_outputs.follow_outputs(
-        lab.context, runs.find_run(lab.context, run).id, on_round=print_round
-    )
+    run_id = runs.find_run(lab.context, run).id
+    try:
+        return run_outputs.follow_outputs(lab.context, run_id, on_round=print_round)
+    except NotFoundError as error:
+        raise reconcile.explain_missing_results(lab.context, [run_id], error) from None
 
 
 def _print_example(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:

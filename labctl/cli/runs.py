@@ -41,12 +41,11 @@ from labctl.text import bytes_text, names_text, price_or_free_text
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Run
-    from labctl.servers.context import LabContext
 
 with lazy_imports(__name__):
     from labctl import config
     from labctl.cli import fan_out, results, run_server
-    from labctl.runs import runs
+    from labctl.lifecycle import cancel
 
 OWN_FAILURE = 255
 DETACHED = 130
@@ -337,16 +336,11 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     \b
     labctl cancel
     """
-    lab = open_lab(ctx, quiet=json_)
-    context: LabContext = lab.context
-    ended_run, had_ended = runs.find_run(context, run), True
-    current = context.state.get_lab_server(context.lab_id)
-    # The server does not know a run that ended on an earlier one; a lost run may have moved here.
-    is_final = ended_run.has_ended and ended_run.state != "lost"
-    if not is_final or (current and current.id == ended_run.server_id):
-        ended_run, had_ended = runs.cancel(context, context.get_server(), ended_run.id, grace)
+    ended_run, had_ended = cancel.cancel(open_lab(ctx, quiet=json_).context, run, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
+    elif had_ended and not ended_run.has_ended:
+        click.echo(f"Run {ended_run.id} has ended with its server.")
     elif had_ended:
         click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
     else:

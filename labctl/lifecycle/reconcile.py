@@ -5,6 +5,7 @@ An unreachable keeper is never an error here: a warning says so, and the local r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from labctl.errors import (
@@ -26,8 +27,11 @@ from labctl.runs.stored_images import BUILT_EVENT
 from labctl.servers import adoption, disk_retention, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state import ledgers
+from labctl.state.disks import list_kept_disks
 from labctl.state.ledgers import BACK
+from labctl.sync.local_results import RECORD, read_pulled_run
 from labctl.sync.pull import PulledRun
+from labctl.text import names_text
 
 
 def merge_keeper_records(context: LabContext) -> str:
@@ -100,23 +104,45 @@ def pull(context: LabContext, run_ids: list[str], *, everything: bool) -> list[P
         return [outputs.add_left_files(context, server, run) for run in pulled]
     except (NotFoundError, ConnectError) as error:
         if not has_copies(context) or (isinstance(error, ConnectError) and _has_server(context)):
-            raise _explain(context, error) from None
+            raise explain_missing_results(context, run_ids, error) from None
     try:
         return pull_saved_copies(context, run_ids)
     except NotFoundError as error:
-        raise kept_disks.explain_missing_server(context, error) from None
+        raise explain_missing_results(context, run_ids, error) from None
 
 
 def _has_server(context: LabContext) -> bool:
     return adoption.adopt(context) is not None
 
 
-def _explain(context: LabContext, error: LabError) -> LabError:
-    return (
-        kept_disks.explain_missing_server(context, error)
-        if isinstance(error, NotFoundError)
-        else error
-    )
+def explain_missing_results(
+    context: LabContext, run_ids: Sequence[str], error: LabError
+) -> LabError:
+    """Add to the error of a missing server where the results of these runs (all, if empty) are.
+
+    Kept disks come first: they may have more than was downloaded.
+    """
+    if not isinstance(error, NotFoundError) or context.state.get_lab_server(context.lab_id):
+        return error
+    if list_kept_disks(context.state, context.lab_id):
+        return kept_disks.explain_missing_server(context, error)
+    folder = context.config.root / "runs"
+    ids = run_ids or [run.id for run in context.state.list_runs(context.lab_id)]
+    pulled = [run for name in ids if (run := read_pulled_run(folder / name / RECORD)) is not None]
+    if pulled:
+        error.why = "\n".join(filter(None, [error.why, _describe_pulled_runs(pulled)]))
+        error.hint = f"ls runs/{pulled[0].id}" if len(pulled) == 1 else "ls runs"
+    return error
+
+
+def _describe_pulled_runs(pulled: Sequence[Run]) -> str:
+    if len(pulled) > 1:
+        names = names_text([run.id for run in pulled], 5)
+        return f"what was downloaded of {names} is on this machine, in runs/"
+    (run,) = pulled
+    if run.has_ended:
+        return f"the results of {run.id} are on this machine, in runs/{run.id}"
+    return f"what {run.id} had written before the last pull is in runs/{run.id}"
 
 
 def pull_saved_copies(context: LabContext, run_ids: list[str]) -> list[PulledRun]:

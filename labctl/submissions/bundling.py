@@ -20,10 +20,9 @@ from labctl.submissions.run_files import (
     find_best_checkpoint,
     hash_files,
     list_run_files,
-    read_pulled_run,
     require_complete_checkpoint,
 )
-from labctl.sync.local_results import RECORD
+from labctl.sync.local_results import RECORD, read_pulled_run
 from labctl.sync.scan import scan_code
 from labctl.text import names_text
 

@@ -22,8 +22,8 @@ from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import Evaluation, read_evaluation
 from labctl.servers.context import LabContext
 from labctl.submissions.assignment import Assignment
-from labctl.submissions.run_files import CHECKPOINTS, LOGS, REPORT, read_pulled_run
-from labctl.sync.local_results import RECORD
+from labctl.submissions.run_files import CHECKPOINTS, LOGS, REPORT
+from labctl.sync.local_results import RECORD, read_pulled_run
 from labctl.sync.scan import hash_file
 from labctl.text import names_text
 from labctl.wire.checkpoints import fingerprint_checkpoints

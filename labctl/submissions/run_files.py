@@ -12,7 +12,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.events import Progress, Reporter
-from labctl.model import Run, Value
+from labctl.model import Value
 from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import read_evaluation
 from labctl.submissions.bundle import BundleSource
@@ -80,14 +80,6 @@ def hash_files(
         file = BundleFile(path=entry.name, size=stat.st_size, sha256=sha256)
         yield BundleSource(file=file, path=entry.path)
     index.save(keep=True)
-
-
-def read_pulled_run(file: Path) -> Run | None:
-    """Read the record that a pull wrote beside the run's files; None if it cannot be read."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Run)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def find_best_checkpoint(home: Path) -> str:

@@ -118,6 +118,14 @@ def write_record(home: Path, record: Run | None) -> None:
         staging.replace(home / RECORD)
 
 
+def read_pulled_run(file: Path) -> Run | None:
+    """Read the record that a pull wrote beside the run's files; None if it cannot be read."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Run)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
 def resolve_result(home: Path, name: str) -> Path:
     """Return `home/name`; PolicyError if a directory on the way is a link."""
     link = find_link_on_way(home, name)

@@ -264,7 +264,9 @@ class RunMachine(Machine):
     def _answer(self, line: str, stdin: bytes) -> Result:
         verb = line.split()[-1]
         request = json.loads(stdin.split(b"\n")[0]) if stdin.startswith(b"{") else {}
-        if self.error is None and verb in ("status", "image", "start", "run", "follow", "cancel"):
+        is_known = "run" not in request or request["run"] in self.runs
+        scripted = ("status", "image", "start", "run", "follow", "cancel")
+        if self.error is None and verb in scripted and is_known:
             self.lines.append(line)
             self.verbs.append(verb)
             return getattr(self, f"_{verb}")(request)

@@ -1,0 +1,36 @@
+"""Cancel a run, also one that its server has already taken along."""
+
+from __future__ import annotations
+
+from labctl.errors import NotFoundError
+from labctl.lifecycle.recovery_lock import find_keeper
+from labctl.model import Run
+from labctl.runs import runs
+from labctl.servers import accounts
+from labctl.servers.context import LabContext
+
+
+def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
+    """Cancel a run, "" for the latest; return it, and whether it had ended before.
+
+    A run whose server has ended counts as ended, although its record may not say so.
+    """
+    run = runs.find_run(context, run_id)
+    current = context.state.get_lab_server(context.lab_id)
+    # The server does not know a run that ended on an earlier one; a lost run may have moved here.
+    is_final = run.has_ended and run.state != "lost"
+    if is_final and not (current and current.id == run.server_id):
+        return run, True
+    try:
+        return runs.cancel(context, context.get_server(), run.id, grace_s)
+    except NotFoundError:
+        if not _has_lost_server(context, run):
+            raise
+        return run, True
+
+
+def _has_lost_server(context: LabContext, run: Run) -> bool:
+    """Whether the run's server has ended, and no keeper can have moved the run to another one."""
+    forgotten = context.state.list_events(server_id=run.server_id, kind=accounts.FORGOTTEN, limit=1)
+    is_recorded = context.state.get_server(run.server_id) is not None
+    return not (is_recorded or forgotten or find_keeper(context))

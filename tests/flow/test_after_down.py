@@ -1,0 +1,97 @@
+"""`labctl pull` and `labctl cancel` after the lab's server has ended."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import msgspec
+import pytest
+from lab_world import LAB_ID, Labctl, World
+
+from labctl.lifecycle import forget, up
+from labctl.lifecycle.down import down
+from labctl.model import Run
+from labctl.servers.context import LabContext
+
+
+def put_run(context: LabContext, run_id: str, state: str = "running") -> None:
+    server = context.get_server()
+    context.state.save_run(
+        Run(id=run_id, lab_id=LAB_ID, server_id=server.id, state=state, created_at=1.0)  # type: ignore[arg-type]
+    )
+
+
+def end_server(lab: World) -> None:
+    """End the server as its deadline does, and notice that."""
+    for server_id in list(lab.cloud.machines):
+        lab.cloud.terminate(server_id)
+
+
+@pytest.fixture
+def pulled(lab: World) -> World:
+    """A lab without a server, whose run "night" was downloaded by `labctl down`."""
+    up.up(lab.context())
+    lab.machine.run_with("night", **{"model.bin": "weights"})
+    down(lab.context(), discard=False)
+    return lab
+
+
+@pytest.mark.parametrize("words", [("pull",), ("pull", "night"), ("pull", "--follow")])
+def test_a_pull_names_the_results_that_are_here(
+    pulled: World, labctl: Labctl, words: tuple[str, ...]
+) -> None:
+    output = labctl(pulled, *words)
+    assert output.code == 4
+    assert "the results of night are on this machine, in runs/night\n" in output.err
+    assert output.err.endswith("next: ls runs/night\n")
+
+
+def test_a_pull_of_every_run_names_the_runs_that_are_here(pulled: World, labctl: Labctl) -> None:
+    runs = pulled.home / "lab" / "runs"
+    shutil.copytree(runs / "night", runs / "later")
+    record = runs / "later" / "run.json"
+    record.write_text(record.read_text().replace("night", "later"))
+    context = pulled.context()
+    (night,) = context.state.list_runs(LAB_ID)
+    context.state.save_run(msgspec.structs.replace(night, id="later", created_at=1.0))
+    output = labctl(pulled, "pull", "--runs")
+    assert "what was downloaded of night, later is on this machine, in runs/\n" in output.err
+    assert output.err.endswith("next: ls runs\n")
+
+
+def test_results_that_are_not_here_are_not_named(lab: World, labctl: Labctl) -> None:
+    up.up(lab.context())
+    put_run(lab.context(), "night", state="exited")
+    end_server(lab)
+    labctl(lab, "status", "--refresh")
+    output = labctl(lab, "pull")
+    assert output.code == 4
+    assert "runs/" not in output.err
+
+
+@pytest.mark.parametrize("with_new_server", [False, True])
+def test_a_cancel_says_that_the_run_has_ended_with_its_server(
+    run_lab: World, labctl: Labctl, with_new_server: bool
+) -> None:
+    put_run(run_lab.context(), "night")
+    end_server(run_lab)
+    labctl(run_lab, "status", "--refresh")
+    if with_new_server:
+        up.up(run_lab.context())
+    output = labctl(run_lab, "cancel", "night")
+    assert (output.code, output.out) == (0, "Run night has ended with its server.\n")
+    assert json.loads(labctl(run_lab, "cancel", "night", "--json").out)["already"] is True
+
+
+def test_a_cancel_does_not_say_so_of_a_server_that_was_only_forgotten(
+    lab: World, labctl: Labctl
+) -> None:
+    server = up.up(lab.context())
+    put_run(lab.context(), "night")
+    context = lab.context()
+    context.state.drop_server(server.id)
+    forget.note_forgotten(context, LAB_ID, server.id)
+    output = labctl(lab, "cancel", "night")
+    assert (output.code, output.out) == (4, "")
+    assert "digits has no server" in output.err
