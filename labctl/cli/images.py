@@ -45,6 +45,9 @@ def images_command(ctx: click.Context, remove: str | None, json_: bool) -> None:
         (i.reference, i.architecture, bytes_text(i.size_bytes), age_text(cache.get_last_use(i)))
         for i in images
     ]
+    if not rows:
+        click.echo("This machine keeps no built images.", err=True)
+        return
     print_table(rows, ("IMAGE", "ARCHITECTURE", "SIZE", "LAST USED"))
     used = bytes_text(sum(image.size_bytes for image in images))
     click.echo(f"{used} of {bytes_text(cache.limit_bytes)} in {cache.directory}", err=True)

@@ -936,3 +936,9 @@ def test_a_reader_that_leaves_is_no_error(home: Path, words: tuple[str, ...]) ->
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_machine_that_keeps_no_images_says_so(labctl: Any) -> None:
+    said = labctl("images")
+    assert (said.code, said.out, said.err) == (0, "", "This machine keeps no built images.\n")
+    assert json.loads(labctl("images", "--json").out)["images"] == []
