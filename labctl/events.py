@@ -61,6 +61,16 @@ class Note(Event, frozen=True):
     level: str = "info"
 
 
+class RepeatedNote(Note, frozen=True):
+    """A Note that is sent again and again while something lasts, with each try to connect again.
+
+    A terminal shows only the newest one of each `name`, until a brief Step with this name ends.
+    Elsewhere the screen prints one a minute.
+    """
+
+    name: str = ""
+
+
 class Question(Value, frozen=True):
     """A yes-or-no question. Without a terminal and without --yes the answer is no.
 

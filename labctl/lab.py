@@ -76,7 +76,7 @@ with lazy_imports(__name__):
         stop,
         up,
     )
-    from labctl.runs import active_runs, first_run, missing_script, probe, runs
+    from labctl.runs import active_runs, first_run, missing_script, probe, run_specs, runs
     from labctl.servers import adoption
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
@@ -214,7 +214,9 @@ class Lab:
             host = keeper_host.KeeperHost(self.context, keeper)
             export_lab.check_export(self.context, host, server)
         adoption.renew(self.context, server)
-        spec = runs.build_spec(self.context, server, tuple(command), id or runs.make_run_id(), tty)
+        spec = run_specs.build_spec(
+            self.context, server, tuple(command), id or run_specs.make_run_id(), tty
+        )
         active_runs.note_active_runs(self.context, server, spec.id)
         if push:
             self._warn_of_missing_script(command)

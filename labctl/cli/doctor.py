@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from labctl.cli.checks import print_checks
 from labctl.cli.options import PROVIDER, json_option, open_lab
-from labctl.cli.screen import Screen, print_checks, print_json
+from labctl.cli.screen import Screen, print_json
 from labctl.config import find_lab, find_paths
 from labctl.errors import ConfigError, LabError, UsageError
 from labctl.events import report_wait

@@ -195,6 +195,7 @@ def _start_and_follow(
         ).last_known
     except KeyboardInterrupt as interrupt:
         waiting.stop()
+        stop_drawing(ctx)
         if not started_runs:
             raise
         if options.down:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from labctl.cli.exit_codes import clean, format_next
-from labctl.events import AskPassword, Event, Note, Progress, Question, Step
+from labctl.cli.exit_codes import clean
+from labctl.events import AskPassword, Event, Note, Progress, Question, RepeatedNote, Step
 from labctl.lazy import lazy_imports
 from labctl.shell import Secret
 from labctl.text import bytes_text, duration_text
@@ -27,7 +27,6 @@ from labctl.text import bytes_text, duration_text
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from labctl.model import Check
 
 with lazy_imports(__name__):
     import shutil
@@ -40,6 +39,8 @@ with lazy_imports(__name__):
 # Columns of "999 MiB of 1023 MiB, 1023 KiB/s", and of the spinner, the time and the gaps.
 _BYTES_WIDTH = 32
 _TIME_WIDTH = 13
+# seconds between two lines of a RepeatedNote without a terminal
+REPEATED_S = 60.0
 # seconds until a brief step is shown: drawing costs a short command more than it says, and a line
 # without a terminal stays
 WAIT_DELAY_S, PLAIN_WAIT_DELAY_S = 1.0, 10.0
@@ -65,7 +66,8 @@ class Screen:
     """A Reporter that draws events on standard error and asks questions there.
 
     `bars` holds the bar of each progress, `begun` the start of each step in seconds of the
-    monotonic clock, `waits` the timer of each brief step. Bars are removed when they are done.
+    monotonic clock, `waits` the timer of each brief step, `repeated` when each RepeatedNote was
+    last printed. Bars are removed when they are done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
@@ -75,6 +77,7 @@ class Screen:
         self.bars: dict[str, Bar] = {}
         self.begun: dict[str, float] = {}
         self.waits: dict[str, Timer] = {}
+        self.repeated: dict[str, float] = {}
         # The timers of brief steps draw from their own threads.
         self._lock = RLock()
 
@@ -145,12 +148,25 @@ class Screen:
             self.live.start()
 
     def _print_note(self, note: Note) -> None:
+        if isinstance(note, RepeatedNote) and not self._should_print(note):
+            return
         if note.level == "detail":
             if self.live is None and not self.quiet and not sys.stderr.isatty():
                 click.echo(f"    {clean(note.text)}"[:200], err=True)
             return
         color = "yellow" if note.level == "warning" else None
         self._print(click.style(_fit(note.text), fg=color))
+
+    def _should_print(self, note: RepeatedNote) -> bool:
+        """Draw the note on a terminal; elsewhere say whether its next line is due."""
+        if sys.stderr.isatty() and not self.quiet:
+            self._draw_step(Step(name=note.name, detail=note.text))
+            return False
+        now_s = time.monotonic()
+        if now_s - self.repeated.get(note.name, -REPEATED_S) < REPEATED_S:
+            return False
+        self.repeated[note.name] = now_s
+        return True
 
     def _print(self, text: str) -> None:
         if self.live is not None:
@@ -313,26 +329,6 @@ def print_table(
         last = _shorten(row[-1], room) if cut else row[-1]
         line = "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), last])
         click.echo(click.style(line, dim=True) if index == 0 else line)
-
-
-def print_checks(checks: Sequence[Check], width: int = 0) -> None:
-    """Print the results of `doctor` or `course check`.
-
-    On a terminal the text is wrapped. Commands are not, because people copy them.
-    """
-    wraps = bool(width) or sys.stdout.isatty()
-    for check in checks:
-        mark = click.style("ok", fg="green") if check.ok else click.style("!!", fg="red")
-        if check.skipped:
-            mark = click.style("--", fg="yellow")
-        if check.ok and check.warning:
-            mark = click.style("! ", fg="yellow")
-        text = clean(f"{check.name}: {check.detail}")
-        if wraps:
-            text = "\n    ".join(wrap_text(text, 4, width))
-        click.echo(f"{mark}  {text}")
-        for number, line in enumerate(format_next(check.next)):
-            click.echo(f"      {'' if number else 'next:':<5} {line}")
 
 
 def print_json(report: Struct | Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab
+from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
@@ -270,7 +270,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     try:
         shown = runs.watch(lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write)
     except KeyboardInterrupt:
-        waiting.stop()
+        stop_drawing(ctx)
         text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
         click.echo(f"\n{text}", err=True)
         ctx.exit(130)

@@ -21,7 +21,7 @@ from labctl.insight import profiler
 from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.profile import Profile, advise, read_profile
 from labctl.model import PROFILE_PREFIX, Run, Server, Service, Value
-from labctl.runs import images, outputs, runs
+from labctl.runs import images, outputs, run_specs, runs
 from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
 from labctl.services import lab_services
@@ -77,8 +77,12 @@ def profile(
     if run_id.startswith(PROFILE_PREFIX):
         return _load_earlier(context, runs.find_run(context, run_id))
     server = context.get_server()
-    wanted = runs.build_spec(
-        context, server, _find_command(context, run_id), PROFILE_PREFIX + runs.make_run_id(), False
+    wanted = run_specs.build_spec(
+        context,
+        server,
+        _find_command(context, run_id),
+        PROFILE_PREFIX + run_specs.make_run_id(),
+        False,
     )
     settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
     env = {**wanted.env, **settings, "LABCTL_PROFILER": pack_profiler()}

@@ -14,7 +14,7 @@ from labctl.lifecycle.down import Consent, DownResult, down
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.status import INTERRUPTED_DOWN
 from labctl.model import Run, Server
-from labctl.runs import runs
+from labctl.runs import run_specs, runs
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 from labctl.services.background_forwards import list_forwards
@@ -35,7 +35,7 @@ def check_inputs(
     context: LabContext, command: tuple[str, ...], run_id: str, keeper: str = ""
 ) -> None:
     """Check what a run needs from this machine: command, name, secrets, files and keeper."""
-    runs.require_valid(context, command, run_id or runs.make_run_id())
+    run_specs.require_valid(context, command, run_id or run_specs.make_run_id())
     runs.read_secrets(context)
     lab_files.check_trees(context)
     if keeper:

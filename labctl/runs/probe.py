@@ -15,7 +15,7 @@ from labctl.estimate.cards import find_peak_speed
 from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
 from labctl.events import Note, Progress
 from labctl.model import PROBE_PREFIX, Offer, Run, Server, Value
-from labctl.runs import first_run, runs
+from labctl.runs import first_run, run_specs, runs
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
 from labctl.sync import lab_files
@@ -104,7 +104,9 @@ def probe(
     after an error. InterruptError after Ctrl-C, at whatever moment of the run or of its start.
     """
     server = context.get_server()
-    spec = runs.build_spec(context, server, command, PROBE_PREFIX + runs.make_run_id(), False)
+    spec = run_specs.build_spec(
+        context, server, command, PROBE_PREFIX + run_specs.make_run_id(), False
+    )
     if push and first_run.has_run_on_server(context, server, spec.image):
         lab_files.push(context, server, force=False)
     elif push:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable
 
@@ -16,16 +14,14 @@ from labctl.errors import (
     InterruptError,
     LabError,
     NotFoundError,
-    UsageError,
 )
-from labctl.events import Note, Part, report_part, report_wait
-from labctl.model import NAME_PATTERN, Run, RunState, Server
+from labctl.events import Note, Part, RepeatedNote, Step, report_part, report_wait
+from labctl.model import Run, RunState, Server
 from labctl.retry import ReconnectPolicy
 from labctl.runs import images, provenance
 from labctl.runs.environment import describe_install
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_server_gpus_option
 from labctl.text import duration_text
 from labctl.wire.runs import (
     CANCEL_RUN,
@@ -44,54 +40,8 @@ from labctl.wire.runs import (
     StatusRequest,
 )
 
-
-def make_run_id() -> str:
-    """Return a run name of the UTC time, and two random bytes for runs of the same second."""
-    return time.strftime("%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
-
-
-def build_spec(
-    context: LabContext, server: Server, command: tuple[str, ...], run_id: str, tty: bool
-) -> RunSpec:
-    """Build the run's spec. UsageError for an invalid name or a missing command.
-
-    Also raises if the lab needs a GPU that the server does not have.
-    """
-    require_valid(context, command, run_id)
-    config = context.config
-    return RunSpec(
-        id=run_id,
-        lab=config.name,
-        lab_id=context.lab_id,
-        command=command or config.run,
-        image=images.image_reference(context),
-        env=config.env,
-        secrets=config.secrets,
-        outputs=config.outputs,
-        gpus=choose_server_gpus_option(context, server),
-        memory_bytes=config.limits.memory_bytes,
-        cpus=config.limits.cpus,
-        shm_bytes=config.limits.shm_bytes,
-        tty=tty,
-        data=config.server_data,
-    )
-
-
-def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) -> None:
-    """UsageError if there is no command to run, or if `run_id` cannot name a run."""
-    if not (command or context.config.run):
-        raise UsageError(
-            "nothing to run",
-            why="lab.yaml has no `run:` and nothing follows `--`",
-            hint="labctl run -- python train.py\nlabctl forward jupyter   # for a notebook",
-        )
-    if not NAME_PATTERN.fullmatch(run_id):
-        clean = re.sub(r"[^a-z0-9-]+", "-", run_id.lower()).strip("-")[:38]
-        raise UsageError(
-            f"{run_id!r} is not a valid run name",
-            why="a name has at most 39 characters: lower-case letters, digits and `-`",
-            hint=f"labctl run --id {clean or 'first'}",
-        )
+# name of the wait for a connection to a followed run's server
+CUT = "connection lost"
 
 
 def start(
@@ -149,8 +99,7 @@ def _start(
         except ConnectError as error:
             if not log.is_started:
                 raise
-            text = f"{error.what}; the run is still active, reconnecting"
-            context.reporter.emit(Note(text=text, level="warning"))
+            _report_cut(context, error, "reconnecting")
             return watch(context, server, wanted.id, offset=log.offset, on_log=on_log)
         if closing.run is not None:
             return record_run(context, server, closing.run)
@@ -217,11 +166,20 @@ def watch(
         on_cut(context, log.server)
         if isinstance(error, HostKeyError) and not has_moved(context, log.server):
             raise error
-        text = f"{error.what}; the run is still active, reconnecting in {pause_s:g} s"
-        context.reporter.emit(Note(text=text, level="warning"))
+        _report_cut(context, error, f"reconnecting in {pause_s:g} s")
+
+    def handle_connect() -> None:
+        policy.reset()
+        context.reporter.emit(Step(name=CUT, done=True, brief=True))
 
     policy = ReconnectPolicy((ConnectError, HostKeyError), on_cut=handle_cut)
-    return policy(lambda: log.stream(on_connect=policy.reset))
+    return policy(lambda: log.stream(on_connect=handle_connect))
+
+
+def _report_cut(context: LabContext, error: LabError, next_step: str) -> None:
+    """Say that the connection is lost. What matters comes first: a narrow screen cuts the end."""
+    text = f"the run is still active, {next_step}: {error.what}"
+    context.reporter.emit(RepeatedNote(text=text, level="warning", name=CUT))
 
 
 class _FollowedLog(_LogStream):

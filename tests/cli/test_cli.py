@@ -21,11 +21,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from labctl.cli.checks import print_checks
 from labctl.cli.exit_codes import BUG, clean, print_error, run_and_exit
 from labctl.cli.groups import COMMANDS, cli
 from labctl.cli.screen import (
     Screen,
-    print_checks,
     print_json,
     print_table,
 )

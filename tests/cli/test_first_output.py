@@ -13,7 +13,7 @@ from labctl.cli import first_output, screen
 from labctl.cli.first_output import WAITING, FirstOutputLine, describe_activity
 from labctl.cli.screen import Screen
 from labctl.errors import ConnectError
-from labctl.events import Note, report_wait
+from labctl.events import Note, RepeatedNote, Step, report_wait
 from labctl.insight.top import ContainerMetrics, GpuMetrics, ServerMetrics
 
 
@@ -122,3 +122,37 @@ def test_without_a_terminal_a_long_wait_is_a_line(monkeypatch: pytest.MonkeyPatc
         wait_for("removing digits", stderr)
     drawn.emit(Note(text="removed"))
     assert stderr.getvalue() == "  removing digits\nremoved\n"
+
+
+def lose_connection(tries: int) -> Screen:
+    """Report that many failed tries to connect again."""
+    drawn = Screen()
+    for number in range(tries):
+        text = f"the run is still active, reconnecting in {number} s"
+        drawn.emit(RepeatedNote(text=text, level="warning", name="connection lost"))
+    return drawn
+
+
+def test_on_a_terminal_a_lost_connection_is_one_line_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    drawn = lose_connection(3)
+    assert list(drawn.bars) == ["connection lost"]
+    assert drawn.bars["connection lost"].detail.endswith("in 2 s")
+    wait_for("reconnecting in 2 s", stderr)
+    drawn.emit(Step(name="connection lost", done=True, brief=True))
+    assert (drawn.live, drawn.bars) == (None, {})
+
+
+def test_elsewhere_a_lost_connection_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(screen.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
+    drawn = lose_connection(3)
+    first = "the run is still active, reconnecting in 0 s\n"
+    assert stderr.getvalue() == first
+    for now_s in (1059.0, 1061.0):
+        drawn.emit(RepeatedNote(text=f"lost at {now_s:.0f}", name="connection lost"))
+    assert stderr.getvalue() == f"{first}lost at 1061\n"

@@ -25,7 +25,7 @@ from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.events import Event, Question
 from labctl.model import Server
-from labctl.runs import runs
+from labctl.runs import run_specs, runs
 from labctl.state import State
 from labctl.submissions.receiver import Receiver
 from labctl.web import factory, http_server
@@ -126,7 +126,7 @@ def live(
 def begin(staff: CourseOperator, server: Server, run_id: str) -> None:
     """A run that prints until it is cancelled."""
     context = build_seat_context(staff, staff.folder.find_seat("alice"))
-    wanted = runs.build_spec(context, server, ("sh", "-c", LOOP), run_id, False)
+    wanted = run_specs.build_spec(context, server, ("sh", "-c", LOOP), run_id, False)
     runs.start(
         context,
         server,

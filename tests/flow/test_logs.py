@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from lab_world import Labctl, RunMachine, World
+from lab_world import Labctl, RunMachine, World, unreachable
 
+from labctl.retry import ReconnectPolicy
 from labctl.runs import runs
+from labctl.transports import Result
 
 
 @pytest.fixture
@@ -57,3 +59,30 @@ def test_the_saved_log_of_a_run_without_output(
     output = labctl(logged, "logs")
     assert output.out == text
     assert output.err.endswith(said)
+
+
+def test_a_log_that_is_followed_without_a_network_prints_one_line(
+    logged: World, run_machine: RunMachine, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [unreachable() for _ in range(5)]
+    answer = run_machine._answer
+
+    def fail_first(line: str, stdin: bytes) -> Result:
+        if line.split()[-1] == "follow" and failures:
+            raise failures.pop()
+        return answer(line, stdin)
+
+    monkeypatch.setattr(run_machine, "_answer", fail_first)
+    build = ReconnectPolicy.__init__
+    monkeypatch.setattr(
+        ReconnectPolicy,
+        "__init__",
+        lambda self, errors, *, on_cut: build(self, errors, on_cut=on_cut, pause_s=0.01),
+    )
+    run_machine.log = b"epoch 1\n"
+    output = labctl(logged, "logs", "-f")
+    assert failures == []
+    assert output.out == "epoch 1\n"
+    first, last = output.err.splitlines()
+    assert first == "the run is still active, reconnecting in 0.01 s: no answer"
+    assert last == "run r3: done"

@@ -17,7 +17,7 @@ from labctl.errors import ConnectError, LabError, LinkLostError, PolicyError, Us
 from labctl.lifecycle import follow as follow_flow
 from labctl.lifecycle import recover, up
 from labctl.model import Endpoint, Run, Server
-from labctl.runs import images, runs
+from labctl.runs import images, run_specs, runs
 from labctl.servers.context import LabContext
 from labctl.transports import Result
 from labctl.wire.runs import RunSpec
@@ -120,7 +120,7 @@ def started(lab: World) -> Started:
     (lab.home / "lab" / "lab.yaml").write_text(f"lab: digits\nrun: [python]\nimage: {IMAGE}\n")
     context = lab.context()
     server = up.up(context)
-    return Started(lab, server, runs.build_spec(context, server, (), "night", False))
+    return Started(lab, server, run_specs.build_spec(context, server, (), "night", False))
 
 
 def test_followed_to_its_end_in_one_round_trip(started: Started) -> None:

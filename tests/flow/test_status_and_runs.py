@@ -13,7 +13,7 @@ from labctl.lifecycle import up
 from labctl.lifecycle.extend import extend
 from labctl.lifecycle.status import read_status
 from labctl.model import ProviderAccount, Run
-from labctl.runs import runs
+from labctl.runs import run_specs, runs
 from labctl.servers import guard
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import WatchRecord
@@ -148,23 +148,23 @@ def test_a_lab_without_a_server(lab: World) -> None:
 def test_what_a_run_is(lab: World) -> None:
     server = up.up(lab.context())
     context = lab.context()
-    wanted = runs.build_spec(context, server, (), "night", False)
+    wanted = run_specs.build_spec(context, server, (), "night", False)
     assert wanted.command == ("python", "train.py")
-    assert runs.build_spec(context, server, ("ls",), "night", False).command == ("ls",)
+    assert run_specs.build_spec(context, server, ("ls",), "night", False).command == ("ls",)
     for name in ("Night Run", "", "a\n", "x" * 40):
         with pytest.raises(UsageError) as caught:
-            runs.build_spec(context, server, (), name, False)
+            run_specs.build_spec(context, server, (), name, False)
         assert caught.value.hint.startswith("labctl run --id ")
     (lab.home / "lab" / "lab.yaml").write_text("lab: digits\n")
     with pytest.raises(UsageError, match="nothing to run") as refused:
-        runs.build_spec(lab.context(), server, (), "night", False)
+        run_specs.build_spec(lab.context(), server, (), "night", False)
     assert "labctl forward jupyter" in refused.value.hint
 
 
 def test_names_made_for_runs_are_good_ones_and_differ() -> None:
     from labctl.model import NAME_PATTERN
 
-    names = {runs.make_run_id() for _ in range(20)}
+    names = {run_specs.make_run_id() for _ in range(20)}
     assert all(NAME_PATTERN.fullmatch(name) for name in names)
     assert len(names) > 15
 

@@ -1,0 +1,63 @@
+"""The spec of a run: its id, and what lab.yaml and the user want of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from labctl.errors import UsageError
+from labctl.model import NAME_PATTERN, Server
+from labctl.runs import images
+from labctl.servers.context import LabContext
+from labctl.servers.gpus import choose_server_gpus_option
+from labctl.wire.runs import RunSpec
+
+
+def make_run_id() -> str:
+    """Return a run name of the UTC time, and two random bytes for runs of the same second."""
+    return time.strftime("%m%d-%H%M%S-", time.gmtime()) + os.urandom(2).hex()
+
+
+def build_spec(
+    context: LabContext, server: Server, command: tuple[str, ...], run_id: str, tty: bool
+) -> RunSpec:
+    """Build the run's spec. UsageError for an invalid name or a missing command.
+
+    Also raises if the lab needs a GPU that the server does not have.
+    """
+    require_valid(context, command, run_id)
+    config = context.config
+    return RunSpec(
+        id=run_id,
+        lab=config.name,
+        lab_id=context.lab_id,
+        command=command or config.run,
+        image=images.image_reference(context),
+        env=config.env,
+        secrets=config.secrets,
+        outputs=config.outputs,
+        gpus=choose_server_gpus_option(context, server),
+        memory_bytes=config.limits.memory_bytes,
+        cpus=config.limits.cpus,
+        shm_bytes=config.limits.shm_bytes,
+        tty=tty,
+        data=config.server_data,
+    )
+
+
+def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) -> None:
+    """UsageError if there is no command to run, or if `run_id` cannot name a run."""
+    if not (command or context.config.run):
+        raise UsageError(
+            "nothing to run",
+            why="lab.yaml has no `run:` and nothing follows `--`",
+            hint="labctl run -- python train.py\nlabctl forward jupyter   # for a notebook",
+        )
+    if not NAME_PATTERN.fullmatch(run_id):
+        clean = re.sub(r"[^a-z0-9-]+", "-", run_id.lower()).strip("-")[:38]
+        raise UsageError(
+            f"{run_id!r} is not a valid run name",
+            why="a name has at most 39 characters: lower-case letters, digits and `-`",
+            hint=f"labctl run --id {clean or 'first'}",
+        )
