@@ -51,6 +51,6 @@ def settle_attempts(context: LabContext) -> None:
     if not any(attempt.provider == name for attempt in opened) or list_pending_attempts(context):
         return
     with suppress(LockHeldError), context.state.lock(context.lab_id, "status", wait_s=0.0):
-        # The provider is asked again: the last `up` may have ended after the caller asked it.
+        # Query the provider again: the last `up` may have ended after the query of the caller.
         if adoption.adopt(context) is None and not list_pending_attempts(context):
             close_unseen_attempts(context)

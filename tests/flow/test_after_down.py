@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import msgspec
 import pytest
 from lab_world import LAB_ID, Labctl, World
 
@@ -46,20 +48,15 @@ def test_a_pull_names_the_results_that_are_here(
 
 
 def test_a_pull_of_every_run_names_the_runs_that_are_here(pulled: World, labctl: Labctl) -> None:
-    other = pulled.home / "lab" / "runs" / "early"
-    (pulled.home / "lab" / "runs" / "night").rename(other)
-    record = other / "run.json"
-    text = record.read_text()
-    record.write_text(text.replace("night", "early"))
-    (pulled.home / "lab" / "runs" / "night").mkdir()
-    (pulled.home / "lab" / "runs" / "night" / "run.json").write_text(text)
+    runs = pulled.home / "lab" / "runs"
+    shutil.copytree(runs / "night", runs / "later")
+    record = runs / "later" / "run.json"
+    record.write_text(record.read_text().replace("night", "later"))
     context = pulled.context()
-    night = context.state.list_runs(LAB_ID)[0]
-    context.state.save_run(
-        Run(id="early", lab_id=LAB_ID, server_id=night.server_id, state="exited")
-    )
+    (night,) = context.state.list_runs(LAB_ID)
+    context.state.save_run(msgspec.structs.replace(night, id="later", created_at=1.0))
     output = labctl(pulled, "pull", "--runs")
-    assert "what was downloaded of early, night is on this machine, in runs/\n" in output.err
+    assert "what was downloaded of night, later is on this machine, in runs/\n" in output.err
     assert output.err.endswith("next: ls runs\n")
 
 
