@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from labctl.servers.leftovers import Orphans
 
 with lazy_imports(__name__):
+    from labctl.cli import wrapping
     from labctl.servers import disks, leftovers
 
 
@@ -77,13 +79,15 @@ def orphans_command(
         shown = msgspec.structs.replace(resources, others=others)
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
-        _print_orphans(resources, everyone)
+        _print_orphans(resources, everyone, with_region=all_regions)
         for cache in resources.caches:
-            click.echo(f"image cache {cache.id}: free, {cache.note}")
+            text = f"image cache {cache.id}: free, {cache.note}"
+            lines = wrapping.wrap_lines(text, 2) if sys.stdout.isatty() else [text]
+            click.echo("\n  ".join(lines))
     ctx.exit(1 if resources.is_billing else 0)
 
 
-def _print_orphans(orphans: Orphans, everyone: bool) -> None:
+def _print_orphans(orphans: Orphans, everyone: bool, *, with_region: bool) -> None:
     others = orphans.others if everyone else ()
     if orphans.others and not everyone:
         _print_others_count(len(orphans.others))
@@ -97,7 +101,7 @@ def _print_orphans(orphans: Orphans, everyone: bool) -> None:
     rows = [
         (
             "server",
-            server.id,
+            server.id if with_region else server.id.partition(".")[0],
             server.lab,
             price_or_free_text(server.offer.price_usd_per_hour),
             age_text(server.created_at, now),

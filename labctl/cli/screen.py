@@ -199,6 +199,7 @@ class Screen:
     def _show_wait(self, step: Step) -> None:
         """Show a brief step once it has lasted a moment, and remove it at its end."""
         if step.done:
+            self.begun.pop(step.name, None)
             if timer := self.waits.pop(step.name, None):
                 timer.cancel()
             self._remove_bar(step.name)

@@ -137,7 +137,8 @@ def _check_saving(staff: CourseOperator) -> list[Check]:
 
 def _check_price(course: LabContext, offer: Offer, count: int) -> Check:
     need, price = course.config.server.need, offer.price_usd_per_hour
-    detail = f"{count} x {offer.type} at {price_text(price)}: {price_text(count * price)} together"
+    cost = f" at {price_text(price)}: {price_text(count * price)} together" if price else ", free"
+    detail = f"{count} x {offer.type}{cost}"
     if offer.spot and offer.week_high_usd_per_hour:
         detail += f" (spot; up to {price_text(offer.week_high_usd_per_hour)} each within a week)"
     short = need.budget_usd is not None and price > need.budget_usd

@@ -213,7 +213,7 @@ def _ask_for_consent(
     context: LabContext, server: Server, running: list[str], discard: bool
 ) -> None:
     verb = "is" if len(running) == 1 else "are"
-    live = f"{', '.join(running)} {verb} still running and would be canceled. " if running else ""
+    live = f"{', '.join(running)} {verb} still running and would be canceled; " if running else ""
     lost = "Results that were not pulled will be LOST. " if discard else ""
     question = f"{lost}{live}remove the server {server.alias} ({server.provider})?"
     if not context.reporter.confirm(Question(question=question)):

@@ -129,7 +129,7 @@ def _ask_for_consent(
         lost = f"{server.alias} does not answer: active runs would end without a last checkpoint. "
     elif active:
         verb = "is" if len(active) == 1 else "are"
-        lost = f"{names_text(active, 5)} {verb} still running and would be canceled. "
+        lost = f"{names_text(active, 5)} {verb} still running and would be canceled; "
     else:
         lost = ""
     if is_used(context.state, context.lab_id, "run") and not active:

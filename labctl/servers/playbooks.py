@@ -60,7 +60,11 @@ class _PlaybookProgress:
                 self._started += 1
                 self._reporter.emit(Step(name=event.task))
             case "done":
-                self._reporter.emit(Step(name=event.task, done=True, detail=event.status))
+                # Half of the tasks apply to other kinds of machines.
+                is_skipped = event.status == "skipped"
+                self._reporter.emit(
+                    Step(name=event.task, done=True, detail=event.status, brief=is_skipped)
+                )
                 self._reporter.emit(
                     Progress(
                         name=STEP,

@@ -109,7 +109,8 @@ def _should_run_playbook(lacking: list[MissingRequirement], *, done_before: bool
 
 def _report_missing(lacking: list[MissingRequirement], reporter: Reporter) -> None:
     for lack in lacking:
-        text = f"{lack.words}. To fix it:\n    {lack.command}"
+        words = lack.words.rstrip(".")  # docker's own message may end the sentence
+        text = f"{words}{'' if words.endswith('?') else '.'} To fix it:\n    {lack.command}"
         reporter.emit(Note(text=text, level="warning"))
 
 

@@ -39,6 +39,7 @@ from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Reso
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import choose_server_gpus_option
+from labctl.servers.playbooks import TaskEvent, _PlaybookProgress
 from labctl.state import State
 from labctl.wire.watchdog import WatchRecord
 
@@ -574,6 +575,41 @@ def test_orphans_lists_the_image_caches_that_down_counts(
     )
 
 
+def test_orphans_shows_the_whole_state_of_a_server_at_80_columns(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(
+        id="i-7934dcd0144a3ec73.us-east-1", provider="local", lab="cloud", lab_id="b",
+        alias="cloud", endpoint=Endpoint(host="127.0.0.1"), state="running", created_at=0.0,
+        offer=Offer(provider="local", type="g4dn.xlarge", price_usd_per_hour=0.1815),
+    )  # fmt: skip
+    with State(find_paths().database) as state:
+        state.save_server(server)
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
+    monkeypatch.setenv("COLUMNS", "80")
+    row = labctl("orphans").out.splitlines()[-1]
+    assert row.startswith("server  i-7934dcd0144a3ec73  cloud  $0.1815/h")
+    assert row.endswith("running (on record)")
+    assert server.id in labctl("orphans", "--all-regions").out
+
+
+def test_orphans_breaks_no_command_at_80_columns(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "labctl-cache-638e9039"
+    note = f"kept for the next up; images and layers: docker volume rm {name}"
+    cache = Resource(provider="local", kind="cache", id=name, note=note)
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [cache])
+    monkeypatch.setenv("COLUMNS", "80")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    lines = labctl("orphans").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == f"  layers: docker volume rm {name}"
+
+
 def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -817,6 +853,21 @@ def test_a_step_ends_with_its_duration(
     screen.emit(Step(name="building x"))
     screen.emit(Step(name="building x", done=True))
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"building x {shown}")
+
+
+def test_a_skipped_step_leaves_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    screen = Screen()
+    progress = _PlaybookProgress(screen)
+    for task, status in (("Look up the user", "ok"), ("Install venv", "skipped")):
+        progress.handle(TaskEvent(event="task", task=task))
+        progress.handle(TaskEvent(event="done", task=task, status=status))
+    screen.stop_drawing()
+    lines = click.unstyle(capsys.readouterr().err).splitlines()
+    assert any("✓ Look up the user (ok)" in line for line in lines)
+    assert not any("✓ Install venv" in line for line in lines)
 
 
 def test_the_line_of_a_long_step_is_wrapped_at_the_edge_of_the_screen(

@@ -554,6 +554,12 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     assert found["disks"].detail
 
 
+def test_the_check_calls_free_servers_free(ml: Class) -> None:
+    ml.cloud.price = 0.0
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
+    assert found["prices"].detail == "3 x small, free"
+
+
 def test_the_quota_is_for_those_who_are_up_too_and_for_whole_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

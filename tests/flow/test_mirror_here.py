@@ -32,7 +32,8 @@ def played(
     """How many rounds of the script were asked for. A state is what the run is in by then."""
     left = list(script)
 
-    def pull(at: LabContext, server: Server, ids: list[str]) -> list[PulledRun]:
+    def pull(at: LabContext, server: Server, ids: list[str], *, hint: str) -> list[PulledRun]:
+        assert hint == f"labctl pull --follow {RUN}"
         now = left.pop(0)
         if isinstance(now, LabError):
             raise now

@@ -143,7 +143,7 @@ def test_an_active_run_is_named_and_a_refusal_changes_nothing(
     with pytest.raises(PolicyError, match="nothing was stopped") as caught:
         power.stop(paid.context(reporter))
     assert reporter.asked[0].question.startswith(
-        "night is still running and would be canceled. stop the server"
+        "night is still running and would be canceled; stop the server"
     )
     assert caught.value.why == "digits is still running ($0.50/h)"
     assert caught.value.hint == "labctl stop --yes"

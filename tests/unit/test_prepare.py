@@ -190,12 +190,13 @@ def test_stamp_and_only_the_daemon_down_is_told(tmp_path: Path) -> None:
         CPU,
         docker="",
         docker_fault="silent",
-        docker_error="the daemon does not answer: Cannot connect",
+        docker_error="the daemon does not answer: Is the docker daemon running?.",
         sudo=True,
         stamp=playbook_hash(PLAYBOOKS),
     )
     (note,) = prepared(down, tmp_path)
     assert "sudo systemctl enable --now docker" in note.text
+    assert "daemon running? To fix it:" in note.text
 
 
 def test_gpu_without_runtime_and_without_sudo_stays_usable(tmp_path: Path) -> None:
