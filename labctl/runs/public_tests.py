@@ -181,7 +181,7 @@ def _call_server(
         raise LabError(
             f"the image {reply.missing} of run {request.run} is not on the server",
             why="the tests run in it",
-            hint="labctl run; labctl check --on-server",
+            hint="labctl run && labctl check --on-server",
         )
     context.reporter.emit(Step(name=step.name, done=True))
     return reply.code, reply
@@ -255,7 +255,7 @@ def _parse_results(text: str, code: int, output: str) -> tuple[PublicTest, ...]:
         problem = "before all of them had run" if tests else "without a result"
         hint = "labctl check"
         if "No module named pytest" in output:
-            hint = "add pytest to requirements.txt, then: labctl run; labctl check --on-server"
+            hint = "add pytest to requirements.txt, then: labctl run && labctl check --on-server"
         raise LabError(
             f"the tests ended with exit code {code} and {problem}",
             why=output.strip()[-SHOWN_CHARACTERS:],
