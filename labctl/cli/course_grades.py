@@ -238,7 +238,8 @@ def _print_grades(grades: list[Grade], folder: CourseFolder) -> None:
     if all(not grade.team for grade in grades):
         rows = [(*row[:2], *row[3:]) for row in rows]
         headings = (*headings[:2], *headings[3:])
-    print_table(rows, headings)
+    # The last column says why a grade is missing: on a narrow screen it is wrapped, not cut.
+    print_table(rows, headings, cut=False)
     scores = [grade.final for grade in grades if grade.final is not None]
     mean = (
         f"; mean {sum(scores) / len(scores):.1f} of {points_text(grades[0].points)}"
