@@ -101,9 +101,8 @@ def forward_command(
         several_forwards.open_forwards(lab.context, services, port, ready.add) as forwards,
     ):
         ready.print_json()
-        if forwards:
-            click.echo("Press Ctrl-C to close; --detach keeps forwards open", err=True)
-        wait_until_interrupted(forwards)
+        keys = "Press Ctrl-C to close; --detach keeps forwards open" if forwards else ""
+        wait_until_interrupted(forwards, keys)
 
 
 class _ReadyUrls:

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from labctl.services.port_forward import Forwarding
 
 
-def wait_until_interrupted(forwards: Iterable[Forwarding]) -> None:
-    """Keep forwards open until Ctrl-C; the caller then closes them."""
+def wait_until_interrupted(forwards: Iterable[Forwarding], invitation: str = "") -> None:
+    """Print how to close the forwards and keep them open until Ctrl-C; the caller closes them."""
     try:
+        if invitation:
+            click.echo(invitation, err=True)  # here, since Ctrl-C may follow at once
         for forward in forwards:
             forward.wait()
     except KeyboardInterrupt:
