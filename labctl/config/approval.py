@@ -146,7 +146,7 @@ def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError:
-        # A damaged file counts as unanswered, so that the user is asked again.
+        # A damaged file counts as unanswered, so labctl asks again.
         return {}
     except OSError as error:
         raise make_read_error(file, error) from error
