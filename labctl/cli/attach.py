@@ -11,6 +11,7 @@ from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.options import RUN, make_empty_name_error, open_lab
 from labctl.cli.own_command import SEPARATOR, OwnCommand, require_program, split_words
 from labctl.cli.plain_ssh import replace_with_exec, replace_with_ssh
+from labctl.cli.wrapping import print_message
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.shell import command as words
@@ -55,7 +56,7 @@ def attach_command(ctx: click.Context, run: str) -> None:
     if reply.ended:  # the session ends with its viewer, as nothing else would end it
         line += [";", "set-option", "-t", f"={reply.session}:", "destroy-unattached", "on"]
     effect = "" if reply.ended else "; the run continues"
-    click.echo(f"The session of run {run_id}. Leave it with Ctrl-b d{effect}.", err=True)
+    print_message(f"The session of run {run_id}. Leave it with Ctrl-b d{effect}.")
     replace_with_ssh(lab.context, words(*line).render())
 
 

@@ -20,6 +20,7 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
 from labctl.errors import NoOfferError, UsageError
 from labctl.lazy import lazy_imports
@@ -95,7 +96,7 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
     notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
     if notes:
-        click.echo("; ".join(notes), err=True)
+        print_message("; ".join(notes))
 
 
 def _format_gpu(offer: Offer) -> str:
@@ -141,7 +142,8 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
         print_json({"watch": to_json(watch) if watch else {}})
     elif watch and watch.ttl_left_s is not None:
         earlier = _earlier_limits(watch, watch.ttl_left_s)
-        click.echo(f"The server now stops in {duration_text(watch.ttl_left_s)}{earlier}")
+        text = f"The server now stops in {duration_text(watch.ttl_left_s)}{earlier}"
+        print_message(text, err=False)
     else:
         click.echo("No ttl is set: only idle, the budget or labctl down stop the server.")
 
@@ -226,7 +228,7 @@ def _cost_text(usd: float | None) -> str:
 def _print_kept(disks: Sequence[KeptDisk]) -> None:
     """Print the disks that outlived their servers, their price, and how to use or remove them."""
     for disk in disks:
-        click.echo(clean(server_disks.describe_kept_disk(disk)))
+        print_message(clean(server_disks.describe_kept_disk(disk)), err=False)
     if disks:
         print_disk_commands()
 

@@ -9,6 +9,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.config import LAB_FILE, find_lab, parse_duration
 from labctl.errors import NotFoundError
 from labctl.model import NAME_PATTERN
@@ -88,7 +89,7 @@ def _print_report(report: CheckReport) -> None:
             click.echo(f"         {clean(test.message)}")
     for path in report.changed:
         text = f"! {path} is not as the course handed it out"
-        click.echo(click.style(clean(text), fg="yellow"), err=True)
+        print_message(clean(text), fg="yellow")
     where = " on the server" if report.where == "server" else ""
     passed = sum(test.outcome == "passed" for test in report.tests)
     click.echo(f"{clean(report.assignment)}: {passed} of {len(report.tests)} tests passed{where}")

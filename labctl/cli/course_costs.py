@@ -12,6 +12,7 @@ from labctl.cli.course_options import WHY, make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
+from labctl.cli.wrapping import print_message
 from labctl.courses.costs import compute_costs, format_csv
 from labctl.lazy import lazy_imports
 from labctl.text import count_text, dollars_text, optional_text
@@ -106,7 +107,7 @@ def _print_costs(costs: CourseCosts) -> None:
     for line in forecast_lines(costs.forecast):
         click.echo("\n".join(wrap_text(line)))
     if not costs.complete:
-        click.echo("from the ledger; to query the provider: --refresh", err=True)
+        print_message("from the ledger; to query the provider: --refresh")
 
 
 def _print_idle(costs: CourseCosts) -> None:
@@ -188,7 +189,7 @@ def budget_command(
         click.echo(f"{changed.seat}: {before} -> {after}, {left} left")
         if changed.server_id and not changed.in_force:
             command = f"labctl course budget {changed.seat} +0"
-            click.echo(f"its server could not be updated; retry later: {command}", err=True)
+            print_message(f"its server could not be updated; retry later: {command}")
         return
     _print_budgets(seat_costs)
     if seat:

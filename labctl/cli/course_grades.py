@@ -12,6 +12,7 @@ from labctl.cli.course_options import WHY, find_acting_person, print_grace, shor
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.courses.grades import export_grades, list_grades
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.released_grades import change_text
@@ -162,14 +163,14 @@ def grades_command(
         elif not json_:
             click.echo(export.data, nl=False)
         for note in export.notes:
-            click.echo(note, err=True)
+            print_message(note)
     all_grades = list_grades(course.folder, assignment)
     if json_:
         rows = [_make_report(grade) for grade in all_grades]
         written_to = str(out) if out else ""
         print_json({"assignment": assignment, "grades": rows, "written": written_to})
     elif out:
-        click.echo(f"{out}: {export.format if export else ''}", err=True)
+        print_message(f"{out}: {export.format if export else ''}")
     elif not export_format:
         _print_grades(all_grades, course.folder)
         print_grace(course.folder, assignment)
@@ -182,10 +183,10 @@ def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:
     changed = [grade for grade in grades if grade.unreleased is not None]
     if not changed:
         return
-    click.echo("Released grades that differ from the current grading:", err=True)
+    print_message("Released grades that differ from the current grading:")
     for grade in changed:
-        click.echo(f"  {clean(change_text(grade))}", err=True)
-    click.echo(f"  next: labctl course grades {assignment} --release   # asks first", err=True)
+        print_message(f"  {clean(change_text(grade))}")
+    print_message(f"  next: labctl course grades {assignment} --release   # asks first")
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
@@ -193,9 +194,9 @@ def _release(ctx: click.Context, course: Course, assignment: str) -> None:
         course.folder, assignment, by=find_acting_person(), reporter=ctx.meta[SCREEN]
     )
     for change in result.changes:
-        click.echo(f"changed: {clean(change)}", err=True)
+        print_message(f"changed: {clean(change)}")
     waiting = f"; without a grade: {', '.join(result.waiting)}" if result.waiting else ""
-    click.echo(f"released to {count_text(len(result.students), 'student')}{waiting}", err=True)
+    print_message(f"released to {count_text(len(result.students), 'student')}{waiting}")
 
 
 def _make_report(grade: Grade) -> GradeReport:
@@ -246,4 +247,4 @@ def _print_grades(grades: list[Grade], folder: CourseFolder) -> None:
         if scores
         else ""
     )
-    click.echo(f"graded: {len(scores)} of {len(grades)}{mean}", err=True)
+    print_message(f"graded: {len(scores)} of {len(grades)}{mean}")

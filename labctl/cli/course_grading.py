@@ -22,6 +22,7 @@ from labctl.cli.course_options import (
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.record import OUTPUT
@@ -127,19 +128,19 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         refused = len(collection.refused)
         click.echo(f"Fetched {collection.fetched} from the bucket, refused {refused}.")
     for text in (*collection.refused, *collection.damaged):
-        click.echo(click.style(clean(text), fg="red"), err=True)
+        print_message(clean(text), fg="red")
     if collection.strangers:
         strangers = ", ".join(collection.strangers)
-        click.echo(f"ignored, no seat in this course: {clean(strangers)}", err=True)
+        print_message(f"ignored, no seat in this course: {clean(strangers)}")
     if collection.accepted:
-        click.echo(f"next: labctl course grade {collection.assignment}", err=True)
+        print_message(f"next: labctl course grade {collection.assignment}")
 
 
 def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:
     new = sum(folder.is_new for folder in folders)
-    click.echo(f"{into}: code of {len(folders)} submissions, {new} of them new", err=True)
+    print_message(f"{into}: code of {len(folders)} submissions, {new} of them new")
     if any(folder.diff for folder in folders):
-        click.echo("  each .diff compares one with the starter", err=True)
+        print_message("  each .diff compares one with the starter")
 
 
 def _state_style(state: str) -> tuple[str, str]:
@@ -242,7 +243,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
                 click.echo(f"changed: {clean(change)}")
             click.echo(f"feedback released to: {', '.join(released.students)}")
         elif options["release"]:
-            click.echo("nothing was released: some submissions are not graded", err=True)
+            print_message("nothing was released: some submissions are not graded")
         print_unreleased_changes(name, list_grades(course.folder, name))
     ctx.exit(TEMPORARY if grading.unreached else 0 if grading.is_complete else 1)
 
@@ -254,7 +255,7 @@ def _print_grade(graded: SeatGrade) -> None:
         score = "" if graded.record.score is None else f"{graded.record.score:g}"
         text = f"{graded.seat:<20} {click.style(state, fg=color)} {score}"
         why = graded.why.splitlines()[0] if graded.why else ""
-        click.echo(f"{text}  {clean(why)}".rstrip(), err=True)
+        print_message(f"{text}  {clean(why)}".rstrip())
 
 
 def _require_plain_dry_run(options: Mapping[str, object]) -> None:
@@ -277,14 +278,14 @@ def _print_dry_run(result: DryRunResult, json_: bool) -> None:
     if result.outcome == "graded":
         score = f"{result.score:g}/{result.points:g}"
         click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
-        click.echo(f"Nothing was stored. next: labctl course grade {name}", err=True)
+        print_message(f"Nothing was stored. next: labctl course grade {name}")
         return
     for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:
-        click.echo(f"  {clean(line)}", err=True)
+        print_message(f"  {clean(line)}")
     failed = click.style("failed", fg="red")
     click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
     again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
-    click.echo(f"  next: {again}", err=True)
+    print_message(f"  next: {again}")
 
 
 def _print_grading(grading: GradingResult, folder: CourseFolder) -> None:
@@ -329,14 +330,14 @@ def _print_totals(grading: GradingResult) -> None:
     for graded in seats:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"
-            click.echo(clean(text), err=True)
+            print_message(clean(text))
     if counts["error"] and not grading.withheld:
-        click.echo(f"next: labctl course grade {grading.assignment}   # retries those", err=True)
+        print_message(f"next: labctl course grade {grading.assignment}   # retries those")
     if grading.unreached:
         names = ", ".join(grading.unreached)
-        click.echo(f"the grading server was lost before these were graded: {names}", err=True)
-        click.echo(f"  {clean(grading.why)}", err=True)
-        click.echo(f"  next: labctl course grade {grading.assignment}   # continues", err=True)
+        print_message(f"the grading server was lost before these were graded: {names}")
+        print_message(f"  {clean(grading.why)}")
+        print_message(f"  next: labctl course grade {grading.assignment}   # continues")
 
 
 def _print_failures(grading: GradingResult, grades: Path) -> None:
@@ -345,13 +346,11 @@ def _print_failures(grading: GradingResult, grades: Path) -> None:
     failed = [graded.seat for graded in grading.seats if graded.state == "failed"]
     if grading.withheld:
         failed = [graded.seat for graded in grading.seats if graded.state == "error"]
-        click.echo("Every submission failed alike, so none has a grade:", err=True)
-        click.echo(f"  {clean(grading.withheld)}", err=True)
+        print_message("Every submission failed alike, so none has a grade:")
+        print_message(f"  {clean(grading.withheld)}")
     if failed:
         others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
-        click.echo(f"  output: {grades / name / failed[0] / OUTPUT}{others}", err=True)
+        print_message(f"  output: {grades / name / failed[0] / OUTPUT}{others}")
     if grading.withheld:
-        click.echo(
-            f"  next: labctl course grade {name} --dry-run   # tries your solution", err=True
-        )
-        click.echo(f"  or:   labctl course grade {name} --accept-failures   # 0 points", err=True)
+        print_message(f"  next: labctl course grade {name} --dry-run   # tries your solution")
+        print_message(f"  or:   labctl course grade {name} --accept-failures   # 0 points")

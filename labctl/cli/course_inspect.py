@@ -26,6 +26,7 @@ from labctl.cli.options import (
 from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
 from labctl.cli.screen import print_json, print_table, wrap_text
+from labctl.cli.wrapping import print_message
 from labctl.errors import UsageError, assign_subject
 from labctl.lazy import lazy_imports
 from labctl.text import count_text, dollars_text, duration_text, optional_text, price_text
@@ -81,8 +82,8 @@ def _print_unneeded(seats: Sequence[Seat]) -> None:
         return
     selection = ",".join(seat.name if seat.students else f"former:{seat.name}" for seat in seats)
     names = ", ".join(seat.name for seat in seats)
-    click.echo(f"No longer needed (students left or changed teams): {names}", err=True)
-    click.echo(f"  next: labctl course down --only {selection}", err=True)
+    print_message(f"No longer needed (students left or changed teams): {names}")
+    print_message(f"  next: labctl course down --only {selection}")
 
 
 def _print_status(course: CourseStatus, names: dict[str, str]) -> None:
@@ -110,11 +111,11 @@ def _print_status(course: CourseStatus, names: dict[str, str]) -> None:
     )
     for seat in course.seats:
         if seat.error:
-            click.echo(f"{clean(seat.seat)}: {clean(seat.error)}", err=True)
+            print_message(f"{clean(seat.seat)}: {clean(seat.error)}")
     _print_age(course)
     if any(seat.state == "elsewhere" for seat in course.seats):
         text = "elsewhere: created by another machine; next: labctl course status --refresh"
-        click.echo(text, err=True)
+        print_message(text)
 
 
 def _print_age(course: CourseStatus) -> None:
@@ -125,7 +126,7 @@ def _print_age(course: CourseStatus) -> None:
     newest, oldest = duration_text(min(ages)), duration_text(max(ages))
     span = newest if newest == oldest else f"{newest} to {oldest}"
     text = f"as reported {span} ago; to query every server now: labctl course status --refresh"
-    click.echo("\n".join(wrap_text(text)), err=True)
+    print_message("\n".join(wrap_text(text)))
 
 
 def _seat_cells(seat: SeatStatus, names: dict[str, str] | None, now: float) -> tuple[str, ...]:
@@ -264,10 +265,10 @@ def logs_command(ctx: click.Context, name: str, run: str, follow: bool, tail: in
         with assign_subject(lab.subject):
             shown = runs.watch(lab, server, latest.id, tail=tail, follow=follow, on_log=write)
     except KeyboardInterrupt:
-        click.echo(f"\nrun {latest.id} is still running", err=True)
+        print_message(f"\nrun {latest.id} is still running")
         ctx.exit(130)
     if shown.has_ended:
-        click.echo(f"run {shown.id}: {clean(shown.summary)}", err=True)
+        print_message(f"run {shown.id}: {clean(shown.summary)}")
 
 
 def make_safe_log_writer() -> Callable[[bytes], None]:

@@ -16,6 +16,7 @@ from labctl.cli.course import open_course
 from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import AUTHORIZED_KEYS, INSTALL, json_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.commands.systemd import course_unit
 from labctl.config import copy_environment, expand_user, parse_duration
 from labctl.errors import BusyError, PolicyError, UsageError
@@ -111,10 +112,8 @@ def invite_command(
         return
     print_table([(one.student, str(one.path)) for one in invitations], ("STUDENT", "FILE"))
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invitations[0].expires))
-    click.echo("Send each file only to its student. It works once: labctl join FILE", err=True)
-    click.echo(
-        f"The files expire on {until}. For a mail merge: {into / publish.MAIL_MERGE}", err=True
-    )
+    print_message("Send each file only to its student. It works once: labctl join FILE")
+    print_message(f"The files expire on {until}. For a mail merge: {into / publish.MAIL_MERGE}")
 
 
 def _select_students(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from labctl.cli import options
+from labctl.cli.wrapping import print_message
 from labctl.config import find_person_name
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
@@ -101,7 +102,7 @@ def print_grace(folder: CourseFolder, assignment: str) -> None:
     rules = folder.config.assignments.get(assignment)
     if rules is not None and rules.due is not None and rules.grace:
         text = f"{plan_changes.grace_text(rules.grace)}: up to then a submission is on time"
-        click.echo(text, err=True)
+        print_message(text)
 
 
 def find_acting_person() -> str:

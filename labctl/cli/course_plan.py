@@ -11,6 +11,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.starter_output import count_files
+from labctl.cli.wrapping import print_message
 from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_plan_snapshot
 from labctl.text import count_text, dollars_text, names_text, price_text
 
@@ -167,4 +168,4 @@ def _print_next(plan: CoursePlan) -> None:
         if plan.problem_next:
             click.echo(f"  next: {plan.problem_next}")
     elif plan.to_make:
-        click.echo("\nnext: labctl course up", err=True)
+        print_message("\nnext: labctl course up")

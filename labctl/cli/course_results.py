@@ -8,6 +8,7 @@ import click
 
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.starter_output import count_files
+from labctl.cli.wrapping import print_message
 from labctl.courses.leftovers import ProviderLeftovers
 from labctl.courses.seat_results import FailureText, SeatFailure, SeatResult
 from labctl.courses.servers import SeatOutcome
@@ -48,7 +49,7 @@ def _print_unready(servers: list[Server]) -> None:
     cost = f", at {price_text(price)}" if price else ""
     count = f"{len(live)} servers are" if len(live) > 1 else "one server is"
     text = f"{count} up without being ready{cost}; to remove servers: labctl course down"
-    click.echo(click.style(text, fg="yellow"), err=True)
+    print_message(text, fg="yellow")
 
 
 def print_failures(outcomes: Sequence[SeatResult]) -> None:
@@ -63,9 +64,9 @@ def print_failures(outcomes: Sequence[SeatResult]) -> None:
         subjects = [failure.subject for failure in failures]
         failure = failures[0].render(subjects[0] if len(subjects) == 1 else EACH)
         names = click.style(clean(names_text(seats, MAX_NAMES)), fg="red")
-        click.echo(f"{names}: {clean(failure.what)}", err=True)
+        print_message(f"{names}: {clean(failure.what)}")
         for line in failure.why.splitlines():
-            click.echo(f"  {clean(line)}", err=True)
+            print_message(f"  {clean(line)}")
         together = Subject("seat", ",".join(subject.seat for subject in subjects))
         print_next(failures[0].render(together).hint)
 
@@ -91,7 +92,7 @@ def print_proof(proof: EndProof) -> None:
     click.echo(f"revoked {proof.revoked_keys} keys of students")
     for left in proof.left:
         if left.error:
-            click.echo(f"{left.provider} could not be checked: {clean(left.error)}", err=True)
+            print_message(f"{left.provider} could not be checked: {clean(left.error)}")
         for server in left.servers:
             owner = _owner_text(left, server.lab_id)
             price = price_text(server.offer.price_usd_per_hour)
@@ -105,9 +106,9 @@ def print_proof(proof: EndProof) -> None:
     if proof.is_clean:
         click.echo(click.style("Nothing of this course is billing.", fg="green"))
     else:
-        click.echo(click.style("Something may still be billing.", fg="red"), err=True)
+        print_message("Something may still be billing.", fg="red")
         for command in _next_commands(proof):
-            click.echo(f"  next: {command}", err=True)
+            print_message(f"  next: {command}")
 
 
 def _owner_text(left: ProviderLeftovers, lab_id: str) -> str:

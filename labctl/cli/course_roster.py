@@ -12,6 +12,7 @@ from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import Screen, print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.config import find_data_dir
 from labctl.courses import creation
 from labctl.courses.records.roster import read_roster
@@ -124,7 +125,7 @@ def _print_created(created: creation.CourseCreation, sample: SampleAssignment | 
         if sample.section:
             click.echo(f"{target}/course.yaml was not changed. Add these lines to it:\n")
             click.echo(sample.section)
-    click.echo(f"next: edit {target}/course.yaml, then labctl -C {target} course plan", err=True)
+    print_message(f"next: edit {target}/course.yaml, then labctl -C {target} course plan")
 
 
 @click.command("roster", short_help="List the students, or import a new roster.")
@@ -180,7 +181,7 @@ def roster_command(
         return
     _print_diff(diff)
     if dry_run and not diff.is_empty:
-        click.echo(f"next: labctl course roster {file}", err=True)
+        print_message(f"next: labctl course roster {file}")
 
 
 def _make_report(diff: RosterDiff) -> RosterDiffReport:
@@ -210,7 +211,7 @@ def _print_students(students: tuple[Student, ...]) -> None:
     print_table(rows, ("ID", "TEAM", "SECTION", "ACTIVE", "NAME"))
     inactive = sum(not student.active for student in students)
     note = f"; {inactive} inactive" if inactive else ""
-    click.echo(f"students: {len(students) - inactive}{note}", err=True)
+    print_message(f"students: {len(students) - inactive}{note}")
 
 
 def _print_diff(diff: RosterDiff) -> None:

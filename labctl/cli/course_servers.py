@@ -12,6 +12,7 @@ from labctl.cli.course_table import ClassScreen
 from labctl.cli.fan_out import exit_code, summary_text
 from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
@@ -212,7 +213,7 @@ def message_command(ctx: click.Context, text: str, only: str, group: str, json_:
     if json_:
         print_json({"servers": answers})
     else:
-        click.echo(summary_text(answers), err=True)
+        print_message(summary_text(answers))
     ctx.exit(1 if exit_code(answers) else 0)
 
 

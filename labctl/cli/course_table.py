@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import click
-
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import Screen
+from labctl.cli.wrapping import print_message
 from labctl.courses.seat_reporter import SeatDone, SeatEvent, SeatNews
 from labctl.events import Event, Note, Question
 from labctl.lazy import lazy_imports
@@ -73,7 +72,7 @@ class ClassScreen:
         self._screen.stop_drawing()
         for text, seats in self._warnings.items():
             whose = seats[0] if len(seats) == 1 else f"{len(seats)} seats"
-            click.echo(click.style(clean(f"{whose}: {text}"), fg="yellow"), err=True)
+            print_message(clean(f"{whose}: {text}"), fg="yellow")
 
     def emit(self, event: Event) -> None:
         with self._lock:
@@ -124,7 +123,7 @@ class ClassScreen:
     def _print_done(self, event: SeatDone) -> None:
         elapsed = duration_text(time.monotonic() - self._rows[event.seat].since)
         text = f"failed: {event.error}" if event.error else f"{self._done} {elapsed}"
-        click.echo(f"  {clean(event.seat)}: {clean(text)}", err=True)
+        print_message(f"  {clean(event.seat)}: {clean(text)}")
 
     def _update_table(self) -> None:
         if self._live is None:

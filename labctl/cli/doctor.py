@@ -9,6 +9,7 @@ import click
 from labctl.cli.checks import print_checks
 from labctl.cli.options import PROVIDER, json_option, open_lab
 from labctl.cli.screen import Screen, print_json
+from labctl.cli.wrapping import print_message
 from labctl.config import find_lab, find_paths
 from labctl.errors import ConfigError, LabError, UsageError
 from labctl.events import report_wait
@@ -73,7 +74,7 @@ def _write_report(ctx: click.Context, file: Path, checks: list[Check]) -> None:
             why=error.strerror or "",
             hint="labctl doctor --report ~/labctl-report.txt",
         ) from error
-    click.echo(f"wrote {file}; read it before you send it to anybody", err=True)
+    print_message(f"wrote {file}; read it before you send it to anybody")
 
 
 def _run_checks(ctx: click.Context, provider: str | None, *, quiet: bool) -> list[Check]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import click
-
+from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
@@ -26,9 +25,9 @@ def is_billing(result: DownResult) -> bool:
 def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
     """Print what was downloaded and removed and what is left; with `err` to standard error."""
     if result.unchecked:
-        click.echo(f"{lab.config.name} has no server on record; nothing was removed.", err=err)
-        click.echo(f"Its machines could not be checked: {result.unchecked}", err=err)
-        click.echo(
+        print_message(f"{lab.config.name} has no server on record; nothing was removed.", err=err)
+        print_message(f"Its machines could not be checked: {result.unchecked}", err=err)
+        print_message(
             "If an interrupted `labctl up` leased one of them, the lease expires by itself.",
             err=err,
         )
@@ -41,25 +40,25 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         parts = [
             f"{_count_files(count, name)} to {place}" for count, name, place in counts if count
         ]
-        click.echo(f"downloaded {', '.join(parts)}", err=err)
+        print_message(f"downloaded {', '.join(parts)}", err=err)
     if result.home_files:
-        click.echo(
+        print_message(
             f"downloaded {_count_files(result.home_files)} from the home directory to server-home/",
             err=err,
         )
     removed = f"removed {result.removed}" if result.removed else f"{lab.config.name} had no server"
-    click.echo(removed, err=err)
+    print_message(removed, err=err)
     for server in result.servers_left:
-        click.echo(f"STILL THERE: {server.id} ({server.state})", err=True)
+        print_message(f"STILL THERE: {server.id} ({server.state})")
     for resource in [one for one in result.leftovers if one.kind != "cache"]:
-        click.echo(_describe_leftover(resource), err=err)
+        print_message(_describe_leftover(resource), err=err)
     if any(resource.expires_at for resource in result.leftovers):
         print_disk_commands(err=err)
     if not is_billing(result):
         caches = [one for one in result.leftovers if one.kind == "cache"]
-        click.echo("Nothing is left running or billing.", err=err)
+        print_message("Nothing is left running or billing.", err=err)
         if caches:
-            click.echo(
+            print_message(
                 f"Image caches kept for the next up: {len(caches)} (labctl orphans)", err=err
             )
 
@@ -70,8 +69,8 @@ def _count_files(count: int, name: str = "file") -> str:
 
 def print_disk_commands(*, err: bool = False) -> None:
     """Print how to use and how to delete the disks that outlived their servers."""
-    click.echo("  labctl up && labctl pull                download what is on it", err=err)
-    click.echo("  labctl orphans --terminate --kept-too   delete it with its data", err=err)
+    print_message("  labctl up && labctl pull                download what is on it", err=err)
+    print_message("  labctl orphans --terminate --kept-too   delete it with its data", err=err)
 
 
 def _describe_leftover(resource: Resource) -> str:

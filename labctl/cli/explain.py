@@ -13,6 +13,7 @@ from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
 from labctl.text import duration_text, timing_text
 
@@ -296,10 +297,9 @@ def _bar_text(share: float) -> str:
 def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> None:
     with profile.open_page(lab.context, profiled, port) as forward:
         click.echo(f"profile: {forward.url}")
-        click.echo(
+        print_message(
             f"Press Ctrl-C to close. To see it again: labctl profile {profiled.run}, "
-            f"or open runs/{profiled.run}/logs/profile/index.html",
-            err=True,
+            f"or open runs/{profiled.run}/logs/profile/index.html"
         )
         if open_:
             click.launch(forward.url)

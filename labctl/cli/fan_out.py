@@ -9,6 +9,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.config import Paths, find_paths
 from labctl.lazy import lazy_imports
 from labctl.state import State
@@ -54,7 +55,7 @@ def run_on_servers(
     if json_:
         print_json({"servers": answers})
     else:
-        click.echo(summary_text(answers), err=True)
+        print_message(summary_text(answers))
     return exit_code(answers)
 
 
@@ -65,7 +66,7 @@ def print_answer(answer: ServerResult, width: int) -> None:
         for line in text.splitlines():
             click.echo(f"{name}  {clean(line)}", err=err)
     for line in answer.why.splitlines():
-        click.echo(f"{name}    {clean(line)}", err=True)
+        print_message(f"{name}    {clean(line)}")
 
 
 def summary_text(answers: Sequence[ServerResult]) -> str:

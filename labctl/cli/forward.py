@@ -10,6 +10,7 @@ from labctl.cli.completion_values import complete_services
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 
@@ -119,7 +120,7 @@ class _ReadyUrls:
         if not self._as_json:
             self._screen.print_data(f"{ready.service}: {ready.url}")
             if text := _HOLDERS.get(ready.holder):
-                click.echo(text.format(ready.service), err=True)
+                print_message(text.format(ready.service))
         if self._opens:
             click.launch(ready.url)
 
@@ -140,7 +141,7 @@ def _list_forwards(lab: Lab, json_: bool) -> None:
         rows = [(one.id, labs.get(one.server_id, ""), one.service, one.url) for one in forwards]
         print_table(rows, ("ID", "LAB", "SERVICE", "URL"), cut=False)  # a token is at its end
     else:
-        click.echo("No background forwards.", err=True)
+        print_message("No background forwards.")
 
 
 def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: bool) -> None:
@@ -157,6 +158,6 @@ def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: boo
         rows = [(one.id, one.service, "stopped") for one in forwards]
         print_table(rows, ("ID", "SERVICE", "STATE"))
         return
-    click.echo("No background forwards.", err=True)
+    print_message("No background forwards.")
     if others := len(background_forwards.list_forwards(state)):
-        click.echo(f"Other labs have {others}. To stop all: labctl forward --stop --all", err=True)
+        print_message(f"Other labs have {others}. To stop all: labctl forward --stop --all")

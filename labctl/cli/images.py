@@ -6,6 +6,7 @@ import click
 
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.errors import NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text
@@ -37,7 +38,7 @@ def images_command(ctx: click.Context, remove: str | None, json_: bool) -> None:
             cache.remove(image)
     images, failures = cache.list_images(), cache.take_failures()
     for text in failures:
-        click.echo(text, err=True)
+        print_message(text)
     if json_:
         print_json({"images": images, "failures": failures, "limit_bytes": cache.limit_bytes})
         return
@@ -46,8 +47,8 @@ def images_command(ctx: click.Context, remove: str | None, json_: bool) -> None:
         for i in images
     ]
     if not rows:
-        click.echo("This machine keeps no built images.", err=True)
+        print_message("This machine keeps no built images.")
         return
     print_table(rows, ("IMAGE", "ARCHITECTURE", "SIZE", "LAST USED"))
     used = bytes_text(sum(image.size_bytes for image in images))
-    click.echo(f"{used} of {bytes_text(cache.limit_bytes)} in {cache.directory}", err=True)
+    print_message(f"{used} of {bytes_text(cache.limit_bytes)} in {cache.directory}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,17 @@ import msgspec
 
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.lazy import lazy_imports
 from labctl.text import dollars_text, price_or_free_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from labctl.model import Resource
     from labctl.servers.leftovers import Orphans
 
 with lazy_imports(__name__):
-    from labctl.cli import wrapping
     from labctl.servers import disks, leftovers
 
 
@@ -60,7 +62,7 @@ def orphans_command(
     That includes what was created on other machines and for other labs. Servers of other users of
     the same Docker Engine are counted, and listed only with --everyone.
 
-    Exits with 1 if one of them costs money.
+    Exits with 1 if a server is left, or anything else that costs money.
 
     \b
     labctl orphans --provider aws --all-regions
@@ -80,10 +82,8 @@ def orphans_command(
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
         _print_orphans(resources, everyone, with_region=all_regions)
-        for cache in resources.caches:
-            text = f"image cache {cache.id}: free, {cache.note}"
-            lines = wrapping.wrap_lines(text, 2) if sys.stdout.isatty() else [text]
-            click.echo("\n  ".join(lines))
+        _print_free([one for one in resources.resources if _is_free(one)], "")
+        _print_free(resources.caches, "image ")
     ctx.exit(1 if resources.is_billing else 0)
 
 
@@ -120,8 +120,10 @@ def _print_orphans(orphans: Orphans, everyone: bool, *, with_region: bool) -> No
             "kept" if resource.expires_at else resource.note,
         )
         for resource in orphans.resources
+        if not _is_free(resource)
     ]
-    print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", "STATE"))
+    if rows:
+        print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", "STATE"))
     for resource in orphans.resources:
         if resource.expires_at:
             click.echo(
@@ -129,6 +131,18 @@ def _print_orphans(orphans: Orphans, everyone: bool, *, with_region: bool) -> No
             )
 
 
+def _is_free(resource: Resource) -> bool:
+    """Whether it costs nothing and nobody keeps it."""
+    return not resource.price_usd_per_month and not resource.expires_at
+
+
+def _print_free(resources: Iterable[Resource], kind_prefix: str) -> None:
+    """Print a line for each: its id and what removes it are too long for the table."""
+    for resource in resources:
+        text = f"{kind_prefix}{resource.kind} {resource.id}: free, {resource.note or 'unused'}"
+        click.echo("\n  ".join(wrap_lines(text, 2, err=False)))
+
+
 def _print_others_count(count: int) -> None:
     others = "1 server of another user is" if count == 1 else f"{count} servers of other users are"
-    click.echo(f"{others} not listed; to list all: labctl orphans --everyone", err=True)
+    print_message(f"{others} not listed; to list all: labctl orphans --everyone")

@@ -10,6 +10,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.setup import print_ready
+from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _print_stopped(result: StopResult) -> None:
     if result.disk is not None:
         text = disks.describe_stopped_disk(result.disk)
         for line in wrap_text(f"{text[0].upper()}{text[1:]}.", 2):
-            click.echo(f"  {line}")
+            print_message(f"  {line}", err=False)
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
 

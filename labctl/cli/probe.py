@@ -8,6 +8,7 @@ import click
 
 from labctl.cli.options import SCREEN, stop_drawing
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.events import Question
 from labctl.text import dollars_text, duration_text, price_or_free_text, timing_text
 
@@ -33,7 +34,7 @@ def confirm_after_probe(
     """
 
     def report_start(run: Run) -> None:
-        click.echo(f"probing with run {run.id}", err=True)
+        print_message(f"probing with run {run.id}")
 
     estimate = lab.probe(command, amount=amount, push=push, on_start=report_start)
     stop_drawing(ctx)
@@ -42,17 +43,17 @@ def confirm_after_probe(
         return False
     if estimate.finished:
         elapsed = duration_text(estimate.time.seconds)
-        click.echo(f"the whole run finished during the probe: it took {elapsed}", err=True)
-        click.echo(f"labctl pull {estimate.run.id}    download its results", err=True)
+        print_message(f"the whole run finished during the probe: it took {elapsed}")
+        print_message(f"labctl pull {estimate.run.id}    download its results")
         return False
     question = f"{estimate_text(estimate)}; continue?"
-    click.echo(describe_estimate(estimate), err=True)
+    print_message(describe_estimate(estimate))
     if ctx.meta[SCREEN].yes:
-        click.echo(f"{question} yes", err=True)
+        print_message(f"{question} yes")
         return True
     if lab.context.reporter.confirm(Question(question=question, about="price")):
         return True
-    click.echo("nothing more was started; labctl down removes the server", err=True)
+    print_message("nothing more was started; labctl down removes the server")
     return False
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import pwd
 import shlex
 import signal
 import sys
@@ -14,6 +16,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.config import copy_environment, expand_user
 from labctl.errors import BusyError, ConnectError, NotFoundError
 from labctl.lazy import lazy_imports
@@ -80,14 +83,20 @@ def _init(directory: Path, json_: bool) -> None:
     """
     public = _open_receiver(directory).init()
     if not has_filter():
-        click.echo(f"warning: {UNCONFINED}", err=True)
+        print_message(f"warning: {UNCONFINED}")
     if json_:
         print_json({"receiver": public})
         return
-    click.echo(f"{directory} is ready for submissions. It signs receipts with the key")
+    print_message(
+        f"{directory} is ready for submissions. It signs receipts with the key", err=False
+    )
     click.echo(f"  {public}")
-    click.echo(f"Keep {directory / 'signing-key'} secret, and store a backup of it elsewhere.")
-    click.echo(f"  next: labctl receive assignment {directory} hw1 --due ... --at ssh://...")
+    print_message(
+        f"Keep {directory / 'signing-key'} secret, and store a backup of it elsewhere.", err=False
+    )
+    place = f"ssh://{pwd.getpwuid(os.getuid()).pw_name}@{platform.node()}"
+    words = ["receive", "assignment", str(directory), "hw1", "--at", place, "--out", "hw1.yaml"]
+    click.echo(f"  next: {shlex.join(['labctl', *words])}")
 
 
 @receive_command.command("assignment", short_help="Create or change an assignment; print its file.")
@@ -143,6 +152,10 @@ def _write_assignment(
         )
         raise
     click.echo(text, file=out, nl=False)
+    if out.name != "<stdout>":
+        print_message(f"{out.name} is the file for your students. To let one submit:")
+        drop = shlex.quote(str(directory))
+        click.echo(f"  labctl receive admit {drop} STUDENT KEYFILE", err=True)
 
 
 @receive_command.command("admit", short_help="Allow a student's key to submit.")
@@ -161,7 +174,7 @@ def _admit(directory: Path, student: str, key: TextIO, keys_file: Path) -> None:
     """
     line = receive.admit(_open_receiver(directory), student, key.read(), expand_user(keys_file))
     click.echo(line)
-    click.echo(f"written to {keys_file}; {student} can submit", err=True)
+    print_message(f"written to {keys_file}; {student} can submit")
 
 
 @receive_command.command("expel")

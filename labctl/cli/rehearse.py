@@ -16,6 +16,7 @@ from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
 from labctl.config.installation import install_command
 from labctl.errors import LabError, UsageError
@@ -210,7 +211,7 @@ def _print_environment(rehearsal: Any) -> None:
 
 
 def _log(text: str) -> None:
-    click.echo(f"rehearsal: {clean(text)}", err=True)
+    print_message(f"rehearsal: {clean(text)}")
 
 
 def _log_progress(text: str, done: float, total: float) -> None:

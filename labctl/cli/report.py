@@ -10,6 +10,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import RUN, json_option, open_lab
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.text import bytes_text
 
 
@@ -42,12 +43,12 @@ def report_command(
         print_json({"report": report})
         return
     for missing in report.lacks:
-        click.echo(clean(missing), err=True)
+        print_message(clean(missing))
     click.echo(f"{clean(_relative_path(Path(report.file)))} ({bytes_text(report.bytes)})")
     if not open_:
         names = [run] * bool(run) + (["--out", str(out)] if out else [])
         call = shlex.join(["labctl", "report", *names, "--open"])
-        click.echo(f"{clean(call)}   shows it in your browser", err=True)
+        print_message(f"{clean(call)}   shows it in your browser")
 
 
 def _relative_path(file: Path) -> str:

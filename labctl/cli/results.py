@@ -12,6 +12,7 @@ from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import RUN, json_option, open_lab, require_name
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.config.scalars import parse_duration
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
@@ -87,7 +88,7 @@ def pull_command(
             click.echo(_describe_pull(pulled))
         print_left_files(lab, pulled)
         for missing in pulled.skipped:
-            click.echo(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}", err=True)
+            print_message(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}")
         if pulled.skipped:
             _print_how_to_continue(lab, pulled.run)
 
@@ -98,7 +99,7 @@ def _print_how_to_continue(lab: Lab, run_id: str) -> None:
     if run is not None and not run.has_ended:
         line = shell.command("labctl", "pull", "--follow", run_id).render()
         text = f"run {run_id} has not ended; to download each file once it is complete"
-        click.echo(f"  {text}: {line}", err=True)
+        print_message(f"  {text}: {line}")
 
 
 def _require_effect(
@@ -137,7 +138,7 @@ def print_left_files(lab: Lab, pulled: PulledRun) -> None:
     names = [f"{clean(file.path)} ({bytes_text(file.size)})" for file in left]
     verb = "was" if len(names) == 1 else "were"
     text = f"{names_text(names, MOST_NAMED)} {verb} written outside outputs"
-    click.echo(f"  left on the server: {text}: labctl pull --all {pulled.run}", err=True)
+    print_message(f"  left on the server: {text}: labctl pull --all {pulled.run}")
     print_outputs_line(lab, [file.path for file in left])
 
 
@@ -146,7 +147,7 @@ def print_outputs_line(lab: Lab, files: Sequence[str]) -> None:
     outputs = run_outputs.extend_outputs(lab.config.outputs, files)
     if outputs != lab.config.outputs:
         line = f"outputs: [{', '.join(outputs)}]"
-        click.echo(f"  to download such files of later runs too, in lab.yaml: {line}", err=True)
+        print_message(f"  to download such files of later runs too, in lab.yaml: {line}")
 
 
 def _describe_pull(pulled: PulledRun) -> str:

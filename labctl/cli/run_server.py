@@ -17,6 +17,7 @@ from labctl.cli.down_output import is_billing, print_down
 from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, format_next, print_error
 from labctl.cli.options import list_timings, stop_drawing
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.errors import BuildError, InterruptError, LabError, UsageError
 from labctl.events import Note
 from labctl.lab import Lab
@@ -130,7 +131,7 @@ def _start_server(lab: Lab, on_create: Callable[[Server], None]) -> None:
     price = server.offer.price_usd_per_hour
     cost = price_or_free_text(price)
     _stop_drawing()
-    click.echo(f"{server.alias} is ready ({server.provider}, {cost}).", err=True)
+    print_message(f"{server.alias} is ready ({server.provider}, {cost}).")
 
 
 def _stop_drawing() -> None:
@@ -178,7 +179,7 @@ def _end_after_failure(lab: Lab, error: Exception, *, is_own: bool) -> None:
         return
     _stop_drawing()
     if result.removed:
-        click.echo(f"--down removed {result.removed}", err=True)
+        print_message(f"--down removed {result.removed}")
 
 
 def _finish(lab: Lab, run: Run | None, ending: ServerEnd | None, json_: bool) -> int:
@@ -217,9 +218,9 @@ def _print_server_end(lab: Lab, ending: ServerEnd) -> None:
     if ending.result is not None:
         print_down(lab, ending.result, err=True)
     elif ending.kept:
-        click.echo("--down did not remove the server:", err=True)
+        print_message("--down did not remove the server:")
         for line in ending.kept.splitlines():
-            click.echo(f"  {clean(line)}", err=True)
+            print_message(f"  {clean(line)}")
         _print_server_left(lab)
 
 
@@ -228,8 +229,8 @@ def _print_server_left(lab: Lab) -> None:
     server = lab.context.state.get_lab_server(lab.id)
     if server is not None:
         cost = describe_cost(server)
-        click.echo(f"  {server.alias} still exists ({server.state}, {cost})", err=True)
-        click.echo("  labctl down      download the results, then remove it", err=True)
+        print_message(f"  {server.alias} still exists ({server.state}, {cost})")
+        print_message("  labctl down      download the results, then remove it")
 
 
 def describe_cost(server: Server | None) -> str:
@@ -244,7 +245,7 @@ def note_interrupt(lab: Lab, run_id: str, interrupt: BaseException) -> None:
     run_server.record_interrupted_down(lab.context, run_id, name)
     try:
         _stop_drawing()
-        click.echo(f"\nlabctl run --down was interrupted ({name})", err=True)
+        print_message(f"\nlabctl run --down was interrupted ({name})")
     except OSError:  # the reader of a pipe is gone
         _discard_output(sys.stderr)
 
@@ -257,7 +258,7 @@ def _exit_interrupted(lab: Lab, interrupt: BaseException) -> NoReturn:
     """Exit after an interruption before the run began or after it ended."""
     note_interrupt(lab, "", interrupt)
     _print_server_left(lab)
-    click.echo("  labctl status    show what is running", err=True)
+    print_message("  labctl status    show what is running")
     raise click.exceptions.Exit(INTERRUPTED) from interrupt
 
 

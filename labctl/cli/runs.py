@@ -33,6 +33,7 @@ from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh, repla
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.errors import LabError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
@@ -241,13 +242,13 @@ def _finish(ctx: click.Context, lab: Lab, run: Run, json_: bool) -> int:
 def print_run(run: Run) -> None:
     """Print how the run ended, and the next command."""
     if not run.has_ended:
-        click.echo(f"labctl logs -f {run.id}    follow its log", err=True)
+        print_message(f"labctl logs -f {run.id}    follow its log")
         return
-    click.echo(f"run {run.id}: {clean(run.summary)}", err=True)
+    print_message(f"run {run.id}: {clean(run.summary)}")
     if run.stopped_by:
-        click.echo(f"labctl up && labctl run --recover --id {run.id}    resume it", err=True)
+        print_message(f"labctl up && labctl run --recover --id {run.id}    resume it")
     elif run.exit_code:
-        click.echo(f"labctl explain {run.id}    why, and what to try next", err=True)
+        print_message(f"labctl explain {run.id}    why, and what to try next")
 
 
 def find_exit_code(run: Run) -> int:
@@ -263,7 +264,7 @@ def print_new_files(lab: Lab, run: Run) -> None:
     if not run.new_files:
         return
     names = names_text([clean(name) for name in run.new_files], 5)
-    click.echo(f"new files outside outputs: {names} (labctl pull --all)", err=True)
+    print_message(f"new files outside outputs: {names} (labctl pull --all)")
     others = (other for other in lab.context.state.list_runs(lab.id) if other.id != run.id)
     if not any(other.new_files for other in others):
         results.print_outputs_line(lab, run.new_files)
@@ -279,16 +280,16 @@ def _print_still_running(lab: Lab, run: Run) -> None:
     server = lab.context.state.get_lab_server(lab.id)
     price = server.offer.price_usd_per_hour if server else 0.0
     cost = price_or_free_text(price)
-    click.echo(f"\nrun {run.id} is still running ({cost})", err=True)
+    print_message(f"\nrun {run.id} is still running ({cost})")
     if lab.keeper:
         note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."
-        click.echo(note, err=True)
+        print_message(note)
     for line, effect in (
         (f"labctl logs -f {run.id}", "follow the log again"),
         (f"labctl cancel {run.id}", "stop the run"),
         ("labctl down", "remove the server"),
     ):
-        click.echo(f"  {line:<{len(run.id) + 18}}{effect}", err=True)
+        print_message(f"  {line:<{len(run.id) + 18}}{effect}")
 
 
 @click.command(

@@ -12,6 +12,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
+from labctl.cli.wrapping import print_message
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
@@ -90,7 +91,7 @@ def _stop(lab: Lab, server: Server, json_: bool) -> None:
         print_json({"stopped": stopped})
     else:
         text = f"stopped: {', '.join(stopped)}" if stopped else "nothing was being served"
-        click.echo(text, err=True)
+        print_message(text)
 
 
 def _build_request(
@@ -147,7 +148,7 @@ def _serve(
         model_serving.forward(lab.context, server, request, port) as forward,
     ):
         _print_address(request, forward.url, forward.local_port, json_)
-        click.echo("Press Ctrl-C to close the forward; labctl serve --stop stops it all", err=True)
+        print_message("Press Ctrl-C to close the forward; labctl serve --stop stops it all")
         wait_until_interrupted([forward])
 
 

@@ -9,6 +9,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.commands.ansible import Host, build_inventory
 from labctl.config import (
     is_trusted,
@@ -77,7 +78,7 @@ def _set(ctx: click.Context, name: str) -> None:
     else:
         value = sys.stdin.read().rstrip("\n")
     set_secret(lab.context.paths, lab.id, name, value)
-    click.echo(f"stored {name} for {lab.config.name}", err=True)
+    print_message(f"stored {name} for {lab.config.name}")
 
 
 @secret_command.command("list")

@@ -24,6 +24,7 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.screen import Screen, print_json
+from labctl.cli.wrapping import print_message
 from labctl.config import DEFAULT_PROVIDER, find_data_dir, find_lab, load_lab
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
@@ -123,9 +124,9 @@ def _choose_provider(ctx: click.Context, provider: str | None) -> str:
     """Return the provider; ask for it on a terminal. UsageError for an unknown one."""
     names = list_provider_names()
     if provider is None and sys.stdin.isatty():
-        click.echo("Where should labctl get servers?", err=True)
+        print_message("Where should labctl get servers?")
         for name in names:
-            click.echo(f"  {name:<8}{describe_provider(name)}", err=True)
+            print_message(f"  {name:<8}{describe_provider(name)}")
         provider = click.prompt(
             "provider", default=DEFAULT_PROVIDER, type=click.Choice(names), err=True
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
+from labctl.cli.wrapping import print_message
 from labctl.config.reader import LAB_FILE
 from labctl.runs.public_tests import has_public_tests
 from labctl.shell import command
@@ -49,7 +50,7 @@ def print_image_change(joined: JoinResult) -> None:
     elif joined.image_change == "differs":
         file = clean(_relative(joined.directory / LAB_FILE))
         text = f"{file} does not use the course's image; your file is unchanged"
-        click.echo(click.style(f"! {text}", fg="yellow"))
+        print_message(f"! {text}", err=False, fg="yellow")
         click.echo(f"  next: to use it, write there: image: {image}")
 
 
@@ -58,7 +59,7 @@ def print_starters(joined: JoinResult) -> None:
     for starter in joined.starters:
         name = clean(starter.assignment)
         if starter.state == "failed":
-            click.echo(click.style(f"- {name}: {clean(starter.problem)}", fg="red"))
+            print_message(f"- {name}: {clean(starter.problem)}", err=False, fg="red")
             click.echo(f"  next: {clean(starter.next or 'labctl join')}")
             continue
         added = sum(change.action == "added" for change in starter.changes)
@@ -85,13 +86,13 @@ def _print_paths(starter: DeliveredStarter, action: str, words: str) -> None:
 def _print_problem(directory: Path, change: FileChange) -> None:
     if change.action == "conflict":
         text = "you and the course changed the same lines; your file is unchanged"
-        click.echo(click.style(f"! {clean(change.path)}: {text}", fg="yellow"))
+        print_message(f"! {clean(change.path)}: {text}", err=False, fg="yellow")
         old, new = _relative(directory / change.beside), _relative(directory / change.path)
         edit = command("mv", old, new).render()
         click.echo(f"  next: edit {clean(old)}, then {clean(edit)}")
     elif change.action == "blocked":
         text = f"not written: {change.why}"
-        click.echo(click.style(f"! {clean(change.path)}: {clean(text)}", fg="yellow"))
+        print_message(f"! {clean(change.path)}: {clean(text)}", err=False, fg="yellow")
         path = clean(_relative(directory / change.blocked_by))
         click.echo(f"  next: move {path} away, then labctl join")
 

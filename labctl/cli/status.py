@@ -12,6 +12,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
 from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, dollars_text, duration_text, price_text
@@ -60,7 +61,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         print_json(status)
         ctx.exit(exit_code)
     if problem:
-        click.echo(f"showing what is known: {clean(problem)}", err=True)
+        print_message(f"showing what is known: {clean(problem)}")
         is_current = status["reachable"] is True
     server: Server | None = status["server"]
     if server is None:
@@ -93,25 +94,26 @@ def _read_status(
     try:
         return lab.status(refresh=True), True
     except (BusyError, ProviderError) as error:
-        click.echo(f"showing the last known state: {clean(error.what)}", err=True)
+        print_message(f"showing the last known state: {clean(error.what)}")
         return {**lab.status(), "keeper": lab.keeper}, False
 
 
 def _print_no_server(lab: str, has_unfinished_up: bool, ends: list[str]) -> None:
     if has_unfinished_up:
-        click.echo(f"{lab}: no server known, but an interrupted labctl up may have created one")
+        text = f"{lab}: no server known, but an interrupted labctl up may have created one"
+        print_message(text, err=False)
         click.echo("  labctl up      continue")
         click.echo("  labctl down    remove the server if it exists")
         return
     click.echo(f"{lab}: no server. Next: labctl up")
     for reason in ends[:1]:
-        click.echo(f"  its last server ended: {reason}")
+        print_message(f"  its last server ended: {reason}", err=False)
 
 
 def _print_kept(disks: list[KeptDisk]) -> None:
     if disks:
         for disk in disks:
-            click.echo(f"  {clean(server_disks.describe_kept_disk(disk))}")
+            print_message(f"  {clean(server_disks.describe_kept_disk(disk))}", err=False)
 
 
 def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> None:
@@ -121,7 +123,7 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     kind = clean(f"{server.provider} {server.offer.type}")
     click.echo(f"{clean(server.alias)}: {state}, {kind}")
     if status["why"]:
-        click.echo(f"  {clean(status['why'])}")
+        print_message(f"  {clean(status['why'])}", err=False)
     if status["reachable"] is False:
         click.echo("  labctl up      connect again, or say why that fails")
         click.echo("  labctl down    remove the server")
@@ -134,11 +136,10 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     if interrupted is not None:
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
         text = f"labctl run --down was interrupted ({interrupted.why}){run}"
-        click.echo(f"  {clean(text)}; to remove the server: labctl down")
+        print_message(f"  {clean(text)}; to remove the server: labctl down", err=False)
     if status["stopped"] is not None:
-        click.echo(
-            f"  {server_disks.describe_stopped_disk(status['stopped'])}; to use it: labctl start"
-        )
+        text = server_disks.describe_stopped_disk(status["stopped"])
+        print_message(f"  {text}; to use it: labctl start", err=False)
         return
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
@@ -164,7 +165,7 @@ def _print_limits(status: dict[str, Any], price: float) -> None:
     if limits:
         age = age_text(status["watched_at"], status["now"])
         reported = f" (reported {age} ago)" if report_age_s > 5 else ""
-        click.echo(f"  {', '.join(limits)}{reported}")
+        print_message(f"  {', '.join(limits)}{reported}", err=False)
     if not watch.alive:
         click.echo(click.style("  its watchdog is not running; next: labctl up", fg="red"))
     for number, activity in enumerate(watch.busy[:3]):
@@ -172,7 +173,7 @@ def _print_limits(status: dict[str, Any], price: float) -> None:
     if watch.mirror:
         _print_mirror(watch.mirror, status["now"])
     for problem in watch.cannot or ():
-        click.echo(click.style(f"  {clean(problem)}", fg="yellow"))
+        print_message(f"  {clean(problem)}", err=False, fg="yellow")
 
 
 def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
@@ -183,7 +184,7 @@ def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
         return
     behind = f", {bytes_text(mirror.behind_bytes)} behind" if mirror.behind_bytes else ""
     text = f"  not mirrored (last: {when}{behind}), retrying: {clean(mirror.failed)}"
-    click.echo(click.style(text, fg="yellow"))
+    print_message(text, err=False, fg="yellow")
 
 
 def _print_decisions(watch: WatchRecord | None) -> None:
@@ -230,7 +231,7 @@ def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[
     for run in runs:
         if run.state == "running" and run.gpu_lost_at is not None:
             text = f"{run.id} has lost its GPU; next: labctl explain {run.id}"
-            click.echo(click.style(text, fg="red"))
+            print_message(text, err=False, fg="red")
 
 
 def _steps_text(run: Run) -> str:
@@ -278,7 +279,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     except KeyboardInterrupt:
         stop_drawing(ctx)
         text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
-        click.echo(f"\n{text}", err=True)
+        print_message(f"\n{text}")
         ctx.exit(130)
     finally:
         waiting.stop()
@@ -301,9 +302,9 @@ def _print_end_of_log(run: Run, *, has_output: bool) -> None:
     """Print how the run ended, and that its log is empty if it is: nothing else would say so."""
     if not has_output:
         empty = "ended without output" if run.has_ended else "has not printed anything yet"
-        click.echo(f"run {run.id} {empty}", err=True)
+        print_message(f"run {run.id} {empty}")
     if run.has_ended:
-        click.echo(f"run {run.id}: {clean(run.summary)}", err=True)
+        print_message(f"run {run.id}: {clean(run.summary)}")
 
 
 def _print_saved_log(lab: Lab, run_id: str, tail: int) -> None:
@@ -311,7 +312,7 @@ def _print_saved_log(lab: Lab, run_id: str, tail: int) -> None:
     text = reconcile.read_saved_log(lab.context, run_id)
     run_commands.write_log(_last_lines(text, tail))
     empty = "" if text else f"; run {run_id} had not printed anything"
-    click.echo(f"the server has ended; this is the log that was saved or pulled{empty}", err=True)
+    print_message(f"the server has ended; this is the log that was saved or pulled{empty}")
 
 
 def _find_server_for_logs(lab: Lab, run: str) -> Server | None:

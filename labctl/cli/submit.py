@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -19,12 +20,15 @@ from labctl.cli.submit_output import (
     print_terms,
     print_verified,
 )
+from labctl.cli.wrapping import print_message
 from labctl.config import find_lab, find_paths
-from labctl.errors import InterruptError
+from labctl.errors import BusyError, InterruptError
 from labctl.submissions import receipts, submit
 from labctl.submissions.receiver_host import public_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from labctl.lab import Lab
     from labctl.submissions.bundling import BundleContents
     from labctl.submissions.submit import Terms
@@ -122,7 +126,7 @@ def _print_public_key(json_: bool) -> None:
         print_json({"key": line})
         return
     click.echo(line)
-    click.echo("Send this line to your instructor, who registers it under your name.", err=True)
+    print_message("Send this line to your instructor, who registers it under your name.")
 
 
 def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
@@ -173,10 +177,20 @@ def _verify_receipt(
     ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
+@contextlib.contextmanager
+def _suggest_again() -> Iterator[None]:
+    """Let an error that may pass suggest this command, and not another submission."""
+    try:
+        yield
+    except BusyError as error:
+        error.hint = f"{shlex.join(['labctl', *sys.argv[1:]])}   # again later"
+        raise
+
+
 def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
-    with submit.open_receiver(lab.context, rules) as host:
+    with _suggest_again(), submit.open_receiver(lab.context, rules) as host:
         saved, refused = receipts.fetch(root, rules, host)
     if json_:
         rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
@@ -188,7 +202,7 @@ def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> N
 def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
-    with submit.open_receiver(lab.context, rules) as host:
+    with _suggest_again(), submit.open_receiver(lab.context, rules) as host:
         feedback, path = receipts.fetch_feedback(root, rules, host)
     if json_:
         print_json({"feedback": feedback, "path": str(path)})

@@ -20,6 +20,7 @@ WIDE = 120
 NARROW_BARS, WIDE_BARS = 16, 36
 LEAST_PROCESSES = 3
 HEADING = "dim"
+_SERVICE = " (service)"
 # memory used, as a share of its total, from which it is shown as a warning
 FULL = 0.95
 HELD_BY = {"thermal": "heat", "power": "power", "hardware": "protection"}
@@ -174,7 +175,7 @@ def _render_runs(now: ServerMetrics, history: History, about: About, width: int)
         left = history.estimate_left_s(run)
         gpu_memory = (_gpu_memory(p for p in now.processes if p.name == run.name),) if gpus else ()
         table.add_row(
-            Text(_shorten(container_name(run, about.lab_id), 40 if wide else 16), "bold"),
+            Text(_fit_name(container_name(run, about.lab_id), 40 if wide else 16), "bold"),
             Text(_shorten(run.person, 12 if wide else 8)),
             usage_text(run.cpu_cores, run.cores, "", ".1f"),
             _memory_text(run.memory_bytes, run.memory_limit_bytes),
@@ -189,7 +190,12 @@ def container_name(run: ContainerMetrics | ProcessMetrics, lab_id: str) -> str:
     """Name a run by its id, with its lab if that is another; a service or container by its name."""
     if run.run:
         return run.run if run.lab_id == lab_id else f"{run.lab or run.lab_id[:6]}/{run.run}"
-    return f"{run.service} (service)" if run.service else run.name
+    return f"{run.service}{_SERVICE}" if run.service else run.name
+
+
+def _fit_name(name: str, width: int) -> str:
+    """Shorten the name of a container; a service first loses the word that says so."""
+    return _shorten(name if len(name) <= width else name.removesuffix(_SERVICE), width)
 
 
 def _steps_text(run: ContainerMetrics, bars: str, width: int) -> Text:
@@ -215,7 +221,7 @@ def _render_processes(processes: Sequence[ProcessMetrics], about: About, width: 
         table.add_row(
             str(process.pid),
             Text(_shorten(process.person, 12 if width >= WIDE else 8)),
-            Text(_shorten(container, 30 if width >= WIDE else 16)),
+            Text(_fit_name(container, 30 if width >= WIDE else 16)),
             f"{process.cpu_cores:.1f}",
             bytes_text(process.memory_bytes),
             *((_gpu_memory([process]),) if gpus else ()),

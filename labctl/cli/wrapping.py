@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
 import textwrap
+
+import click
 
 # Programs that labctl's messages tell people to type.
 _PROGRAMS = (
@@ -24,21 +27,30 @@ _JOINER = "\x1f"
 
 def read_width() -> int:
     """Return the columns of the terminal that messages go to; 100 if it does not say."""
-    try:
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        columns = 0
+    columns = 0
+    for stream in (sys.stderr, sys.stdout):
+        with contextlib.suppress(OSError, ValueError):
+            columns = columns or os.get_terminal_size(stream.fileno()).columns
     return shutil.get_terminal_size((columns or 100, 24)).columns
 
 
-def wrap_lines(text: str, indent: int = 0, *, has_commands: bool = True) -> list[str]:
+def print_message(text: str, *, err: bool = True, fg: str | None = None) -> None:
+    """Print sentences for people, wrapped to the terminal; `fg` is their color."""
+    for line in wrap_lines(text, err=err):
+        click.echo(click.style(line, fg=fg) if fg else line, err=err)
+
+
+def wrap_lines(
+    text: str, indent: int = 0, *, has_commands: bool = True, err: bool = True
+) -> list[str]:
     """Split a message into lines that fit the terminal, each below `indent` columns.
 
     Without a terminal these are the lines of the text. Commands, and lines that begin with four
-    spaces, are not wrapped. Without `has_commands`, words such as `aws` name no program.
+    spaces, are not wrapped. Without `has_commands`, words such as `aws` name no program. Without
+    `err`, the message goes to standard output.
     """
     lines = text.split("\n")
-    if not sys.stderr.isatty():
+    if not (sys.stderr if err else sys.stdout).isatty():
         return lines
     width = max(read_width() - indent, 20)
     return [part for line in lines for part in _wrap_line(line, width, has_commands)]

@@ -95,10 +95,10 @@ def day_text(at: float) -> str:
 
 
 def cost_text(disk: Resource) -> str:
-    """Return "$2.40 a month, kept until 2026-01-31", in this machine's time zone."""
-    return ", ".join(
-        filter(None, [f"{dollars_text(disk.price_usd_per_month)} a month", expiry_text(disk)])
-    )
+    """Return "$2.40 a month, kept until 2026-01-31", in this machine's time zone, or "free"."""
+    price = disk.price_usd_per_month
+    cost = f"{dollars_text(price)} a month" if price else "free"
+    return ", ".join(filter(None, [cost, expiry_text(disk)]))
 
 
 def get_id_without_region(disk: Resource) -> str:
@@ -125,6 +125,6 @@ def describe_stopped_disk(disk: StoppedDisk) -> str:
     price = disk.usd_per_month
     cost = f"costs {dollars_text(price)} a month" if price else "keeps everything on it"
     if not disk.until:
-        return f"its disk {cost} until labctl down removes it; nothing else does"
+        return f"its disk {cost} until you remove it with labctl down"
     day = day_text(disk.until)
     return f"its disk {cost}; the provider's timer removes it on {day} unless you start it before"

@@ -38,6 +38,7 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
         error = terminal.run("labctl init 'a b'", [], COMMAND_S).splitlines()
         note = terminal.run("labctl init inner --provider local", [], COMMAND_S).splitlines()
         hint = terminal.run(f"labctl run {options}", [], COMMAND_S).splitlines()
+        ready = terminal.run(f"labctl receive init {lab / 'submissions'}", [], COMMAND_S)
     assert [line for line in [*question, *error, *note] if len(line) > COLUMNS] == []
     start = next(n for n, line in enumerate(question) if line.startswith("  - give your"))
     assert question[start].endswith("TOKEN_OF_THE_DATA_SET to")
@@ -45,6 +46,10 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     assert any(line.startswith("  starting with a letter or digit; try a-b") for line in error)
     assert note[0].startswith(str(lab / "inner"))
     assert note[0].endswith("Commands that you")
+    assert any(line.startswith("Keep ") for line in ready.splitlines())
+    assert [
+        line for line in ready.splitlines() if len(line) > COLUMNS and "next:" not in line
+    ] == []
     assert [line.strip() for line in hint if len(line) > COLUMNS] == [
         f"next: labctl run -- python train.py {options}"
     ]

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -111,6 +112,10 @@ def test_a_refused_assignment_leaves_the_students_file_as_it_was(
     assert not file.exists()
     said = labctl(*words, "--at", AT, "--host-key", HOST_KEY)
     assert (said.code, said.out) == (0, "")
+    assert said.err == (
+        f"{file} is the file for your students. To let one submit:\n"
+        f"  labctl receive admit {drop} STUDENT KEYFILE\n"
+    )
     assert load_assignment(file).hand_in == AT
     before = file.read_bytes()
     assert labctl(*words, "--at", "s3:/x").code == 2
@@ -540,6 +545,30 @@ def test_an_assignment_that_makes_no_sense_says_all_of_it(labctl: Labctl, home: 
     assert "not a time with a zone" in labctl(*words, "--due", "tomorrow").err
     assert labctl(*words).code == 75
     assert labctl("receive", "list", drop, "hw3").code == 4
+
+
+def test_the_command_after_init_makes_an_assignment(labctl: Labctl, home: Path) -> None:
+    drop = str(home / "the drop")
+    suggested = labctl("receive", "init", drop).out.partition("next: labctl ")[2]
+    words = [*shlex.split(suggested), "--host-key", HOST_KEY]
+    words[words.index("--out") + 1] = str(home / "hw1.yaml")
+    assert labctl(*words).code == 0
+    assert load_assignment(home / "hw1.yaml").hand_in.startswith("ssh://")
+
+
+@pytest.mark.parametrize("option", ["--receipts", "--grade"])
+def test_a_receiver_that_does_not_answer_suggests_the_same_command(
+    assigned: Callable[..., Assignment],
+    labctl: Labctl,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+) -> None:
+    assigned("--at", "ssh://drop@127.0.0.1:1")
+    words = ("submit", option, "--assignment", "assignment.yaml")
+    monkeypatch.setattr(sys, "argv", ["labctl", *words])
+    refused = labctl(*words)
+    assert refused.code == 75
+    assert f"next: labctl submit {option} --assignment assignment.yaml" in refused.err
 
 
 def test_the_command_for_a_host_key_that_cannot_be_read_is_complete(

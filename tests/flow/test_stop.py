@@ -107,7 +107,7 @@ def test_without_a_timer_only_down_removes_it(lab: World) -> None:
     disk = power.stop(lab.context()).disk
     assert disk is not None
     told = describe_stopped_disk(disk)
-    assert told == "its disk keeps everything on it until labctl down removes it; nothing else does"
+    assert told == "its disk keeps everything on it until you remove it with labctl down"
 
 
 def test_status_shows_the_disk_of_a_stopped_server_only(paid: World) -> None:

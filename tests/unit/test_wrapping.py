@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from labctl.cli.wrapping import wrap_lines
+from labctl.cli.wrapping import print_message, wrap_lines
 
 PROSE = "the server has no such directory, and so the run would not find the files that it reads"
 FIRST = "the server has no such directory, and so the run would not find the files"
@@ -43,6 +43,18 @@ def test_prose_is_wrapped_at_words_and_commands_are_not(text: str, lines: list[s
 def test_the_indent_leaves_less_room() -> None:
     first, *_ = wrap_lines(PROSE, 20)
     assert len(first) <= 60
+
+
+def test_a_message_is_wrapped_for_the_stream_that_it_goes_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    print_message(PROSE, fg="red")
+    print_message(PROSE, err=False)
+    out, err = capsys.readouterr()
+    assert out == f"{PROSE}\n"
+    assert err.splitlines() == [f"\x1b[31m{FIRST} that\x1b[0m", "\x1b[31mit reads\x1b[0m"]
 
 
 def test_a_file_gets_the_lines_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

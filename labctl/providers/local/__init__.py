@@ -160,7 +160,12 @@ class LocalProvider:
             images = image.list_unused_images(docker)
         return [
             *(
-                Resource(provider="local", kind="container", id=str(claim.name))
+                Resource(
+                    provider="local",
+                    kind="container",
+                    id=str(claim.name),
+                    note=f"abandoned: docker rm {claim.name}",
+                )
                 for claim in claims
                 if age_s(claim) > CLAIM_S
             ),
