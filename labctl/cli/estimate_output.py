@@ -261,4 +261,4 @@ def _print_price(estimate: Estimate) -> None:
     elif estimate.costs:
         print_text("It fits on none of the offers.")
     else:
-        print_text(f"Cost unknown. {estimate.details.costs_note}.")
+        print_text(f"The cost is unknown: {estimate.details.costs_note}.")

@@ -111,7 +111,7 @@ def _cost_cells(cost: CostEstimate, month: bool) -> tuple[str, ...]:
         market if cost.provider else "-",
         price_or_free_text(cost.price_usd_per_hour),
         _hours_text(cost.hours),
-        optional_text(cost.usd, dollars_text),
+        optional_text(cost.usd, dollars_text) if cost.price_usd_per_hour else "free",
     )
     return (*cells, optional_text(cost.always_on_usd, dollars_text)) if month else cells
 

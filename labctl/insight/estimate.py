@@ -215,7 +215,9 @@ def _list_offers(
     """Return (the provider's offers, why there are none). Empty with a price given by the user."""
     if amount.price_usd_per_hour is not None:
         return (), ""
-    other = "use --provider aws for AWS prices, or --price 1.50 for your own"
+    is_chosen = context.config.origins.get("server.provider") == "--provider"
+    aws = "" if is_chosen else "--provider aws for AWS prices, or "
+    other = f"use {aws}--price 1.50 for your own"
     need = _choose_need(context.config.server.need, plan, gpu_verdict)
     try:
         offers = context.provider.offers(need)

@@ -25,11 +25,11 @@ CPU_BASE = "python:3.11-slim"
 SKIPPED = {"__pycache__", "ruff.toml", ".ruff_cache", ".mypy_cache"}
 
 
-def check_new_directory(target: Path) -> str:
+def check_new_directory(target: Path, provider: str = "") -> str:
     """Return the name of the lab that a sample project in `target` would be.
 
-    UsageError for an invalid lab name, PolicyError if `target` is not a new or empty directory, or
-    cannot be created.
+    A suggested command keeps the `provider` that was typed. UsageError for an invalid lab name,
+    PolicyError if `target` is not a new or empty directory, or cannot be created.
     """
     typed = target.resolve().name
     try:
@@ -39,22 +39,27 @@ def check_new_directory(target: Path) -> str:
         raise UsageError(
             f"{typed!r} is not a valid lab name",
             why=str(error),
-            hint=f"labctl init {shlex.quote(str(near))}",
+            hint=_suggest_init(str(near), provider),
         ) from None
     if target.exists() and not target.is_dir():
         raise PolicyError(
             f"{target} is a file",
             why="a sample project is only written into a new directory",
-            hint=f"labctl init {name}-lab",
+            hint=_suggest_init(f"{name}-lab", provider),
         )
     if target.exists() and any(target.iterdir()):
         raise PolicyError(
             f"{target} is not empty",
             why="a sample project is only written into a new directory",
-            hint=f"labctl init {name}-2",
+            hint=_suggest_init(f"{name}-2", provider),
         )
     require_writable(target.resolve().parent)
     return name
+
+
+def _suggest_init(directory: str, provider: str) -> str:
+    options = ["--provider", provider] if provider else []
+    return shlex.join(["labctl", "init", directory, *options])
 
 
 def create_project(templates: Path, target: Path, provider: str, reporter: Reporter) -> Path:
@@ -63,7 +68,7 @@ def create_project(templates: Path, target: Path, provider: str, reporter: Repor
     Raises the errors of `check_new_directory`. The data set is created here if scikit-learn and
     Pillow are installed; otherwise the first run creates it.
     """
-    name = check_new_directory(target)
+    name = check_new_directory(target, provider)
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))

@@ -57,11 +57,30 @@ def test_the_whole_answer_in_words(labctl: Any, monkeypatch: pytest.MonkeyPatch)
         "The simple rule ignores activations (4.3 GB by its own rule",
         "Fits on none of these GPUs.",
         "Time: 47 h 24 min, by your throughput.",
-        "Cost unknown. local has no GPU",
+        "The cost is unknown: local has no GPU",
         "--provider aws",
         "--zero 3 --data-parallel 2",
     ):
         assert words in said.out.replace("\n", " "), words
+
+
+def test_without_credentials_it_does_not_suggest_the_provider_that_was_typed(
+    labctl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    out = labctl("estimate", *EXAMPLE, "--provider", "aws").out.replace("\n", " ")
+    assert "The cost is unknown: no AWS credentials were found" in out
+    assert "use --price 1.50 for your own" in out
+    assert "--provider aws" not in out
+
+
+def test_what_is_free_is_called_free(labctl: Any) -> None:
+    size = ("--params", "1M", "--train", "adam", "--batch", "8", "--seq", "16", "--hidden", "32")
+    out = labctl("estimate", *size, "--layers", "2", "--tokens", "10k").out
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("container "))
+    assert row[-1] == "free"
 
 
 @pytest.mark.parametrize("width", [80, 140])

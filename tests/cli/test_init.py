@@ -316,6 +316,23 @@ def test_code_inside_a_lab_becomes_a_lab_of_its_own(labctl: Any, home: Path) -> 
     assert load_lab(inner, environ={"HOME": str(home)}).name == "birds"
 
 
+def test_a_sample_inside_a_lab_says_so_before_it_is_created(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home / "digits")
+    said = labctl("init", "inner", "--provider", "local")
+    assert said.code == 0
+    inside = f"{home / 'digits' / 'inner'} is inside the lab {home / 'digits'}."
+    assert inside in said.err
+    monkeypatch.chdir(home)
+    assert "is inside the lab" not in labctl("init", "outside", "--provider", "local").err
+
+
+def test_the_suggested_init_keeps_the_provider(labctl: Any, home: Path) -> None:
+    suggested = labctl("init", "A_B", "--provider", "aws").err.partition("next: labctl ")[2]
+    assert suggested.split() == ["init", "a-b", "--provider", "aws"]
+
+
 def test_code_without_a_program_says_so(labctl: Any, home: Path) -> None:
     lab = adopt(labctl, home, {"net.py": "", "data.py": ""})
     assert lab.run == ()
