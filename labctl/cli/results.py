@@ -170,6 +170,9 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
     try:
         return run_outputs.follow_outputs(lab.context, run_id, on_round=print_round)
     except NotFoundError as error:
+        for pulled in reconcile.find_downloaded(lab.context, [run_id]):
+            print_round(pulled)
+            return pulled
         raise reconcile.explain_missing_results(lab.context, [run_id], error) from None
 
 

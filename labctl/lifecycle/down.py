@@ -20,6 +20,7 @@ from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.runs import outputs, runs
+from labctl.runs.saved_copies import note_downloaded
 from labctl.servers import adoption, end_server, kept_disks, pending_attempts
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
@@ -260,6 +261,7 @@ def _save(
             context, server, _make_unsaved_error(unsaved), hint=FIX_FILES
         )
     kept_disks.note_saved(context, server)
+    note_downloaded(context, server)
     _remove_containers(context, server)
     return _Saved(
         results=sum(run.files for run in pulled),

@@ -22,7 +22,7 @@ from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run
 from labctl.runs import outputs, runs
-from labctl.runs.saved_copies import list_outputs, pull_from_store
+from labctl.runs.saved_copies import find_downloaded_runs, list_outputs, pull_from_store
 from labctl.runs.stored_images import BUILT_EVENT
 from labctl.servers import adoption, disk_retention, kept_disks
 from labctl.servers.context import LabContext
@@ -92,8 +92,8 @@ def has_copies(context: LabContext) -> bool:
 def pull(context: LabContext, run_ids: list[str], *, everything: bool) -> list[PulledRun]:
     """Pull the outputs of these runs (all, if empty) from the server.
 
-    If the server has ended, pull them from the lab's store or its keeper. NotFoundError if neither
-    has them.
+    If the server has ended, pull them from the lab's store or its keeper, unless `down` downloaded
+    all of them. NotFoundError if neither has them.
     """
     try:
         server = context.get_server()
@@ -103,12 +103,25 @@ def pull(context: LabContext, run_ids: list[str], *, everything: bool) -> list[P
         pulled = outputs.pull(context, server, run_ids, everything=everything)
         return [outputs.add_left_files(context, server, run) for run in pulled]
     except (NotFoundError, ConnectError) as error:
+        if isinstance(error, NotFoundError) and (here := find_downloaded(context, run_ids)):
+            return here
         if not has_copies(context) or (isinstance(error, ConnectError) and _has_server(context)):
             raise explain_missing_results(context, run_ids, error) from None
     try:
         return pull_saved_copies(context, run_ids)
     except NotFoundError as error:
         raise explain_missing_results(context, run_ids, error) from None
+
+
+def find_downloaded(context: LabContext, run_ids: Sequence[str]) -> list[PulledRun]:
+    """Return these runs (all, if empty) if `down` downloaded all of them, and say so; else []."""
+    ids = run_ids or [run.id for run in context.state.list_runs(context.lab_id)]
+    pulled = find_downloaded_runs(context, ids)
+    if pulled:
+        whose = ids[0] if len(ids) == 1 else "these runs"
+        text = f"the server of {whose} was removed after everything on it had been downloaded"
+        context.reporter.emit(Note(text=text))
+    return pulled
 
 
 def _has_server(context: LabContext) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.events import Progress, SilentReporter
-from labctl.model import NAME_PATTERN, FileEntry, Run
+from labctl.model import NAME_PATTERN, FileEntry, Run, Server
 from labctl.runs.runs import to_run
 from labctl.servers.context import LabContext
 from labctl.stores.lab_store import open_lab_store
@@ -31,6 +31,7 @@ from labctl.sync.local_results import (
     RunComparison,
     create_run_directory,
     place_files,
+    read_pulled_run,
     write_record,
 )
 from labctl.sync.pull import PulledRun
@@ -42,8 +43,33 @@ from labctl.wire.mirrors import IndexRecord, StoredRunRecord
 from labctl.wire.runs import RunRecord
 from labctl.wire.tar import TarError, TarStream
 
+# The ledger's line for a server of which `down` has downloaded and verified every run.
+DOWNLOADED = "downloaded"
+
 # Writes one verified file to a path, by rename; raises TransferError or NotFoundError.
 Fetch = Callable[[AnnouncedFile, Path], None]
+
+
+def note_downloaded(context: LabContext, server: Server) -> None:
+    """Record that every file of the server's runs is on this machine, verified."""
+    context.state.record(DOWNLOADED, lab_id=context.lab_id, server_id=server.id)
+
+
+def find_downloaded_runs(context: LabContext, run_ids: Sequence[str]) -> list[PulledRun]:
+    """Return these runs if `down` downloaded all of them and they are still here, otherwise []."""
+    folder = context.config.root / "runs"
+    runs = [context.state.get_run(context.lab_id, run_id) for run_id in run_ids]
+    if not all(run is not None and _is_downloaded(context, folder, run) for run in runs):
+        return []
+    return [
+        PulledRun(run=run_id, directory=str(folder / run_id), complete=True) for run_id in run_ids
+    ]
+
+
+def _is_downloaded(context: LabContext, folder: Path, run: Run) -> bool:
+    notes = context.state.list_events(server_id=run.server_id, kind=DOWNLOADED, limit=1)
+    is_here = read_pulled_run(folder / run.id / RECORD) is not None
+    return is_here and any(note.at >= run.created_at for note in notes)
 
 
 def pull_from_store(context: LabContext, run_id: str) -> PulledRun:

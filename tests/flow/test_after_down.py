@@ -38,10 +38,31 @@ def pulled(lab: World) -> World:
 
 
 @pytest.mark.parametrize("words", [("pull",), ("pull", "night"), ("pull", "--follow")])
-def test_a_pull_names_the_results_that_are_here(
+def test_a_pull_after_down_says_that_everything_is_here(
     pulled: World, labctl: Labctl, words: tuple[str, ...]
 ) -> None:
     output = labctl(pulled, *words)
+    assert (output.code, output.out) == (0, "runs/night: Nothing new; everything is up to date.\n")
+    text = "the server of night was removed after everything on it had been downloaded\n"
+    assert output.err == text
+
+
+def test_a_pull_of_what_was_deleted_here_is_an_error(pulled: World, labctl: Labctl) -> None:
+    shutil.rmtree(pulled.home / "lab" / "runs" / "night")
+    output = labctl(pulled, "pull")
+    assert (output.code, output.out) == (4, "")
+    assert "digits has no server" in output.err
+
+
+def test_a_pull_after_another_end_of_the_server_names_what_is_here(
+    lab: World, labctl: Labctl
+) -> None:
+    up.up(lab.context())
+    lab.machine.run_with("night", **{"model.bin": "weights"})
+    assert labctl(lab, "pull", "--runs").code == 0
+    end_server(lab)
+    labctl(lab, "status", "--refresh")
+    output = labctl(lab, "pull", "night")
     assert output.code == 4
     assert "the results of night are on this machine, in runs/night\n" in output.err
     assert output.err.endswith("next: ls runs/night\n")
@@ -54,7 +75,8 @@ def test_a_pull_of_every_run_names_the_runs_that_are_here(pulled: World, labctl:
     record.write_text(record.read_text().replace("night", "later"))
     context = pulled.context()
     (night,) = context.state.list_runs(LAB_ID)
-    context.state.save_run(msgspec.structs.replace(night, id="later", created_at=1.0))
+    later = msgspec.structs.replace(night, id="later", created_at=1.0, server_id="another")
+    context.state.save_run(later)
     output = labctl(pulled, "pull", "--runs")
     assert "what was downloaded of night, later is on this machine, in runs/\n" in output.err
     assert output.err.endswith("next: ls runs\n")
