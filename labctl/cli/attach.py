@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from labctl.model import Run
 
 with lazy_imports(__name__):
+    from labctl.lifecycle import reconcile
     from labctl.runs import runs
 
 # programs that show the same on the server as in a container
@@ -49,14 +50,21 @@ def attach_command(ctx: click.Context, run: str) -> None:
     """
     lab = open_lab(ctx)
     run_id = runs.find_run(lab.context, run).id
-    server = lab.context.get_server()
+    try:
+        server = lab.context.get_server()
+    except NotFoundError as error:
+        if reconcile.local_log_path(lab.context, run_id).is_file():
+            error.hint = words("labctl", "logs", run_id).render()
+        raise
     request = RunRequest(lab.config.name, lab.id, run_id)
     reply = lab.context.open_agent(server).call(OPEN_SESSION, request)
     line = ["exec", "tmux", "attach-session", "-t", f"={reply.session}"]
     if reply.ended:  # the session ends with its viewer, as nothing else would end it
         line += [";", "set-option", "-t", f"={reply.session}:", "destroy-unattached", "on"]
-    effect = "" if reply.ended else "; the run continues"
-    print_message(f"The session of run {run_id}. Leave it with Ctrl-b d{effect}.")
+        text = f"Run {run_id} has ended. Its session shows the log; leave it with Ctrl-b d."
+        print_message(f"{text} To print the log: labctl logs {run_id}")
+    else:
+        print_message(f"The session of run {run_id}. Leave it with Ctrl-b d; the run continues.")
     replace_with_ssh(lab.context, words(*line).render())
 
 

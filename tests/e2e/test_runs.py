@@ -267,12 +267,17 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     wait_for(lambda: "labctl-seen" not in lab.student("tmux ls 2>&1", check=False))
     wait_for(lambda: "tail" not in lab.student(shown))
     wait_for(lambda: lab.student("pgrep -x top || true") == "")
+    _attach_and_leave(lab, "seen", "Run seen has ended. Its session shows the log")
 
 
-def _attach_and_leave(lab: LabDirectory, run: str) -> None:
+def _attach_and_leave(
+    lab: LabDirectory,
+    run: str,
+    message: str = "The session of run seen. Leave it with Ctrl-b d; the run continues.",
+) -> None:
     """`labctl attach` in a terminal of its own, left with Ctrl-b d."""
     with lab.in_terminal("attach", run) as terminal:
-        terminal.said(f"The session of run {run}. Leave it with Ctrl-b d; the run continues.")
+        terminal.said(message)
         shown = f"tmux list-clients -t =labctl-{run} 2>/dev/null"
         wait_for(lambda: lab.student(shown, check=False))
         terminal.type("\x02d")

@@ -92,6 +92,16 @@ def test_results_that_are_not_here_are_not_named(lab: World, labctl: Labctl) -> 
     assert "runs/" not in output.err
 
 
+def test_an_attach_points_to_the_log_that_is_here(pulled: World, labctl: Labctl) -> None:
+    output = labctl(pulled, "attach")
+    assert (output.code, output.err.splitlines()[-1]) == (255, "  next: labctl up")
+    log = pulled.home / "lab" / "runs" / "night" / "logs" / "run.log"
+    log.parent.mkdir()
+    log.touch()
+    output = labctl(pulled, "attach")
+    assert (output.code, output.err.splitlines()[-1]) == (255, "  next: labctl logs night")
+
+
 @pytest.mark.parametrize("with_new_server", [False, True])
 def test_a_cancel_says_that_the_run_has_ended_with_its_server(
     run_lab: World, labctl: Labctl, with_new_server: bool

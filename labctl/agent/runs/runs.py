@@ -288,7 +288,10 @@ def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
     gpu = "if command -v nvidia-smi >/dev/null; then exec watch -n 2 nvidia-smi; else exec top; fi"
     enter = f"exec sh /lab/run/.labctl/entry.sh sh -c {shlex.quote(BEST_SHELL)}"
     shell = f"docker exec -it -e LABCTL_ENTER=1 {container} sh -c {shlex.quote(enter)}"
-    shell += " || exec ${SHELL:-sh}"
+    shell += (
+        " 2>/dev/null || { echo 'This shell is on the server, not in the container of the run.'"
+    )
+    shell += "; exec ${SHELL:-sh}; }"
     return [
         *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
         *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
