@@ -214,8 +214,8 @@ class Training:
         self._save({"val_accuracy": score.accuracy, "val_loss": score.loss})
         trained = speed = ""
         if self.figures:  # none after a resume just before validating
-            trained = f"loss {self.figures['loss']:.4f}  accuracy {self.figures['accuracy']:.4f}  "
-            speed = f"  {self.figures['images_per_second']:.0f} images/s"
+            trained = f"loss {self.figures['loss']:.4f}  acc {self.figures['accuracy']:.4f}  "
+            speed = f"  {self.figures['images_per_second']:.0f} img/s"
         print(
             f"epoch {self.at.epoch}/{self.options.epochs}  step {self.at.step}/{self.total_steps}  "
             f"{trained}val {score.accuracy:.4f}{speed}",

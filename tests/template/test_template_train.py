@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import signal
 import time
@@ -308,6 +309,15 @@ def test_on_a_laptop_everything_lies_beside_the_code(
     stop.training = Training(options, from_environment({}), stop)  # type: ignore[arg-type]
     assert stop.training.run() == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "dataset", "logs"]
+
+
+def test_the_line_of_a_long_epoch_fits_80_columns(tmp_path: Path, small: Path) -> None:
+    output = finish(start("train.py", "--epochs", "1", run=tmp_path / "run", data=small))
+    (line,) = re.findall("^epoch .*", output, re.MULTILINE)
+    longest = re.sub(r"epoch \S+  step \S+", "epoch 100/100  step 1000/1000", line)
+    longest = re.sub(r"\d+ (\w+/s)$", r"99999 \1", longest)
+    assert "1000/1000" in longest and "99999 " in longest
+    assert len(longest) <= 80
 
 
 def test_images_in_colour_and_of_any_size(tmp_path: Path) -> None:
