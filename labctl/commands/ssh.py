@@ -362,6 +362,8 @@ def interactive_argv(
     check `runtime_dir`, which takes 5 ms.
     """
     options = [*login, *_list_user_master_options(runtime_dir)]
+    if line:  # ssh says that a shared connection is closed, which means nothing after a command
+        options.append("LogLevel=ERROR")
     argv = ["ssh", "-F", config, *_option_words(options), *(["-t"] if tty else [])]
     argv += ["--", check_id(server_id)]
     return [*argv, line] if line else argv

@@ -66,6 +66,18 @@ def log(run: Path) -> str:
     return (run / "logs" / "run.log").read_text()
 
 
+def test_a_program_that_the_image_lacks_is_named(shell: str, run: Path) -> None:
+    words = [shell, str(run.parent / "entry.sh"), "nvidia-smi", "-L"]
+    environ = {"PATH": str(run), "LABCTL_ENTER": "1"}
+    words[0] = shutil.which(shell) or ""
+    done = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert done.returncode == 127
+    assert done.stderr == "labctl: the image of this run has no program nvidia-smi\n"
+    words[2:] = ["echo", "here"]
+    done = subprocess.run(words, env={"LABCTL_ENTER": "1"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "here\n")
+
+
 @pytest.mark.parametrize(("line", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137)])
 def test_the_exit_code_is_passed_on_and_written(
     shell: str, run: Path, line: str, code: int

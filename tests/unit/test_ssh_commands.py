@@ -231,6 +231,7 @@ def test_a_persons_ssh() -> None:
     assert argv[-3:] == ["-t", "--", "i-1"]
     argv = ssh.interactive_argv("/c", "i-1", "htop", runtime_dir="/tmp/r", tty=False)
     assert argv[-3:] == ["--", "i-1", "htop"]
+    assert "LogLevel=ERROR" in argv
     assert "-t" not in argv
 
 

@@ -11,6 +11,10 @@ if [ -d /run/labctl-secrets ]; then
 fi
 umask 022
 if [ -n "$LABCTL_ENTER" ]; then
+  if ! command -v "$1" >/dev/null 2>&1; then
+    echo "labctl: the image of this run has no program $1" >&2
+    exit 127
+  fi
   exec "$@"
 fi
 # Two terminals may start the same container, one after its command has ended: it runs once.
