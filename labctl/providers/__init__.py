@@ -105,8 +105,9 @@ class Provider(Protocol):
         """Create a server and return at once; the same token returns the same server.
 
         CapacityError: the next offer may work. QuotaError, DeniedError, CredentialsError: no offer
-        will. ThrottledError and BusyError: repeat the same request later. After any other error it
-        is unknown whether the server was created; repeating the request finds out.
+        will. BuildError: the server's image did not build. ThrottledError and BusyError: repeat the
+        same request later. After any other error it is unknown whether the server was created;
+        repeating the request finds out.
         """
 
     def find(self, server_id: str) -> Server | None:

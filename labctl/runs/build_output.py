@@ -44,17 +44,42 @@ _ACTIONS = (
 )
 
 
+# pip repeats this for each try, before the error that counts
+_PIP_RETRY = re.compile(r"WARNING: Retrying \(Retry\(")
+# What the output of a failed build says if the server cannot reach what the build needs, the name
+# of that, and the setting that replaces it.
+_UNREACHABLE = (
+    (
+        re.compile(r'Get "https?://[^"]*/v2/|failed to resolve source metadata'),
+        "the container registry",
+        "LABCTL_BASE_IMAGE",
+    ),
+    (
+        re.compile(rf"{_PIP_RETRY.pattern}|Could not fetch URL"),
+        "the package index",
+        "LABCTL_WHEELHOUSE or LABCTL_PACKAGE_INDEX",
+    ),
+)
+
+
 def join_plain(lines: Sequence[str]) -> str:
     """Join lines of a program's output, without the colors that it has for a terminal."""
     return "\n".join(rich_text.Text.from_ansi(line.rstrip("\r")).plain for line in lines)
 
 
 def summarize_build(lines: Sequence[str]) -> str:
-    """Join the last lines of a build, with each long instruction of the Dockerfile cut.
+    """Join the last lines of a failed build, and add what the server could not reach.
 
-    Docker repeats the failed instruction before and after its output. A long one hides the reason.
+    Docker repeats the failed instruction before and after its output. A long one hides the reason,
+    and so do pip's retries.
     """
-    return "\n".join(_cut_instruction(line) for line in join_plain(lines).split("\n"))
+    text = join_plain(lines)
+    shown = [_cut_instruction(line) for line in text.split("\n") if not _PIP_RETRY.match(line)]
+    for pattern, what, setting in _UNREACHABLE:
+        if pattern.search(text):
+            shown.append(f"the server cannot reach {what}; to build without it, set {setting}")
+            shown.append("(docs/images.md: Without Docker Hub or PyPI)")
+    return "\n".join(shown)
 
 
 def _cut_instruction(line: str) -> str:

@@ -18,6 +18,7 @@ import msgspec
 
 from labctl.errors import (
     BudgetError,
+    BuildError,
     BusyError,
     CapacityError,
     CredentialsError,
@@ -54,6 +55,7 @@ LEFT = "zone-left"
 AVOID_S = 3600.0
 # Errors after which the provider cannot have created a server.
 REFUSALS = (
+    BuildError,
     CapacityError,
     CredentialsError,
     DeniedError,
@@ -265,11 +267,7 @@ def _attempt(context: LabContext, request: CreateServerRequest, offer: Offer) ->
     accounts.note_profile(context, account)
     context.state.begin_attempt(request.token, request, offer, account.id)
     context.state.record("attempt", lab_id=context.lab_id, detail={"token": request.token})
-    step = Step(name=f"creating a server: {context.provider.name} {describe_offer(offer)}")
-    context.reporter.emit(step)
-    server = _complete_attempt(context, offer, request)
-    context.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
-    return server
+    return _complete_attempt(context, offer, request)
 
 
 def _complete_attempt(
@@ -279,7 +277,10 @@ def _complete_attempt(
 
     `repeated`: the request was sent before, and its reply was lost.
     """
+    step = Step(name=f"creating a server: {context.provider.name} {describe_offer(offer)}")
+    context.reporter.emit(step)
     server = context.assign_alias(_create(context, offer, request, unsure=repeated), None)
+    context.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
     context.state.save_server(server)
     context.state.end_attempt(request.token, "created")
     record_start(context.state, server, "created")

@@ -12,6 +12,7 @@ from lab_world import LAB_ID, Cloud, DiskCloud, Machine, Recorded, World, unreac
 
 from labctl.errors import (
     AuthenticationError,
+    BuildError,
     BusyError,
     CapacityError,
     ConnectError,
@@ -369,6 +370,16 @@ def test_an_answer_that_was_never_heard_is_asked_for_by_the_next_up(lab: World) 
     assert {token for _, token in lab.cloud.tried} == {attempt.token}
     assert "repeating the request" in reporter.said
     assert lab.context().state.list_open_attempts() == []
+
+
+def test_an_image_that_did_not_build_leaves_no_attempt_behind(lab: World) -> None:
+    lab.cloud.create_errors = [BuildError("the base image is not available")]
+    with pytest.raises(BuildError):
+        up(lab)
+    assert lab.context().state.list_open_attempts() == []
+    reporter = Recorded()
+    up(lab, reporter=reporter)
+    assert "interrupted" not in reporter.said
 
 
 def test_an_old_attempt_is_not_repeated(lab: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,30 @@ def test_an_instruction_in_words(instruction: str, words: str) -> None:
     assert describe_instruction(instruction).endswith(words)
 
 
+@pytest.mark.parametrize(
+    ("line", "what", "setting"),
+    [
+        (
+            'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io',
+            "the container registry",
+            "LABCTL_BASE_IMAGE",
+        ),
+        (
+            "WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by 'x'",
+            "the package index",
+            "LABCTL_WHEELHOUSE or LABCTL_PACKAGE_INDEX",
+        ),
+    ],
+)
+def test_what_a_server_cannot_reach_is_named_with_its_setting(
+    line: str, what: str, setting: str
+) -> None:
+    summary = summarize_build([line, "the last line"]).splitlines()
+    assert ("Retrying" in line) == (line not in summary)
+    assert f"the server cannot reach {what}; to build without it, set {setting}" in summary
+    assert summarize_build(["the last line"]) == "the last line"
+
+
 def test_the_colors_of_a_terminal_are_left_out() -> None:
     assert join_plain(["\x1b[91mE: no space\x1b[0m", "left\r"]) == "E: no space\nleft"
 

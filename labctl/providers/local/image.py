@@ -146,8 +146,9 @@ def _make_build_error(step: str, base: str, reason: str, log: str) -> BuildError
         return BuildError(
             f"the base image {base!r} is not available",
             why=reason,
-            hint="without a container registry: scripts/base-image, then "
-            "LABCTL_BASE_IMAGE=labctl-base:bookworm labctl up",
+            hint="scripts/base-image   # in your clone of labctl: builds one from Debian packages\n"
+            "export LABCTL_BASE_IMAGE=labctl-base:bookworm\n"
+            "labctl up",
             log_path=file.name,
         )
     return BuildError(
