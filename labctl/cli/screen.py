@@ -57,9 +57,12 @@ class Bar:
     amount_width: int = 0
 
     def describe(self, width: int) -> str:
-        """Return name and detail; where they do not fit, the detail says more than the name."""
+        """Return name and detail, or what fits of them: the end of the detail says the most."""
         text = f"{self.name}: {self.detail}" if self.detail else self.name
-        return text if len(text) <= width else _shorten(self.detail or self.name, width)
+        shorter = (text, self.detail, self.detail.partition(", ")[2])
+        return next((one for one in shorter if one and len(one) <= width), "") or _shorten(
+            self.detail or self.name, width
+        )
 
 
 class Screen:

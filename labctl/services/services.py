@@ -68,7 +68,7 @@ def ensure_service(
     if reply.missing or reply.lacks:
         reply = _start_with_image(start, reply, wanted.image, provide_image, provide_extension)
     _report_other_settings(reply, wanted.name, reporter)
-    detail = f"{wanted.name} is already running" if reply.found else ""
+    detail = "already running" if reply.found else ""
     reporter.emit(Step(name=step, done=True, detail=detail))
     return _to_service(reply)
 

@@ -18,7 +18,7 @@ from labctl.servers.context import LabContext
 from labctl.services import lab_services
 from labctl.services.background_forwards import list_forwards
 from labctl.services.port_forward import Forwarding, build_url
-from labctl.services.services import WITH_TOKEN, list_services
+from labctl.services.services import WITH_TOKEN, list_services, usual_port
 from labctl.state.uses import find_forward_port, hold_forward
 from labctl.wire.services import ServiceRequest
 
@@ -44,6 +44,11 @@ def detach_forwards(
     def open_one(request: ServiceRequest) -> None:
         service = lab_services.ensure(context, server, request)
         forward = lab_services.detach_forward(context, server, service, request, port)
+        usual = port or usual_port(service.name, service)
+        if forward.local_port != usual:
+            at = build_url(service, forward.local_port, token=False)
+            text = f"local port {usual} was in use; {service.name} is at {at}"
+            context.reporter.emit(Note(text=text))
         with lock:
             on_ready(ReadyForward(forward.service, forward.url))
 

@@ -937,7 +937,11 @@ def test_a_bar_of_bytes_stays_until_its_step_ends(monkeypatch: pytest.MonkeyPatc
     screen = Screen()
     screen.emit(Step(name="sending x"))
     screen.emit(Progress(name="sending x", done=9, total=9, unit="bytes", detail="unpacking"))
-    assert screen.bars["sending x"].describe(40) == "sending x: unpacking"
+    bar = screen.bars["sending x"]
+    assert bar.describe(40) == "sending x: unpacking"
+    bar.detail = "step 2 of 16, getting the base image"
+    assert bar.describe(27) == "getting the base image"
+    assert bar.describe(20) == "step 2 of 16, getti…"
     screen.emit(Step(name="sending x", done=True))
     assert screen.live is None
 

@@ -191,6 +191,8 @@ def test_a_second_forward_finds_that_of_the_background(server: None, labctl: Any
     with listening() as port:
         detached = labctl("forward", port, "--detach")
         try:
+            url = detached.out.split()[1]
+            assert f"local port {port} was in use; {port} is at {url}\n" in detached.err
             again = labctl("forward", port)
             assert (again.code, again.out) == (0, detached.out)
             assert again.err == (
