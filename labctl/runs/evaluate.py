@@ -10,14 +10,12 @@ import importlib.util
 import json
 import os
 import secrets
-import sys
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from labctl.config.installation import install_command
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
@@ -127,7 +125,7 @@ def can_evaluate_here() -> bool:
 
 
 def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
-    """Run evaluate.py here on pulled checkpoints; LabError if torch or the script is missing.
+    """Run evaluate.py here on pulled checkpoints; LabError if a package or the script is missing.
 
     PolicyError if a checkpoint holds pickles. The script's last line must be a JSON object with
     accuracy and checkpoint; the file that it writes to LABCTL_EVALUATION is kept.
@@ -138,19 +136,13 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         raise make_no_script_error()
     if not _has_files(path):
         raise make_no_local_checkpoints_error(choice.run, choice.directory)
-    on_server = command("labctl", "eval", "--on-server", *([which] if which else []))
+    on_server = command("labctl", "eval", "--on-server", *([which] if which else [])).render()
     refuse_pickles(path, hint=f"{on_server}   # runs in a sandbox there, without network")
-    if not can_evaluate_here():
-        raise LabError(
-            "PyTorch is not installed in labctl's Python environment",
-            why=f"evaluate.py runs with {sys.executable}",
-            hint=f"labctl eval --on-server\n{install_command('train')}",
-        )
     context.reporter.emit(Step(name="evaluating", detail=str(choice.path)))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"
     fingerprints = fingerprint_checkpoints(choice.directory / CHECKPOINTS)
     try:
-        script = run_script(context.config.root, path, staging)
+        script = run_script(context.config.root, path, staging, on_server)
         evaluation = None
         if staging.is_file():
             evaluation = _parse(staging.read_bytes(), "here", fingerprints)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from labctl.config import copy_environment
+from labctl.config.installation import install_command
 from labctl.errors import LabError
 from labctl.runs.pickle_check import has_pickles
 from labctl.shell import command
@@ -17,6 +19,8 @@ from labctl.wire.sandbox import EvaluateReply
 
 SCRIPT = "evaluate.py"
 SHOWN_CHARACTERS = 1500
+# the last line of a failed import, by its top-level package
+_MISSING_PACKAGE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)[^']*'\Z", re.MULTILINE)
 
 
 class ScriptResult(NamedTuple):
@@ -27,8 +31,11 @@ class ScriptResult(NamedTuple):
     total: int
 
 
-def run_script(root: Path, checkpoints: Path, out: Path) -> ScriptResult:
-    """Run evaluate.py here; it may write details to `out`. LabError without an accuracy."""
+def run_script(root: Path, checkpoints: Path, out: Path, on_server: str) -> ScriptResult:
+    """Run evaluate.py here; it may write details to `out`. LabError without an accuracy.
+
+    `on_server` is the command that runs it in the image of the run.
+    """
     done = subprocess.run(
         [sys.executable, SCRIPT, str(checkpoints)],
         cwd=root,
@@ -43,6 +50,8 @@ def run_script(root: Path, checkpoints: Path, out: Path) -> ScriptResult:
     result = parse_last_line(lines[-1]) if lines else None
     if result is None:
         output = (done.stderr or done.stdout).strip()[-SHOWN_CHARACTERS:]
+        if match := _MISSING_PACKAGE.search(output):
+            raise _make_package_error(match[1], on_server)
         raise LabError(
             f"evaluate.py failed with exit code {done.returncode}"
             if done.returncode
@@ -51,6 +60,15 @@ def run_script(root: Path, checkpoints: Path, out: Path) -> ScriptResult:
             hint="fix evaluate.py, then: labctl eval",
         )
     return result
+
+
+def _make_package_error(package: str, on_server: str) -> LabError:
+    install = [install_command("train")] if package == "torch" else []
+    return LabError(
+        f"evaluate.py needs {package}, which labctl's Python environment lacks",
+        why=f"evaluate.py runs with {sys.executable}",
+        hint="\n".join([on_server, *install]),
+    )
 
 
 def parse_last_line(line: str) -> ScriptResult | None:

@@ -93,6 +93,25 @@ def test_the_example_loads_a_pickle_without_running_its_code(tmp_path: Path) -> 
     assert "Weights only load failed" in refused.stderr
 
 
+@pytest.mark.parametrize("package", ["torch", "birds"])
+def test_a_package_that_is_not_installed_here_is_named(
+    labctl: Labctl, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    folder = home / "digits" / "runs" / "r1" / "checkpoints"
+    folder.mkdir()
+    (folder / "weights.txt").touch()
+    # An environment without PyTorch evaluates a project that needs none.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    assert json.loads(labctl("eval", "--json").out)["evaluation"]["accuracy_local"] == 1.0
+    text = f"raise ModuleNotFoundError(\"No module named '{package}.nn'\")\n"
+    (home / "digits" / "evaluate.py").write_text(text)
+    said = labctl("eval")
+    assert said.code == 1
+    assert f"evaluate.py needs {package}, which labctl's Python environment lacks" in said.err
+    assert "  next: labctl eval --on-server\n" in said.err
+    assert ("[train]" in said.err) == (package == "torch")
+
+
 def test_an_empty_directory_of_checkpoints_is_none(labctl: Labctl, run: Run, home: Path) -> None:
     (home / "digits" / "runs" / "r1" / "checkpoints").mkdir()
     said = labctl("eval")

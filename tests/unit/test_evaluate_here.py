@@ -16,7 +16,7 @@ HUGE = '{"accuracy": 1' + "0" * 400 + "}"
 
 def run_program(root: Path, text: str) -> tuple[float, str, int]:
     (root / "evaluate.py").write_text(text)
-    return run_script(root, root, root / "out.json")
+    return run_script(root, root, root / "out.json", "labctl eval --on-server")
 
 
 @pytest.mark.parametrize(
