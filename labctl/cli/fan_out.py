@@ -72,7 +72,7 @@ def print_answer(answer: ServerResult, width: int) -> None:
 def summary_text(answers: Sequence[ServerResult]) -> str:
     """Write one line with the number of successes, and one for each server that failed."""
     done = sum(answer.code == 0 for answer in answers)
-    lines = [f"{done} of {len(answers)} servers: done"]
+    lines = [f"succeeded on {done} of {len(answers)} servers"]
     for answer in answers:
         if answer.code is None:
             lines.append(f"  {answer.alias}: not reached; next: {answer.hint or 'labctl doctor'}")

@@ -58,8 +58,8 @@ def confirm_after_probe(
 
 
 def estimate_text(estimate: ProbeResult) -> str:
-    """Write the result: `whole run will take 47 min, $0.31 on this spot offer`."""
-    text = f"whole run will take {duration_text(estimate.time.seconds)}"
+    """Write the result: `the whole run will take 47 min, $0.31 on this spot offer`."""
+    text = f"the whole run will take {duration_text(estimate.time.seconds)}"
     offer = estimate.server.offer
     if not offer.price_usd_per_hour:
         return f"{text}, free"
@@ -72,18 +72,18 @@ def describe_estimate(estimate: ProbeResult) -> str:
     pace = estimate.pace
     if pace is not None:
         step = f"{timing_text(pace.seconds_per_step)} each"
-        warm_up = f"the first {pace.warm_up_steps:.0f} dropped as warm-up"
+        warm_up = f"{pace.warm_up_steps:.0f} steps of warm-up"
         lines.append(
-            f"{pace.steps:.0f} of {estimate.total_steps:.0f} steps measured, {step}; {warm_up}"
+            f"measured {pace.steps:.0f} of {estimate.total_steps:.0f} steps after {warm_up}: {step}"
         )
         low, high = duration_text(estimate.time.low_s), duration_text(estimate.time.high_s)
-        limits = f"between {low} and {high}"
+        limits = f"the whole run takes between {low} and {high}"
+        if pace.start_s >= 1:
+            limits += f", {duration_text(pace.start_s)} of it to start"
+        lines.append(limits)
         if estimate.usd:
-            limits += f", {dollars_text(estimate.low_usd)} and {dollars_text(estimate.high_usd)}"
-        start_s = pace.start_s
-        lines.append(
-            f"{limits}; startup takes {duration_text(start_s)}" if start_s >= 1 else limits
-        )
+            low, high = dollars_text(estimate.low_usd), dollars_text(estimate.high_usd)
+            lines.append(f"it costs between {low} and {high}")
         lines.append("validation and evaluation count only if they ran during the probe")
     if estimate.ends_before:
         lines.append(f"the server's {estimate.ends_before} ends it before that: labctl extend 2h")

@@ -61,7 +61,7 @@ FOUND = ProbeResult(
 
 
 def test_the_question_is_one_line() -> None:
-    assert estimate_text(FOUND) == "whole run will take 47 min, $0.31 on this spot offer"
+    assert estimate_text(FOUND) == "the whole run will take 47 min, $0.31 on this spot offer"
     dear = msgspec.structs.replace(SERVER, offer=msgspec.structs.replace(SPOT, spot=False))
     assert estimate_text(msgspec.structs.replace(FOUND, server=dear)).endswith(
         "$0.31 on this offer"
@@ -74,8 +74,9 @@ def test_the_details_say_how_it_was_measured_and_fit_a_narrow_terminal() -> None
     text = describe_estimate(FOUND)
     assert max(map(len, text.splitlines())) <= 80
     for said in (
-        "400 of 40000 steps measured, 70 ms each; the first 31 dropped as warm-up",
-        "between 44 min and 51 min, $0.29 and $0.34; startup takes 21 s",
+        "measured 400 of 40000 steps after 31 steps of warm-up: 70 ms each",
+        "the whole run takes between 44 min and 51 min, 21 s of it to start",
+        "it costs between $0.29 and $0.34",
         "the server's ttl ends it before that",
         "g4dn.xlarge",
         "$0.3956/h",
@@ -118,7 +119,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 def test_without_a_yes_nothing_more_is_started(labctl: Any, started: list[Any]) -> None:
     said = labctl("run", "--probe", "1%", "--", "python", "train.py")
     assert said.code == 0
-    assert "400 of 40000 steps measured" in said.err
+    assert "measured 400 of 40000 steps" in said.err
     assert (
         f"{estimate_text(FOUND)}; continue? no (not a terminal; use --yes to answer yes)"
         in said.err

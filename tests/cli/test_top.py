@@ -174,6 +174,13 @@ def test_keys_arrive_one_by_one_and_the_terminal_is_as_before(
     os.close(ours)
 
 
+def test_the_name_of_a_service_is_not_cut() -> None:
+    wide, narrow = drawn(seen(NOW, NOW), 140), drawn(seen(NOW, NOW), 80)
+    assert "tensorboard (service)" in wide
+    assert "tensorboard " in narrow
+    assert "tensorboard (" not in narrow
+
+
 @pytest.mark.parametrize("width", [40, 60])
 def test_a_narrow_terminal_has_less_and_no_more(width: int) -> None:
     assert max(map(len, drawn(seen(NOW, NOW), width).splitlines())) <= width

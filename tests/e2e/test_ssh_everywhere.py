@@ -73,7 +73,7 @@ def test_every_server_answers_in_order_whatever_its_shell(labctl: Labctl) -> Non
         expected = [(f"lab-{n:02}", word) for n in range(MANY) for word in (users[n % 4], "a  b")]
         lines = [line.split("  ", 1) for line in done.stdout.splitlines()]
         assert [(name, text) for name, text in lines] == expected
-        assert f"{MANY} of {MANY} servers: done" in done.stderr
+        assert f"succeeded on {MANY} of {MANY} servers" in done.stderr
 
 
 def test_failures_are_told_and_counted(labctl: Labctl, sshd: Sshd) -> None:
@@ -85,7 +85,7 @@ def test_failures_are_told_and_counted(labctl: Labctl, sshd: Sshd) -> None:
     gone = labctl("--at-once", "4", "--", "true")
     assert gone.returncode == 255
     assert gone.stderr.count("not reached") == MANY
-    assert f"0 of {MANY} servers: done" in gone.stderr
+    assert f"succeeded on 0 of {MANY} servers" in gone.stderr
 
 
 def test_one_command_after_another_goes_over_one_connection(sshd: Sshd, tmp_path: Path) -> None:

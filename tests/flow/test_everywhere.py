@@ -96,7 +96,7 @@ def test_one_that_fails_stops_no_other(tmp_path: Path) -> None:
     assert exit_code([answers[0], answers[2]]) == 7
     assert exit_code(answers[:1]) == 0
     assert summary_text(answers).splitlines() == [
-        "1 of 3 servers: done",
+        "succeeded on 1 of 3 servers",
         "  digits-01: not reached; next: labctl doctor",
         "  digits-02: exit code 7",
     ]
