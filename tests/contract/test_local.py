@@ -260,7 +260,7 @@ def list_removed_volumes(owner: str) -> list[str]:
     """The volumes that the command of `doctor` for a full disk names."""
     info = EngineInfo(version="28.2.2", os="linux", root="/")
     with patch.object(shutil, "disk_usage", return_value=SimpleNamespace(free=0)):
-        every = checks.list_engine_checks(info, built=True, owner=owner)
+        every = checks.list_engine_checks(info, built=True, base_problem="", owner=owner)
     [command] = [check.next for check in every if check.name == "disk for images"]
     words = ["sh", "-c", command.replace("docker volume rm", "echo")]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
@@ -286,6 +286,10 @@ def test_base_image_that_cannot_be_had_is_told_with_the_way_out(
         local_provider.context, base_image="127.0.0.1:1/nobody/nothing:here"
     )
     provider = LocalProvider(LocalSettings(), around)
+    (check,) = (one for one in provider.check() if one.name == "lab server image")
+    assert check.warning
+    assert check.detail.startswith("127.0.0.1:1/nobody/nothing:here is not available: ")
+    assert check.next.startswith("scripts/base-image ")
     request = local_case.request()
     with pytest.raises(BuildError) as raised:
         provider.create(provider.offers(request.need)[0], request)

@@ -15,7 +15,7 @@ from labctl.providers.local.engine import EngineInfo
 
 def disk(root: Path) -> Check:
     info = EngineInfo(version="28.2.2", os="linux", root=str(root))
-    every = checks.list_engine_checks(info, built=True, owner="anna")
+    every = checks.list_engine_checks(info, built=True, base_problem="", owner="anna")
     [found] = [one for one in every if one.name == "disk for images"]
     return found
 

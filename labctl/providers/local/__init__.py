@@ -97,9 +97,12 @@ class LocalProvider:
         server_image = image.reference(self._source, self.context.base_image)
         try:
             with engine.connect() as docker:
+                built = image.has_image(docker, server_image)
+                base = self.context.base_image
                 return checks.list_engine_checks(
                     engine.inspect_engine(docker),
-                    built=image.has_image(docker, server_image),
+                    built=built,
+                    base_problem="" if built else image.find_base_problem(docker, base),
                     owner=self.context.owner,
                 )
         except EngineError as error:

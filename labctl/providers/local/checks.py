@@ -10,6 +10,7 @@ from labctl.errors import EngineError
 from labctl.model import GIB, Check
 from labctl.providers.local import cache
 from labctl.providers.local.engine import EngineInfo
+from labctl.providers.local.image import BUILD_BASE
 from labctl.text import bytes_text
 
 LOW_DISK_BYTES = 10 * GIB
@@ -17,8 +18,12 @@ LOW_DISK_BYTES = 10 * GIB
 FREE_LAYERS = "docker volume rm $(docker volume ls -q --filter {label})"
 
 
-def list_engine_checks(info: EngineInfo, *, built: bool, owner: str) -> list[Check]:
+def list_engine_checks(
+    info: EngineInfo, *, built: bool, base_problem: str, owner: str
+) -> list[Check]:
     """Check a running engine by its `info`; `built` says whether the lab server image exists.
+
+    `base_problem` says why it cannot be built.
 
     The command that frees the disk removes the layers of `owner` only: others may share the engine.
     """
@@ -26,7 +31,7 @@ def list_engine_checks(info: EngineInfo, *, built: bool, owner: str) -> list[Che
         _check_engine(info),
         _check_cgroup(info.cgroup_version),
         *_check_disk(info, owner),
-        _check_image(built),
+        _check_image(built, base_problem),
     ]
 
 
@@ -78,6 +83,10 @@ def _check_disk(info: EngineInfo, owner: str) -> list[Check]:
     ]
 
 
-def _check_image(built: bool) -> Check:
+def _check_image(built: bool, base_problem: str) -> Check:
+    if base_problem:
+        return Check(
+            name="lab server image", ok=True, warning=True, detail=base_problem, next=BUILD_BASE
+        )
     detail = "built" if built else "not built yet: the first up builds it in about a minute"
     return Check(name="lab server image", ok=True, detail=detail)

@@ -14,6 +14,7 @@ import msgspec
 from labctl.errors import BuildError, ProviderError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
+from labctl.providers.local.engine import TIMEOUT_S
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -23,9 +24,16 @@ with lazy_imports(__name__):
     import tempfile
 
     from docker import errors as docker_errors
+    from requests import exceptions
 
 REPOSITORY = "labctl-lab-server"
 DEFAULT_BASE = "debian:bookworm-slim"
+# What to type where no container registry can be reached.
+BUILD_BASE = """\
+scripts/base-image   # in your clone of labctl: builds a base image from Debian packages
+export LABCTL_BASE_IMAGE=labctl-base:bookworm"""
+# seconds that `labctl doctor` waits for the registry
+REGISTRY_S = 5
 BUILD_TIMEOUT_S = 1800
 Progress = Callable[[str, float, float], None]
 _STEP = r"^Step (\d+)/(\d+) : (.*)"
@@ -72,6 +80,23 @@ def ensure(docker: DockerClient, source: Path, base: str, progress: Progress) ->
         if not has_image(docker, image):
             _build(docker, image, source, base or DEFAULT_BASE, progress)
     return image
+
+
+def find_base_problem(docker: DockerClient, base: str) -> str:
+    """Return why the engine cannot get the base image; "" if it can, or does not answer in time."""
+    base = base or DEFAULT_BASE
+    if has_image(docker, base):
+        return ""
+    docker.api.timeout = REGISTRY_S
+    try:
+        docker.api.inspect_distribution(base)
+    except docker_errors.APIError as error:
+        return f"{base} is not available: {error.explanation or error}"
+    except exceptions.Timeout:
+        pass
+    finally:
+        docker.api.timeout = TIMEOUT_S
+    return ""
 
 
 def require_image(docker: DockerClient, image: str) -> str:
@@ -146,9 +171,7 @@ def _make_build_error(step: str, base: str, reason: str, log: str) -> BuildError
         return BuildError(
             f"the base image {base!r} is not available",
             why=reason,
-            hint="scripts/base-image   # in your clone of labctl: builds one from Debian packages\n"
-            "export LABCTL_BASE_IMAGE=labctl-base:bookworm\n"
-            "labctl up",
+            hint=f"{BUILD_BASE}\nlabctl up",
             log_path=file.name,
         )
     return BuildError(
