@@ -332,7 +332,9 @@ def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     lab.context.state.save_server(server)
     lab.context.state.close()
     monkeypatch.setattr("labctl.servers.adoption.adopt", lambda context: server)
-    assert ": stopped (last known), " in labctl("status").out
+    out = labctl("status").out
+    assert ": stopped (last known), " in out
+    assert "\n  up " not in out
     assert ": stopped, " in labctl("status", "--refresh").out
 
 
