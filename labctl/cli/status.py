@@ -130,7 +130,7 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     price = server.offer.price_usd_per_hour
     cost_usd = dollars_text(status["cost_usd"])
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"
-    up = "" if status["stopped"] else f"up {duration_text(status['clocks']['up_s'])}, "
+    up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
     click.echo(f"  {up}{cost}")
     _print_limits(status, price)
     interrupted: InterruptedDown | None = status["interrupted_down"]
