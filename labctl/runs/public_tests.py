@@ -39,6 +39,10 @@ LINK_S = 60.0
 MOST_BYTES = 4 * 1024**2
 SHOWN_CHARACTERS = 1500
 LONGEST_MESSAGE = 300
+# What to type in a lab that has no public tests.
+JOIN = """\
+labctl join   # in the lab of a course: gets new assignments, and their tests
+labctl join FILE   # elsewhere: joins a course with the file from your instructor"""
 MOST_HINTS = 3
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -196,7 +200,7 @@ def _find_tests(root: Path) -> _TestFiles:
         raise NotFoundError(
             f"no public tests came with the lab in {root}",
             why="they come with the files of an assignment",
-            hint="\n".join(commands or ["labctl join   # fetches assignments with their tests"]),
+            hint="\n".join(commands) or JOIN,
         )
     modules = tuple(path for path in record.starter.tests if _is_module(root, path))
     if not modules:

@@ -97,7 +97,8 @@ def test_a_lab_without_tests_says_where_they_come_from(labctl: Labctl, home: Pat
     said = labctl("check")
     assert said.code == 4
     assert "no public tests came with the lab" in said.err
-    assert "next: labctl join" in said.err
+    assert "next: labctl join\n" in said.err
+    assert "labctl join FILE\n" in said.err
 
 
 def test_tests_that_the_student_changed_or_deleted_are_named(labctl: Labctl, root: Path) -> None:
