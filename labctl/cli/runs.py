@@ -236,6 +236,8 @@ def _finish(ctx: click.Context, lab: Lab, run: Run, json_: bool) -> int:
     else:
         print_run(run)
         print_new_files(lab, run)
+        if run.exit_code == 0:
+            print_message(f"labctl pull {run.id}    download its results")
     return find_exit_code(run) if run.has_ended else 0
 
 

@@ -42,6 +42,14 @@ def test_a_run_that_has_ended_meanwhile_is_not_named(
     assert recorded.has_ended
 
 
+def test_a_run_that_succeeded_says_how_to_get_its_results(run_lab: World, labctl: Labctl) -> None:
+    output = labctl(run_lab, "run", "--id", "r1")
+    assert output.code == 0
+    *_, ended, following = output.err.splitlines()
+    assert ended == "run r1: done"
+    assert following == "labctl pull r1    download its results"
+
+
 def test_a_run_is_not_beside_itself(busy_lab: World, labctl: Labctl) -> None:
     assert "beside" not in labctl(busy_lab, "run", "--detach", "--id", "r3").err
 
