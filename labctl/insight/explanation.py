@@ -25,7 +25,14 @@ from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
 from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
-from labctl.sync.ignore import NEVER_AT_TOP, IgnoredName, find_ignored_name, rule_text
+from labctl.sync.ignore import (
+    NEVER_AT_TOP,
+    IgnoredName,
+    IgnoreRule,
+    find_ignored_name,
+    inclusion_text,
+    rule_text,
+)
 from labctl.wire.containment import is_contained
 
 if TYPE_CHECKING:
@@ -180,10 +187,21 @@ def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:
         return None  # no ignore rule changes that
     if ignored := find_ignored_name(root, name):
         directory = ignored.name if ignored.is_folder else ""
-        return LeftOutPath(path=name, rule=rule_text(ignored.rule), directory=directory)
+        return _describe_left_out(
+            name, ignored.rule, directory, f"{directory}/" if directory else name
+        )
     if entries := _list_ignored_entries(root, name):
-        return LeftOutPath(path=name, rule=rule_text(entries[0].rule), directory=name)
+        return _describe_left_out(name, entries[0].rule, name, f"{name}/**")
     return None
+
+
+def _describe_left_out(name: str, rule: IgnoreRule, directory: str, excluded: str) -> LeftOutPath:
+    return LeftOutPath(
+        path=name,
+        rule=rule_text(rule),
+        directory=directory,
+        inclusion=inclusion_text(rule, excluded),
+    )
 
 
 def _list_ignored_entries(root: Path, directory: str) -> list[IgnoredName]:

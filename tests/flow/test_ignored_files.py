@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from labctl.sync.ignore import create_ignored_directory
 from labctl.sync.lab_files import push
 
 NEXT_FOR_FILE = "add the line !/data/words/train.bin to .labignore"
+NEXT_FOR_FILES = "add the line !/data/words/** to .labignore"
 
 
 @pytest.fixture
@@ -48,6 +50,32 @@ def test_a_push_names_ignored_files_only_of_directories_that_the_code_names(ther
     assert push_notes(there) == [], "nothing new was sent, so nothing is said again"
 
 
+@pytest.mark.parametrize(
+    ("ignore_file", "rules"),
+    [
+        (".gitignore", "*.bin\n"),
+        (".gitignore", "/data/\n"),
+        (".gitignore", "words\n"),
+        ("data/.gitignore", "*.bin\n"),
+        ("data/.gitignore", "words/\n"),
+    ],
+)
+def test_the_line_that_a_push_names_sends_the_files(
+    there: World, ignore_file: str, rules: str
+) -> None:
+    root = there.context().config.root
+    (root / ".gitignore").unlink()
+    (root / ignore_file).write_text(rules)
+    (text,) = push_notes(there)
+    inclusion = re.search(r"add the line (\S+) to (\S+)\. ", text)
+    assert inclusion is not None
+    (root / inclusion[2]).write_text(f"{inclusion[1]}\n")
+    (root / "train.py").write_text("read(join('data', 'words', 'train.bin'), again=True)\n")
+    assert push_notes(there) == []
+    sent = there.machine.home / "labctl" / "digits" / "code"
+    assert (sent / "data/words/train.bin").is_file()
+
+
 def test_a_push_counts_the_files_of_an_ignored_directory(there: World) -> None:
     root = there.context().config.root
     (root / ".gitignore").write_text("/data/\n")
@@ -69,7 +97,7 @@ def test_a_push_does_not_name_ignored_directories_that_are_sent_as_data(there: W
     [
         ("*.bin\n", "data/words/train.bin", NEXT_FOR_FILE),
         ("*.bin\n", "/lab/code/data/words/train.bin", NEXT_FOR_FILE),
-        ("/data/\n", "data/words/train.bin", "list data under data:"),
+        ("/data/\n", "data/words/train.bin", "add the line !/data/ to .labignore"),
     ],
 )
 def test_explain_names_the_file_and_the_rule(
@@ -89,8 +117,8 @@ def test_explain_names_the_file_and_the_rule(
 @pytest.mark.parametrize(
     ("rules", "message", "path", "next_"),
     [
-        ("/data/\n", "no words in data/words.", "data/words", "list data under data:"),
-        ("*.bin\nprep*\n", "no words in data/words.", "data/words", "list data/words under data:"),
+        ("/data/\n", "no words in data/words.", "data/words", "add the line !/data/ to .labignore"),
+        ("*.bin\nprep*\n", "no words in data/words.", "data/words", NEXT_FOR_FILES),
         ("*.bin\n", "Couldn't read (data/words/train.bin)", "data/words/train.bin", NEXT_FOR_FILE),
     ],
 )

@@ -73,12 +73,14 @@ class LeftOutPath(Value, frozen=True):
     """A file or directory that the run did not find, and what left it out of the push of code.
 
     `path` is relative to the lab, `rule` is "*.bin in .gitignore". `directory` is set if the rule
-    leaves out a whole directory. `in_data` is the path in the run if lab.yaml lists it under data:.
+    leaves out a whole directory. `inclusion` is the line that would push it ("!/data/ to
+    .labignore"). `in_data` is the path in the run if lab.yaml lists it under data:.
     """
 
     path: str
     rule: str = ""
     directory: str = ""
+    inclusion: str = ""
     in_data: str = ""
 
 
