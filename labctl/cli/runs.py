@@ -337,7 +337,8 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     \b
     labctl cancel
     """
-    ended_run, had_ended = cancel.cancel(open_lab(ctx, quiet=json_).context, run, grace)
+    context = open_lab(ctx, quiet=json_).context
+    ended_run, had_ended = cancel.cancel(context, run, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended and not ended_run.has_ended:
@@ -346,3 +347,4 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
         click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
     else:
         click.echo(f"run {ended_run.id}: {clean(ended_run.summary)}")
+        cancel.note_remaining_runs(context, ended_run)
