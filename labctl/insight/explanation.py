@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from labctl.config.schema import ImageConfig
 from labctl.errors import LabError
 from labctl.estimate.memory import estimate_memory
 from labctl.estimate.plan import ModelPlan
@@ -123,6 +124,7 @@ def _load_material(context: LabContext, run: Run) -> RunData:
             left_out=_find_left_out(context, find_missing_path(log)),
             installs=find_installs(_read_log_start(directory / "logs" / "run.log")),
             model_function=suggest_target(root),
+            package_file=_name_package_file(context.config.image),
         )
     except OSError as error:
         raise LabError(
@@ -169,6 +171,11 @@ def _read_scripts(root: Path) -> dict[str, str]:
         if path.is_file() and path.stat().st_size <= LARGEST_SCRIPT_BYTES:
             scripts[path.name] = path.read_text(encoding="utf-8", errors="replace")
     return scripts
+
+
+def _name_package_file(image: ImageConfig) -> str:
+    """Return what lists the packages of the lab's image; "" if lab.yaml names only an image."""
+    return image.environment_file or ("the Dockerfile" if image.build else "")
 
 
 def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:

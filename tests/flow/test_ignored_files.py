@@ -138,6 +138,25 @@ def test_explain_says_where_a_run_has_its_data(there: World) -> None:
     assert rule_of["file-ignored"].next == "read it from $LABCTL_DATA_DIR/corpus/words"
 
 
+@pytest.mark.parametrize(
+    ("image", "packages"),
+    [
+        ("{conda: environment.yml}", "environment.yml"),
+        ("{requirements: needs.txt}", "needs.txt"),
+        ("{build: .}", "the Dockerfile"),
+        ("python:3.12", "the image"),
+    ],
+)
+def test_explain_names_the_labs_own_list_of_packages(
+    there: World, image: str, packages: str
+) -> None:
+    root = there.context().config.root
+    (root / "lab.yaml").write_text(f"lab: digits\nimage: {image}\n")
+    rule_of = explain_run_with(there, "ModuleNotFoundError: No module named 'numpy'\n")
+    text = f"correct its name, or add it to {packages}, then: labctl run"
+    assert rule_of["module-missing"].next == text
+
+
 def test_a_directory_with_pushed_files_was_not_left_out(there: World) -> None:
     rule_of = explain_run_with(there, "Traceback\nFileNotFoundError: no words in data/words\n")
     assert "file-ignored" not in rule_of
