@@ -75,10 +75,15 @@ class _RunCommand(OwnCommand):
     """`labctl run`, whose command is `run` in lab.yaml if none is typed."""
 
     def find_default(self, ctx: click.Context) -> tuple[str, ...]:
-        try:
-            return config.load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
-        except LabError:
-            return EXAMPLE
+        return _find_default_command(ctx)
+
+
+def _find_default_command(ctx: click.Context) -> tuple[str, ...]:
+    """Return `run` of lab.yaml, or an example if the lab has none."""
+    try:
+        return config.load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
+    except LabError:
+        return EXAMPLE
 
 
 @click.command("run", cls=_RunCommand)
@@ -139,7 +144,7 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     labctl run --recover --keeper HOST --detach
     """
     options = RunOptions(**values)
-    require_compatible(options)
+    require_compatible(options, partial(_find_default_command, ctx))
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)

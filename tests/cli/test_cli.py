@@ -997,6 +997,7 @@ def test_an_interruption_names_down_only_if_there_may_be_a_server(
     shown = capsys.readouterr().err
     assert "labctl: interrupted" in shown
     assert ("labctl down " in shown) == is_down_named
+    assert ("the server, if there is one" in shown) == is_down_named
 
 
 def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:

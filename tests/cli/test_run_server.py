@@ -40,6 +40,14 @@ def test_options_that_conflict_are_refused_before_a_server_exists(
     assert "creating a server" not in refused.err
 
 
+def test_a_command_without_a_program_is_completed_with_that_of_lab_yaml(
+    labctl: Any, home: Path
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nrun: python fit.py\n")
+    refused = labctl("run", "--", "--lr", "1")
+    assert "next: labctl run -- python fit.py --lr 1\n" in refused.err
+
+
 def test_the_help_describes_up_and_down(labctl: Any) -> None:
     help_text = labctl("run", "--help").out
     assert "labctl run --up --down" in help_text
