@@ -79,6 +79,12 @@ def load_lab(
     variables = os.environ if environ is None else environ
     problems: list[Problem] = []
     hint = _missing_hint(path)
+    if path.name != LAB_FILE and not os.path.lexists(path):
+        raise ConfigError(
+            f"there is no directory {escape(str(path))}",
+            why="a lab is a directory with a lab.yaml",
+            hint=hint,
+        )
     has_no_file = not needs_file and not path.exists()
     default = f'lab: "{clean_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
     data = default if has_no_file else read_bytes(path, LAB_FILE, hint=hint)

@@ -86,6 +86,13 @@ def test_without_a_lab_the_way_to_one_is_named(labctl: Any, home: Path) -> None:
     assert "next: labctl init" in said.err
 
 
+def test_a_misspelled_directory_is_named(labctl: Any, home: Path) -> None:
+    for words in (("status",), ("offers", "--provider", "local")):
+        misspelled = labctl("-C", str(home / "digts"), *words)
+        assert misspelled.code == 2
+        assert f"there is no directory {home}/digts\n" in misspelled.err
+
+
 def test_c_leads_to_another_directory(labctl: Any, home: Path) -> None:
     os.chdir(home)
     said = labctl("-C", "digits", "status")
