@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from labctl.sync.pull import PulledRun
 
 with lazy_imports(__name__):
+    from labctl.cli import wrapping
     from labctl.lifecycle import reconcile
     from labctl.runs import evaluate, missing_model, runs
     from labctl.runs import outputs as run_outputs
@@ -137,7 +138,7 @@ def print_left_files(lab: Lab, pulled: PulledRun) -> None:
     names = [f"{clean(file.path)} ({bytes_text(file.size)})" for file in left]
     verb = "was" if len(names) == 1 else "were"
     text = f"{names_text(names, MOST_NAMED)} {verb} written outside outputs"
-    click.echo(f"  left on the server: {text}: labctl pull --all {pulled.run}", err=True)
+    _print_wrapped(f"  left on the server: {text}: labctl pull --all {pulled.run}")
     print_outputs_line(lab, [file.path for file in left])
 
 
@@ -146,7 +147,11 @@ def print_outputs_line(lab: Lab, files: Sequence[str]) -> None:
     outputs = run_outputs.extend_outputs(lab.config.outputs, files)
     if outputs != lab.config.outputs:
         line = f"outputs: [{', '.join(outputs)}]"
-        click.echo(f"  to download such files of later runs too, in lab.yaml: {line}", err=True)
+        _print_wrapped(f"  to download such files of later runs too, in lab.yaml: {line}")
+
+
+def _print_wrapped(text: str) -> None:
+    click.echo("\n".join(wrapping.wrap_lines(text)), err=True)
 
 
 def _describe_pull(pulled: PulledRun) -> str:

@@ -106,7 +106,7 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
     if Path(which).is_dir():
         raise UsageError(
             f"{which} is not in this lab's runs directory",
-            why="eval stores its result in the directory of the run that wrote the checkpoint",
+            why="labctl stores its result in the directory of the run that wrote the checkpoint",
             hint=f"python evaluate.py {which}",
         )
     raise NotFoundError(
