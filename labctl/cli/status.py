@@ -128,7 +128,8 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     price = server.offer.price_usd_per_hour
     cost_usd = dollars_text(status["cost_usd"])
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"
-    click.echo(f"  up {duration_text(status['clocks']['up_s'])}, {cost}")
+    age = duration_text(status["clocks"]["up_s"])
+    click.echo(f"  {f'created {age} ago' if server.state == 'stopped' else f'up {age}'}, {cost}")
     _print_limits(status, price)
     interrupted: InterruptedDown | None = status["interrupted_down"]
     if interrupted is not None:

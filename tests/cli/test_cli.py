@@ -339,7 +339,10 @@ def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     lab.context.state.save_server(server)
     lab.context.state.close()
     monkeypatch.setattr("labctl.servers.adoption.adopt", lambda context: server)
-    assert ": stopped (last known), " in labctl("status").out
+    last_known = labctl("status").out
+    assert ": stopped (last known), " in last_known
+    assert "  created " in last_known
+    assert "  up " not in last_known
     assert ": stopped, " in labctl("status", "--refresh").out
 
 
