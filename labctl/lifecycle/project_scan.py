@@ -29,6 +29,8 @@ from labctl.sync.ignore import ENVIRONMENT_MARKS, find_ignored_name, rule_text
 MAX_FILES = 400
 SCRIPTS = ("train.py", "main.py", "run.py", "src/train.py", "scripts/train.py", "src/main.py")
 SHELL_SCRIPT = re.compile(r"(scripts/)?(run_?)?train[^/]*\.sh|run\.sh")
+# Files such as config/train_gpt2.py set values for another program.
+CONFIG_DIRECTORIES = {"conf", "config", "configs"}
 DATA_NAMES = ("data", "dataset", "datasets")
 SKIPPED = {
     ".git",
@@ -165,7 +167,13 @@ def _list_entry_points(root: Path) -> list[str]:
 def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
     """Return the files that could be the program, the likeliest first."""
     known = [name for name in SCRIPTS if name in sources]
-    trains = [n for n in sources if Path(n).name.startswith("train") and n not in known]
+    trains = [
+        name
+        for name in sources
+        if name not in known
+        and Path(name).name.startswith("train")
+        and not CONFIG_DIRECTORIES & {*PurePosixPath(name).parent.parts}
+    ]
     mains = [
         name
         for name in sources

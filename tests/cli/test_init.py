@@ -184,6 +184,16 @@ def test_lists_of_public_repositories_are_accepted(
     assert adopt(labctl, home, files | {"train.py": "import torch\n"}).image == image
 
 
+def test_files_of_settings_are_no_programs(labctl: Any, home: Path) -> None:
+    files = {
+        "train.py": "import torch\n",
+        "config/train_gpt2.py": "batch_size = 12\n",
+        "scripts/train_all.py": "import torch\n",
+    }
+    text = (adopt(labctl, home, files).root / "lab.yaml").read_text()
+    assert "# The likeliest program; also found: scripts/train_all.py." in text
+
+
 def test_a_package_with_extras_and_programs(labctl: Any, home: Path) -> None:
     files = {
         "pyproject.toml": PYPROJECT,
