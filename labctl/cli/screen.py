@@ -19,7 +19,16 @@ import click
 import msgspec
 
 from labctl.cli.exit_codes import clean
-from labctl.events import AskPassword, Event, Note, Progress, Question, RepeatedNote, Step
+from labctl.events import (
+    AskPassword,
+    Event,
+    Note,
+    Progress,
+    Question,
+    RepeatedNote,
+    Step,
+    UniqueNote,
+)
 from labctl.lazy import lazy_imports
 from labctl.shell import Secret
 from labctl.text import bytes_text, duration_text
@@ -67,7 +76,7 @@ class Screen:
 
     `bars` holds the bar of each progress, `begun` the start of each step in seconds of the
     monotonic clock, `waits` the timer of each brief step, `repeated` when each RepeatedNote was
-    last printed. Bars are removed when they are done.
+    last printed, and `unique` the texts of UniqueNotes. Bars are removed when they are done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
@@ -78,6 +87,7 @@ class Screen:
         self.begun: dict[str, float] = {}
         self.waits: dict[str, Timer] = {}
         self.repeated: dict[str, float] = {}
+        self.unique: set[str] = set()
         # The timers of brief steps draw from their own threads.
         self._lock = RLock()
 
@@ -150,6 +160,10 @@ class Screen:
     def _print_note(self, note: Note) -> None:
         if isinstance(note, RepeatedNote) and not self._should_print(note):
             return
+        if isinstance(note, UniqueNote):
+            if note.text in self.unique:
+                return
+            self.unique.add(note.text)
         if note.level == "detail":
             if self.live is None and not self.quiet and not sys.stderr.isatty():
                 click.echo(f"    {clean(note.text)}"[:200], err=True)

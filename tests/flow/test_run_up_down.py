@@ -235,6 +235,20 @@ def test_an_unreadable_file_is_reported_before_a_server_exists(
     assert job.world.cloud.tried == []
 
 
+def test_ignored_files_are_named_before_a_server_exists(job: Job) -> None:
+    root = job.world.home / "lab"
+    (root / "data").mkdir()
+    (root / "data" / "train.bin").write_text("x")
+    (root / ".gitignore").write_text("*.bin\n")
+    (root / "train.py").write_text("open('data/train.bin')\n")
+    job.world.cloud.price = 1.0
+    job.reporter.answers = [False]  # to the price
+    with pytest.raises(LabError):
+        job.run(NONE)
+    assert job.world.cloud.tried == []
+    assert "left out by ignore rules: data/ (1 file" in job.reporter.said
+
+
 def test_a_run_that_has_ended_is_not_paid_for_twice(job: Job) -> None:
     assert job.run() == 0
     with pytest.raises(UsageError, match="already ended") as caught:
