@@ -25,7 +25,7 @@ from labctl.cli.options import (
 )
 from labctl.cli.screen import Screen, print_json
 from labctl.config import DEFAULT_PROVIDER, find_data_dir, find_lab, load_lab
-from labctl.config.reader import find_nearest
+from labctl.config.reader import LAB_FILE, find_nearest
 from labctl.errors import UsageError
 from labctl.events import Note
 from labctl.lazy import lazy_imports
@@ -84,7 +84,9 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
         else:
             click.echo("\nNo program was found. Add yours as run: in lab.yaml.")
         return
-    sample_project.check_new_directory(target)  # before a question whose answer would be lost
+    # before a question whose answer would be lost
+    sample_project.check_new_directory(target, provider or "")
+    _note_outer_lab(target, find_lab(target.absolute().parent))
     provider = _choose_provider(ctx, provider)
     screen = Screen()
     ctx.call_on_close(screen.stop_drawing)
@@ -102,10 +104,7 @@ def _format_cd(target: Path) -> str:
 def _adopt(ctx: click.Context, target: Path, provider: str | None) -> ProjectFacts:
     """Write a lab.yaml for the code in `target`, print what it sets, and return what was found."""
     facts = lab_draft.scan_candidate(target)
-    outer = find_lab(target)
-    if outer != target:
-        text = f"{target.absolute()} is inside the lab {outer}. Commands that you type there will "
-        Screen().emit(Note(text=f"{text}use the new lab.", level="warning"))
+    _note_outer_lab(target, find_lab(target))
     own = load_lab(target, overrides={"name": "new"}, needs_file=False)
     if provider is None and "server.provider" in own.origins:
         chosen = ""  # config.yaml or the environment says it
@@ -117,6 +116,13 @@ def _adopt(ctx: click.Context, target: Path, provider: str | None) -> ProjectFac
         if line and not line.lstrip().startswith("#"):
             click.echo(f"  {clean(line)}")
     return facts
+
+
+def _note_outer_lab(target: Path, outer: Path) -> None:
+    """Warn if `outer`, which is `target` or a directory above it, is another lab."""
+    if outer != target and (outer / LAB_FILE).exists():
+        text = f"{target.absolute()} is inside the lab {outer}. Commands that you type there will "
+        Screen().emit(Note(text=f"{text}use the new lab.", level="warning"))
 
 
 def _choose_provider(ctx: click.Context, provider: str | None) -> str:

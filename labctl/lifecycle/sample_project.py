@@ -25,13 +25,14 @@ CPU_BASE = "python:3.11-slim"
 SKIPPED = {"__pycache__", "ruff.toml", ".ruff_cache", ".mypy_cache"}
 
 
-def check_new_directory(target: Path) -> str:
+def check_new_directory(target: Path, provider: str = "") -> str:
     """Return the name of the lab that a sample project in `target` would be.
 
-    UsageError for an invalid lab name, PolicyError if `target` is not a new or empty directory, or
-    cannot be created.
+    `provider` is what --provider names, for the commands that errors suggest. UsageError for an
+    invalid lab name, PolicyError if `target` is not a new or empty directory, or cannot be created.
     """
     typed = target.resolve().name
+    option = f" --provider {shlex.quote(provider)}" if provider else ""
     try:
         name = parse_name(typed)
     except ValueError as error:
@@ -39,19 +40,19 @@ def check_new_directory(target: Path) -> str:
         raise UsageError(
             f"{typed!r} is not a valid lab name",
             why=str(error),
-            hint=f"labctl init {shlex.quote(str(near))}",
+            hint=f"labctl init {shlex.quote(str(near))}{option}",
         ) from None
     if target.exists() and not target.is_dir():
         raise PolicyError(
             f"{target} is a file",
             why="a sample project is only written into a new directory",
-            hint=f"labctl init {name}-lab",
+            hint=f"labctl init {name}-lab{option}",
         )
     if target.exists() and any(target.iterdir()):
         raise PolicyError(
             f"{target} is not empty",
             why="a sample project is only written into a new directory",
-            hint=f"labctl init {name}-2",
+            hint=f"labctl init {name}-2{option}",
         )
     require_writable(target.resolve().parent)
     return name

@@ -468,6 +468,11 @@ def test_init_names_the_directory_in_which_it_is_typed(labctl: Any, home: Path) 
     assert "next: labctl init a-b\n" in said.err
 
 
+def test_init_keeps_the_provider_in_what_it_suggests(labctl: Any, home: Path) -> None:
+    refused = labctl("init", "A_B", "--provider", "static")
+    assert "next: labctl init a-b --provider static\n" in refused.err
+
+
 @pytest.mark.parametrize(
     ("words", "suggested"),
     [

@@ -326,6 +326,13 @@ def test_code_inside_a_lab_becomes_a_lab_of_its_own(labctl: Any, home: Path) -> 
     assert load_lab(inner, environ={"HOME": str(home)}).name == "birds"
 
 
+def test_a_sample_inside_a_lab_becomes_a_lab_of_its_own(labctl: Any, home: Path) -> None:
+    os.chdir(home / "digits")
+    assert f"{home}/digits/sample is inside the lab {home}/digits." in labctl("init", "sample").err
+    os.chdir(home)
+    assert "is inside the lab" not in labctl("init", "other").err
+
+
 def test_code_without_a_program_says_so(labctl: Any, home: Path) -> None:
     lab = adopt(labctl, home, {"net.py": "", "data.py": ""})
     assert lab.run == ()
