@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean
 from labctl.cli.first_output import FirstOutputLine, describe_activity
 from labctl.cli.options import (
     RUN,
@@ -47,9 +47,6 @@ with lazy_imports(__name__):
     from labctl.cli import fan_out, results, run_server
     from labctl.lifecycle import cancel
 
-OWN_FAILURE = 255
-DETACHED = 130
-
 
 @click.command("push")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited on the server.")
@@ -75,15 +72,10 @@ class _RunCommand(OwnCommand):
     """`labctl run`, whose command is `run` in lab.yaml if none is typed."""
 
     def find_default(self, ctx: click.Context) -> tuple[str, ...]:
-        return _find_default_command(ctx)
-
-
-def _find_default_command(ctx: click.Context) -> tuple[str, ...]:
-    """Return `run` of lab.yaml, or an example if the lab has none."""
-    try:
-        return config.load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
-    except LabError:
-        return EXAMPLE
+        try:
+            return config.load_lab(Path(ctx.find_root().obj or ".")).run or EXAMPLE
+        except LabError:
+            return EXAMPLE
 
 
 @click.command("run", cls=_RunCommand)
@@ -144,7 +136,8 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     labctl run --recover --keeper HOST --detach
     """
     options = RunOptions(**values)
-    require_compatible(options, partial(_find_default_command, ctx))
+    assert isinstance(ctx.command, OwnCommand)
+    require_compatible(options, partial(ctx.command.find_default, ctx))
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
@@ -206,7 +199,7 @@ def _start_and_follow(
         if options.down:
             run_server.note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0])
-        ctx.exit(DETACHED)
+        ctx.exit(INTERRUPTED)
     finally:
         waiting.stop()
     if (timeline := find_timeline(ctx)) and not options.json_:

@@ -79,12 +79,6 @@ def load_lab(
     variables = os.environ if environ is None else environ
     problems: list[Problem] = []
     hint = _missing_hint(path)
-    if path.name != LAB_FILE and not os.path.lexists(path):
-        raise ConfigError(
-            f"there is no directory {escape(str(path))}",
-            why="a lab is a directory with a lab.yaml",
-            hint=hint,
-        )
     has_no_file = not needs_file and not path.exists()
     default = f'lab: "{clean_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
     data = default if has_no_file else read_bytes(path, LAB_FILE, hint=hint)
@@ -147,6 +141,12 @@ def find_lab(path_or_dir: Path) -> Path:
 
 def _lab_file(path_or_dir: Path) -> Path:
     path = path_or_dir.absolute()
+    if path.name != LAB_FILE and not os.path.lexists(path):
+        raise ConfigError(
+            f"there is no directory {escape(str(path))}",
+            why="a lab is a directory with a lab.yaml",
+            hint=SAMPLE,
+        )
     return path / LAB_FILE if path.is_dir() else path
 
 
