@@ -6,6 +6,7 @@ import io
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -146,6 +147,41 @@ def test_another_local_port_is_named_once_the_service_answers(
         assert reporter.texts == []
         with Forwarding(spec, reporter) as opened:
             assert reporter.texts == [f"local port {taken} is in use; jupyter is at {opened.url}"]
+
+
+RIVAL = """\
+#!{python}
+import http.server, pathlib, sys
+class Asked(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        pathlib.Path({asked!r}).touch()
+        self.send_error(404)
+with http.server.HTTPServer(("127.0.0.1", {port}), Asked) as server:
+    server.timeout = 1.0
+    server.handle_request()
+sys.exit("ssh: connect to host h port 22: Connection refused")
+"""
+
+
+def test_another_program_on_the_port_is_not_the_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that listens there while ssh is connecting, as the forward of another lab might."""
+    port = find_free_port(0)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(RIVAL.format(python=sys.executable, port=port, asked=str(tmp_path / "asked")))
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = ForwardSpec(
+        config="/nowhere",
+        server_id="box-1",
+        endpoint=Endpoint(host="h"),
+        service=JUPYTER,
+        local_port=port,
+    )
+    with pytest.raises(ConnectError):
+        Forwarding(spec).open()
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_spared(
