@@ -23,7 +23,7 @@ from labctl.lifecycle.project_lists import (
     read_pyproject,
 )
 from labctl.model import Value
-from labctl.sync.ignore import ENVIRONMENT_MARKS, find_ignored_name, rule_text
+from labctl.sync.ignore import ENVIRONMENT_MARKS, find_ignored_name, inclusion_text, rule_text
 
 # more files than this are not read: a home directory is not a project
 MAX_FILES = 400
@@ -62,7 +62,8 @@ class ProgramGuess(Value, frozen=True):
 class ProjectFacts(Value, frozen=True):
     """What was found. Paths are relative to the directory; "" or empty if nothing was found.
 
-    `data_rule` is the ignore rule that leaves out the first directory of `data`.
+    `data_rule` is the ignore rule that leaves out the first directory of `data`, and
+    `data_inclusion` the line that sends it ("!/data/ to .labignore").
     """
 
     has_dockerfile: bool = False
@@ -73,6 +74,7 @@ class ProjectFacts(Value, frozen=True):
     imports: frozenset[str] = frozenset()
     data: tuple[str, ...] = ()
     data_rule: str = ""
+    data_inclusion: str = ""
     sources: int = 0
     has_notebooks: bool = False
 
@@ -107,6 +109,7 @@ def scan_project(root: Path) -> ProjectFacts:
         imports=frozenset(name.partition(".")[0] for name in every),
         data=data,
         data_rule=rule_text(ignored.rule) if ignored else "",
+        data_inclusion=inclusion_text(ignored.rule, f"{ignored.name}/") if ignored else "",
         sources=sum(name.endswith(".py") for name in files),
         has_notebooks=any(name.endswith(".ipynb") for name in names),
     )

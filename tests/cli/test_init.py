@@ -59,6 +59,7 @@ def test_init_names_the_rule_that_leaves_out_the_data(labctl: Any, project: Path
     assert labctl("init").code == 0
     text = (project / "lab.yaml").read_text()
     assert "# data/ is not sent with the code (data/ in .gitignore).\n" in text
+    assert "# If runs need it, add the line !/data/ to .labignore.\n" in text
     assert "# data: {data: ./data}" in text
 
 
