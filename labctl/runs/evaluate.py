@@ -6,7 +6,6 @@ the checkpoint was not evaluated here) and `evaluation-on-server.json`.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import secrets
@@ -26,6 +25,7 @@ from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_eval
 from labctl.runs.evaluation_script import (
     SCRIPT,
     ScriptResult,
+    can_evaluate_here,
     make_server_error,
     parse_last_line,
     run_script,
@@ -121,13 +121,8 @@ def _list_checkpoints(run: Path) -> str:
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
 
 
-def can_evaluate_here() -> bool:
-    """Whether this Python has PyTorch, which evaluate.py needs for most models."""
-    return importlib.util.find_spec("torch") is not None
-
-
 def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
-    """Run evaluate.py here on pulled checkpoints; LabError if torch or the script is missing.
+    """Run evaluate.py here on pulled checkpoints; LabError if the script or its PyTorch is missing.
 
     PolicyError if a checkpoint holds pickles. The script's last line must be a JSON object with
     accuracy and checkpoint; the file that it writes to LABCTL_EVALUATION is kept.
@@ -140,7 +135,7 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         raise make_no_local_checkpoints_error(choice.run, choice.directory)
     on_server = command("labctl", "eval", "--on-server", *([which] if which else []))
     refuse_pickles(path, hint=f"{on_server}   # runs in a sandbox there, without network")
-    if not can_evaluate_here():
+    if not can_evaluate_here(context.config.root):
         raise LabError(
             "PyTorch is not installed in labctl's Python environment",
             why=f"evaluate.py runs with {sys.executable}",

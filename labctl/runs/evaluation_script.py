@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from labctl.wire.sandbox import EvaluateReply
 
 SCRIPT = "evaluate.py"
 SHOWN_CHARACTERS = 1500
+_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+torch\b", re.MULTILINE)
 
 
 class ScriptResult(NamedTuple):
@@ -25,6 +28,14 @@ class ScriptResult(NamedTuple):
     accuracy: float
     checkpoint: str
     total: int
+
+
+def can_evaluate_here(root: Path) -> bool:
+    """Whether this Python has PyTorch, or none of the lab's scripts imports it."""
+    if importlib.util.find_spec("torch") is not None:
+        return True
+    texts = (path.read_text("utf-8", errors="replace") for path in root.glob("*.py"))
+    return not any(_IMPORTS_TORCH.search(text) for text in texts)
 
 
 def run_script(root: Path, checkpoints: Path, out: Path) -> ScriptResult:
@@ -43,12 +54,15 @@ def run_script(root: Path, checkpoints: Path, out: Path) -> ScriptResult:
     result = parse_last_line(lines[-1]) if lines else None
     if result is None:
         output = (done.stderr or done.stdout).strip()[-SHOWN_CHARACTERS:]
+        hint = "fix evaluate.py, then: labctl eval"
+        if "ModuleNotFoundError" in output:
+            hint = f"labctl eval --on-server   # with the packages of the run's image\n{hint}"
         raise LabError(
             f"evaluate.py failed with exit code {done.returncode}"
             if done.returncode
             else "evaluate.py printed no accuracy",
             why=output,
-            hint="fix evaluate.py, then: labctl eval",
+            hint=hint,
         )
     return result
 

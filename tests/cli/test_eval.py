@@ -100,6 +100,31 @@ def test_the_example_loads_a_pickle_without_running_its_code(tmp_path: Path) -> 
     assert "Weights only load failed" in refused.stderr
 
 
+NUMPY_ONLY = "import json\nprint(json.dumps({'accuracy': 0.5, 'checkpoint': 'w'}))\n"
+
+
+def test_an_evaluation_without_pytorch_needs_none(
+    labctl: Labctl, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
+    )
+    lab, folder = home / "digits", home / "digits" / "runs" / "r1" / "checkpoints"
+    folder.mkdir()
+    (folder / "w.txt").write_text("1")
+    for script in lab.glob("*.py"):
+        script.unlink()
+    (lab / "evaluate.py").write_text(NUMPY_ONLY)
+    assert "0.5" in labctl("eval").out
+    (lab / "evaluate.py").write_text(f"import nonesuch\n{NUMPY_ONLY}")
+    missing = labctl("eval").err
+    assert "No module named 'nonesuch'" in missing
+    assert "next: labctl eval --on-server\n" in missing
+    (lab / "model.py").write_text("from torch import nn\n")
+    assert "PyTorch is not installed in labctl's Python environment" in labctl("eval").err
+
+
 def test_an_empty_directory_of_checkpoints_is_none(labctl: Labctl, run: Run, home: Path) -> None:
     (home / "digits" / "runs" / "r1" / "checkpoints").mkdir()
     said = labctl("eval")
