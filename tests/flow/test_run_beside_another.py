@@ -66,6 +66,18 @@ def test_of_many_active_runs_the_newest_are_named(
     assert "starts beside them. To follow r7: labctl logs -f r7" in text
 
 
+@pytest.mark.parametrize("typed", ["nigth", "ni", "night-2"])
+def test_a_misspelled_run_is_corrected(
+    run_lab: World, run_machine: RunMachine, labctl: Labctl, typed: str
+) -> None:
+    run_machine.put_run("night")
+    context = run_lab.context()
+    runs.refresh(context, context.get_server())
+    output = labctl(run_lab, "cancel", typed)
+    assert output.err.startswith(f"labctl: there is no run {typed}; did you mean night?\n")
+    assert "did you mean" not in labctl(run_lab, "cancel", "morning").err
+
+
 def test_a_cancel_names_the_runs_that_are_still_active(
     busy_lab: World, run_machine: RunMachine, labctl: Labctl
 ) -> None:
