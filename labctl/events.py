@@ -61,6 +61,10 @@ class Note(Event, frozen=True):
     level: str = "info"
 
 
+class UniqueNote(Note, frozen=True):
+    """A Note that several steps of a command may send. A screen shows the first of equal ones."""
+
+
 class RepeatedNote(Note, frozen=True):
     """A Note that is sent again and again while something lasts, with each try to connect again.
 

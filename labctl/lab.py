@@ -216,14 +216,15 @@ class Lab:
             if follow:
                 return self._follow_and_recover(id, on_log)
             return LabRun(self, runs.find_run(self.context, id))
+        run_id = id or run_specs.make_run_id()
+        # A mistake in the command is reported before a missing server.
+        run_specs.require_valid(self.context, tuple(command), run_id)
         server = self.context.get_server()
         if keeper:
             host = keeper_host.KeeperHost(self.context, keeper)
             export_lab.check_export(self.context, host, server)
         adoption.renew(self.context, server)
-        spec = run_specs.build_spec(
-            self.context, server, tuple(command), id or run_specs.make_run_id(), tty
-        )
+        spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty)
         active_runs.note_active_runs(self.context, server, spec.id)
         self._warn_of_command(command, push=push)
         if push:

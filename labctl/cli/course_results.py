@@ -16,7 +16,8 @@ from labctl.courses.starters import PublishedStarter
 from labctl.courses.teardown import GIVE_UP, EndProof, SeatEnding
 from labctl.errors.subject import Subject
 from labctl.model import Server
-from labctl.text import count_text, dollars_text, names_text, price_text
+from labctl.servers import disks
+from labctl.text import count_text, names_text, price_text
 
 # For this subject, equal failures of several seats have equal texts.
 EACH = Subject("seat", "each")
@@ -99,7 +100,7 @@ def print_proof(proof: EndProof) -> None:
             click.echo(f"still there{owner}: {clean(server.id)}, {price}")
         for resource in left.resources:
             owner = _owner_text(left, resource.lab_id)
-            price = f"{dollars_text(resource.price_usd_per_month)} a month"
+            price = disks.monthly_cost_text(resource)
             click.echo(f"still there{owner}: {clean(resource.kind)} {clean(resource.id)}, {price}")
         if not (left.error or left.servers or left.resources):
             click.echo(f"{left.provider} has nothing of this course in any region")

@@ -31,8 +31,12 @@ NAMED = re.compile(
 SECRET_NAMES = re.compile(
     "(?i)SECRET|TOKEN|PASS|CREDENTIAL|KEY|PRIVATE|AUTH|ACCOUNT|PROFILE|COOKIE|SESSION|USER|HOST"
 )
-# Values of lab.yaml that a reader needs and that identify nobody.
-PLAIN_KEYS = {"provider", "gpu", "arch", "spot", "work"}
+# Values of lab.yaml that a reader needs and that identify nobody. As texts they may also occur in
+# versions: image.python "3.11" in Python 3.11.7.
+PLAIN_KEYS = {
+    *("arch", "cpus", "gpu", "gpu_memory", "idle", "max_ttl", "memory", "mirror", "provider"),
+    *("python", "shm", "spot", "ttl", "work"),
+}
 # Shorter values occur by chance.
 SHORTEST = 4
 PUBLIC_HOSTS = r"checkip\.amazonaws\.com|docs\.docker\.com|docker\.io|time\.apple\.com"

@@ -119,9 +119,10 @@ def _print_interrupted(command: str) -> None:
     if command in WITHOUT_SERVER:
         return
     course = command.startswith("course ")
-    program, left = ("labctl course", "all servers") if course else ("labctl", "the server")
+    program, left = ("labctl course", "servers") if course else ("labctl", "the server")
     click.echo(f"  {program} status    show what is running", err=True)
-    click.echo(f"  {program} down      download new results and remove {left}", err=True)
+    effect = f"download new results and remove {left}, if there is one"
+    click.echo(f"  {program} down      {effect}", err=True)
 
 
 def _own_code(code: int) -> int:

@@ -12,7 +12,7 @@ from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.lazy import lazy_imports
-from labctl.text import dollars_text, price_or_free_text
+from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,7 +115,7 @@ def _print_orphans(orphans: Orphans, everyone: bool, *, with_region: bool) -> No
             resource.kind,
             resource.id,
             resource.lab,
-            f"{dollars_text(resource.price_usd_per_month)} a month",
+            disks.monthly_cost_text(resource),
             age_text(resource.created_at, now),
             "kept" if resource.expires_at else resource.note,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 import click
@@ -69,13 +69,20 @@ class OwnCommand(click.Command):
         return UsageError(f"{what}; did you mean {similar}?", why=why, hint=hint)
 
 
-def require_program(call: str, command: Sequence[str]) -> None:
-    """UsageError if the user's command begins with an option instead of a program."""
+def require_program(
+    call: str,
+    command: Sequence[str],
+    find_example: Callable[[], Sequence[str]] = lambda: EXAMPLE,
+) -> None:
+    """UsageError if the user's command begins with an option instead of a program.
+
+    `find_example` returns the command that the error shows with that option.
+    """
     if command and command[0].startswith("-"):
         raise UsageError(
             f"{command[0]} is not a program",
             why="the words after `--` must be a complete command: a program and its options",
-            hint=f"{call} -- {_render(*EXAMPLE, *command)}",
+            hint=f"{call} -- {_render(*find_example(), *command)}",
         )
 
 

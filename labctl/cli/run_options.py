@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from labctl.cli.own_command import require_program
+from labctl.cli.own_command import EXAMPLE, require_program
 from labctl.errors import LabError, UsageError
 from labctl.lazy import lazy_imports
 
@@ -29,9 +30,11 @@ class RunOptions(NamedTuple):
     command: tuple[str, ...]
 
 
-def require_compatible(options: RunOptions) -> None:
-    """UsageError for options that contradict each other."""
-    require_program("labctl run", options.command)
+def require_compatible(
+    options: RunOptions, find_default: Callable[[], Sequence[str]] = lambda: EXAMPLE
+) -> None:
+    """UsageError for options that contradict each other. `find_default` reads the lab's `run`."""
+    require_program("labctl run", options.command, find_default)
     if options.recover and (
         (options.detach and not options.keeper) or options.tty or options.no_push
     ):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean
 from labctl.cli.first_output import FirstOutputLine, describe_activity
 from labctl.cli.options import (
     RUN,
@@ -47,9 +47,6 @@ with lazy_imports(__name__):
     from labctl import config
     from labctl.cli import fan_out, results, run_server
     from labctl.lifecycle import cancel
-
-OWN_FAILURE = 255
-DETACHED = 130
 
 
 @click.command("push")
@@ -140,7 +137,8 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     labctl run --recover --keeper HOST --detach
     """
     options = RunOptions(**values)
-    require_compatible(options)
+    assert isinstance(ctx.command, OwnCommand)
+    require_compatible(options, partial(ctx.command.find_default, ctx))
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
@@ -202,7 +200,7 @@ def _start_and_follow(
         if options.down:
             run_server.note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0])
-        ctx.exit(DETACHED)
+        ctx.exit(INTERRUPTED)
     finally:
         waiting.stop()
     if (timeline := find_timeline(ctx)) and not options.json_:
@@ -340,7 +338,8 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     \b
     labctl cancel
     """
-    ended_run, had_ended = cancel.cancel(open_lab(ctx, quiet=json_).context, run, grace)
+    context = open_lab(ctx, quiet=json_).context
+    ended_run, had_ended = cancel.cancel(context, run, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended and not ended_run.has_ended:
@@ -349,3 +348,4 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
         click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
     else:
         click.echo(f"run {ended_run.id}: {clean(ended_run.summary)}")
+        cancel.note_remaining_runs(context, ended_run)

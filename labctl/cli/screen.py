@@ -16,14 +16,22 @@ import click
 import msgspec
 
 from labctl.cli.exit_codes import clean
-from labctl.events import AskPassword, Event, Note, Progress, Question, RepeatedNote, Step
+from labctl.events import (
+    AskPassword,
+    Event,
+    Note,
+    Progress,
+    Question,
+    RepeatedNote,
+    Step,
+    UniqueNote,
+)
 from labctl.lazy import lazy_imports
 from labctl.shell import Secret
 from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from msgspec import Struct
-
 
 with lazy_imports(__name__):
     import json
@@ -67,8 +75,8 @@ class Screen:
     """A Reporter that draws events on standard error and asks questions there.
 
     `bars` holds the bar of each progress, `begun` the start of each step in seconds of the
-    monotonic clock, `waits` the timer of each brief step, `repeated` when each RepeatedNote was
-    last printed. Bars are removed when they are done.
+    monotonic clock, `waits` the timer of each brief step, `repeated` when each RepeatedNote and
+    UniqueNote was last printed. Bars are removed when they are done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
@@ -149,7 +157,7 @@ class Screen:
             self.live.start()
 
     def _print_note(self, note: Note) -> None:
-        if isinstance(note, RepeatedNote) and not self._should_print(note):
+        if not self._should_print(note):
             return
         if note.level == "detail":
             if self.live is None and not self.quiet and not sys.stderr.isatty():
@@ -158,8 +166,14 @@ class Screen:
         color = "yellow" if note.level == "warning" else None
         self._print(click.style(_fit(note.text), fg=color))
 
-    def _should_print(self, note: RepeatedNote) -> bool:
-        """Draw the note on a terminal; elsewhere say whether its next line is due."""
+    def _should_print(self, note: Note) -> bool:
+        """Say whether the note is due. On a terminal, draw a RepeatedNote instead."""
+        if isinstance(note, UniqueNote):
+            is_new = note.text not in self.repeated
+            self.repeated[note.text] = time.monotonic()
+            return is_new
+        if not isinstance(note, RepeatedNote):
+            return True
         if sys.stderr.isatty() and not self.quiet:
             self._draw_step(Step(name=note.name, detail=note.text))
             return False
@@ -315,11 +329,7 @@ def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
 
 
 def print_table(
-    rows: Sequence[tuple[str, ...]],
-    headings: tuple[str, ...],
-    width: int = 0,
-    *,
-    cut: bool = True,
+    rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0, *, cut: bool = True
 ) -> None:
     """Print a table with columns as wide as their content.
 

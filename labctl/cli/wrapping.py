@@ -19,8 +19,10 @@ _PROGRAMS = (
 # A line that is a command or an option, or far enough to the right to have its own layout.
 _FIXED = re.compile(rf"\t| {{4}}| *(?:--|(?:{_PROGRAMS}) )")
 _START = re.compile(r" *(?:- )?")
-# Parts of a sentence: code in backquotes, a command after a colon, and YAML in braces.
-_WHOLE = re.compile(rf"`[^`]*`|(?<=: )(?:{_PROGRAMS}) [^;,]*|[\w.]+: \{{.*\}}")
+# Parts of a sentence: code in backquotes, a command after a colon, and YAML in braces or brackets.
+_WHOLE = re.compile(rf"`[^`]*`|(?<=: )(?:{_PROGRAMS}) [^;,]*|[\w.]+: (?:\{{.*\}}|\[.*\])")
+# The space in "0.8 s" and "2 GiB".
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|min|h|d|B|[KMGT]i?B)\b)")
 # A character of no message, in place of the spaces that must not become line breaks.
 _JOINER = "\x1f"
 
@@ -59,9 +61,9 @@ def wrap_lines(
 def _wrap_line(line: str, width: int, has_commands: bool) -> list[str]:
     if len(line) <= width or (has_commands and _FIXED.match(line)):
         return [line]
-    joined = line
+    joined = _BEFORE_UNIT.sub(_JOINER, line)
     if has_commands:
-        joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINER), line)
+        joined = _WHOLE.sub(lambda match: match[0].replace(" ", _JOINER), joined)
     start = _START.match(joined)
     assert start is not None  # it matches every line
     parts = textwrap.wrap(

@@ -141,6 +141,12 @@ def find_lab(path_or_dir: Path) -> Path:
 
 def _lab_file(path_or_dir: Path) -> Path:
     path = path_or_dir.absolute()
+    if path.name != LAB_FILE and not os.path.lexists(path):
+        raise ConfigError(
+            f"there is no directory {escape(str(path))}",
+            why="a lab is a directory with a lab.yaml",
+            hint=SAMPLE,
+        )
     return path / LAB_FILE if path.is_dir() else path
 
 

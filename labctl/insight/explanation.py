@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from labctl.config.schema import ImageConfig
 from labctl.errors import LabError
 from labctl.estimate.memory import estimate_memory
 from labctl.estimate.plan import ModelPlan
@@ -25,7 +26,14 @@ from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
 from labctl.model import PROFILE_PREFIX, Run, Value
 from labctl.servers.context import LabContext
-from labctl.sync.ignore import NEVER_AT_TOP, IgnoredName, find_ignored_name, rule_text
+from labctl.sync.ignore import (
+    NEVER_AT_TOP,
+    IgnoredName,
+    IgnoreRule,
+    find_ignored_name,
+    inclusion_text,
+    rule_text,
+)
 from labctl.wire.containment import is_contained
 
 if TYPE_CHECKING:
@@ -116,6 +124,7 @@ def _load_material(context: LabContext, run: Run) -> RunData:
             left_out=_find_left_out(context, find_missing_path(log)),
             installs=find_installs(_read_log_start(directory / "logs" / "run.log")),
             model_function=suggest_target(root),
+            package_file=_name_package_file(context.config.image),
         )
     except OSError as error:
         raise LabError(
@@ -164,6 +173,11 @@ def _read_scripts(root: Path) -> dict[str, str]:
     return scripts
 
 
+def _name_package_file(image: ImageConfig) -> str:
+    """Return what lists the packages of the lab's image; "" if lab.yaml names only an image."""
+    return image.environment_file or ("the Dockerfile" if image.build else "")
+
+
 def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:
     """Return the path that the run did not find, if it exists here and is not pushed as code."""
     root, path = context.config.root, PurePosixPath(CODE_DIRECTORY, missing)
@@ -180,10 +194,21 @@ def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:
         return None  # no ignore rule changes that
     if ignored := find_ignored_name(root, name):
         directory = ignored.name if ignored.is_folder else ""
-        return LeftOutPath(path=name, rule=rule_text(ignored.rule), directory=directory)
+        return _describe_left_out(
+            name, ignored.rule, directory, f"{directory}/" if directory else name
+        )
     if entries := _list_ignored_entries(root, name):
-        return LeftOutPath(path=name, rule=rule_text(entries[0].rule), directory=name)
+        return _describe_left_out(name, entries[0].rule, name, f"{name}/**")
     return None
+
+
+def _describe_left_out(name: str, rule: IgnoreRule, directory: str, excluded: str) -> LeftOutPath:
+    return LeftOutPath(
+        path=name,
+        rule=rule_text(rule),
+        directory=directory,
+        inclusion=inclusion_text(rule, excluded),
+    )
 
 
 def _list_ignored_entries(root: Path, directory: str) -> list[IgnoredName]:

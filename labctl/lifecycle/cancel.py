@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from labctl.errors import NotFoundError
+from contextlib import suppress
+
+from labctl.errors import LabError, NotFoundError
+from labctl.events import Note
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run
-from labctl.runs import runs
+from labctl.runs import active_runs, runs
 from labctl.servers import accounts
 from labctl.servers.context import LabContext
 
@@ -27,6 +30,17 @@ def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
         if not _has_lost_server(context, run):
             raise
         return run, True
+
+
+def note_remaining_runs(context: LabContext, canceled: Run) -> None:
+    """Say which runs of the lab are still active on the server of the run that was canceled."""
+    server = context.state.get_server(canceled.server_id)
+    if server is None:
+        return
+    # The run is canceled, whether or not the server replies again.
+    with suppress(LabError):
+        if names := active_runs.list_active_runs(context, server, canceled.id):
+            context.reporter.emit(Note(text=active_runs.describe_remaining_runs(names)))
 
 
 def _has_lost_server(context: LabContext, run: Run) -> bool:

@@ -66,7 +66,8 @@ def _check_server(context: LabContext) -> list[Check]:
     except LabError as error:
         return [Check(name=server.alias, ok=False, detail=error.what, next=error.hint)]
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
-    summary = f"{facts.os}, Docker {facts.docker or 'missing'}, {facts.cpus} CPUs, {gpus}"
+    no_docker = "missing" if facts.docker_fault == "missing" else "not usable"
+    summary = f"{facts.os}, Docker {facts.docker or no_docker}, {facts.cpus} CPUs, {gpus}"
     failures = [
         Check(name=server.alias, ok=False, detail=lack.words, next=lack.command)
         for lack in list_missing(facts)

@@ -295,10 +295,15 @@ def _remove_containers(context: LabContext, server: Server) -> None:
     try:
         with report_wait(context.reporter, "removing the lab's containers"):
             lab_services.remove_containers(context, server)
-    except EngineError:
+    except EngineError as error:
         # A deleted machine loses its containers. A leased one must not pass them to the next user.
-        if adoption.is_leased(context):
-            raise
+        if not adoption.is_leased(context):
+            return
+        error.why = f"{error.why}\nthe results are downloaded; only containers may be left there"
+        error.hint = "\n".join(
+            [error.hint, f"{context.subject.down} --discard   # ends the lease without Docker"]
+        )
+        raise
 
 
 def _describe_missing(file: MissingFile) -> str:

@@ -207,7 +207,8 @@ def _draft_data(facts: ProjectFacts) -> list[str]:
     if facts.data_rule:
         where = [
             f"# {name}/ is not sent with the code ({_one_line(facts.data_rule)}).",
-            "# If runs need it, send it as below; the code then reads it from",
+            f"# If runs need it, add the line {_one_line(facts.data_inclusion)}.",
+            "# Large data is better sent once, as below; the code then reads it from",
         ]
     else:
         where = [

@@ -23,12 +23,14 @@ from labctl.lifecycle.project_lists import (
     read_pyproject,
 )
 from labctl.model import Value
-from labctl.sync.ignore import ENVIRONMENT_MARKS, find_ignored_name, rule_text
+from labctl.sync.ignore import ENVIRONMENT_MARKS, find_ignored_name, inclusion_text, rule_text
 
 # more files than this are not read: a home directory is not a project
 MAX_FILES = 400
 SCRIPTS = ("train.py", "main.py", "run.py", "src/train.py", "scripts/train.py", "src/main.py")
 SHELL_SCRIPT = re.compile(r"(scripts/)?(run_?)?train[^/]*\.sh|run\.sh")
+# Files such as config/train_gpt2.py set values for another program.
+CONFIG_DIRECTORIES = {"conf", "config", "configs"}
 DATA_NAMES = ("data", "dataset", "datasets")
 SKIPPED = {
     ".git",
@@ -60,7 +62,8 @@ class ProgramGuess(Value, frozen=True):
 class ProjectFacts(Value, frozen=True):
     """What was found. Paths are relative to the directory; "" or empty if nothing was found.
 
-    `data_rule` is the ignore rule that leaves out the first directory of `data`.
+    `data_rule` is the ignore rule that leaves out the first directory of `data`, and
+    `data_inclusion` the line that sends it ("!/data/ to .labignore").
     """
 
     has_dockerfile: bool = False
@@ -71,6 +74,7 @@ class ProjectFacts(Value, frozen=True):
     imports: frozenset[str] = frozenset()
     data: tuple[str, ...] = ()
     data_rule: str = ""
+    data_inclusion: str = ""
     sources: int = 0
     has_notebooks: bool = False
 
@@ -105,6 +109,7 @@ def scan_project(root: Path) -> ProjectFacts:
         imports=frozenset(name.partition(".")[0] for name in every),
         data=data,
         data_rule=rule_text(ignored.rule) if ignored else "",
+        data_inclusion=inclusion_text(ignored.rule, f"{ignored.name}/") if ignored else "",
         sources=sum(name.endswith(".py") for name in files),
         has_notebooks=any(name.endswith(".ipynb") for name in names),
     )
@@ -165,7 +170,13 @@ def _list_entry_points(root: Path) -> list[str]:
 def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
     """Return the files that could be the program, the likeliest first."""
     known = [name for name in SCRIPTS if name in sources]
-    trains = [n for n in sources if Path(n).name.startswith("train") and n not in known]
+    trains = [
+        name
+        for name in sources
+        if name not in known
+        and Path(name).name.startswith("train")
+        and not CONFIG_DIRECTORIES & {*PurePosixPath(name).parent.parts}
+    ]
     mains = [
         name
         for name in sources

@@ -25,6 +25,7 @@ from labctl.text import names_text
 
 # seconds to wait while another command ends the same server; AWS takes minutes
 WAIT_S = 600.0
+_RUN = "labctl run --up --down"
 
 
 class ServerInUseError(PolicyError):
@@ -115,6 +116,9 @@ def save_build_log(context: LabContext, error: BuildError) -> None:
     """Copy the log of a failed build to this machine, and name the copy in the error."""
     if not error.log_path:
         return
+    # Keep what the error says about the repair; its command that shows the log needs the server.
+    repair = [line for line in str(error.hint).splitlines() if error.log_path not in line]
+    repair = [_RUN if line == "labctl run" else line for line in repair]
     directory = context.paths.log_dir
     copy = directory / f"build-{posixpath.basename(error.log_path)}"
     try:
@@ -124,10 +128,11 @@ def save_build_log(context: LabContext, error: BuildError) -> None:
     except (LabError, OSError) as failure:
         text = f"the build log could not be saved: {failure}"
         context.reporter.emit(Note(text=text, level="warning"))
-        error.hint = "fix the Dockerfile, then labctl run --up --down"
+        file = context.config.image.environment_file or "the Dockerfile"
+        error.hint = "\n".join(repair or [f"fix {file}, then:", _RUN])
         return
     error.log_path = str(copy)
-    error.hint = f"less {copy}   # the full log"
+    error.hint = "\n".join([*repair, f"less {copy}   # the full log"])
 
 
 def record_interrupted_down(context: LabContext, run_id: str, reason: str) -> None:

@@ -84,7 +84,9 @@ def _note_missing_data(context: LabContext, server: Server) -> None:
     try:
         lab_files.check_server_data(context, server)
     except (NotFoundError, PolicyError, UsageError) as error:
-        text = f"no run can start yet: {describe_error(error)}\n  next: {error.hint}"
+        command, _, purpose = error.hint.partition("   # ")
+        text = f"no run can start yet: {describe_error(error)}\n  next: {command}"
+        text += f"\n        ({purpose})" if purpose else ""
         context.reporter.emit(Note(text=text, level="warning"))
 
 

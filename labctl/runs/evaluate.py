@@ -6,7 +6,6 @@ the checkpoint was not evaluated here) and `evaluation-on-server.json`.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import secrets
@@ -104,7 +103,7 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
     if Path(which).is_dir():
         raise UsageError(
             f"{which} is not in this lab's runs directory",
-            why="eval stores its result in the directory of the run that wrote the checkpoint",
+            why="labctl stores its result in the directory of the run that wrote the checkpoint",
             hint=f"python evaluate.py {which}",
         )
     raise NotFoundError(
@@ -117,11 +116,6 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
 def _list_checkpoints(run: Path) -> str:
     names = sorted(p.name for p in run.glob("checkpoints/*") if p.is_dir())
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
-
-
-def can_evaluate_here() -> bool:
-    """Whether this Python has PyTorch, which evaluate.py needs for most models."""
-    return importlib.util.find_spec("torch") is not None
 
 
 def evaluate(context: LabContext, which: str = "") -> EvaluationResult:

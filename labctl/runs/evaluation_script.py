@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from labctl.wire.sandbox import EvaluateReply
 
 SCRIPT = "evaluate.py"
 SHOWN_CHARACTERS = 1500
+_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+torch\b", re.MULTILINE)
 # the last line of a failed import, by its top-level package
 _MISSING_PACKAGE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)[^']*'\Z", re.MULTILINE)
 
@@ -29,6 +31,14 @@ class ScriptResult(NamedTuple):
     accuracy: float
     checkpoint: str
     total: int
+
+
+def can_evaluate_here(root: Path) -> bool:
+    """Whether this Python has PyTorch, or none of the lab's scripts imports it."""
+    if importlib.util.find_spec("torch") is not None:
+        return True
+    texts = (path.read_text("utf-8", errors="replace") for path in root.glob("*.py"))
+    return not any(_IMPORTS_TORCH.search(text) for text in texts)
 
 
 def run_script(root: Path, checkpoints: Path, out: Path, on_server: str) -> ScriptResult:

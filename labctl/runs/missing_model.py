@@ -16,14 +16,16 @@ MODEL_SUFFIXES = frozenset(
 PICKLE_SUFFIXES = frozenset((".ckpt", ".joblib", ".pkl", ".pt", ".pth"))
 # An evaluate.py that would do: `build_model` and `test_batches` stand for the lab's own code.
 EXAMPLE = """\
-# For PyTorch. With another library, replace the lines that load and call the model.
+# For PyTorch. For another library, replace the lines that load and call
+# the model.
 import json, sys
 from pathlib import Path
 import torch
 from train import build_model, test_batches  # from your own code
 
 kinds = (".safetensors", ".pth", ".pt", ".ckpt")
-file = sorted(p for p in Path(sys.argv[1]).rglob("*") if p.suffix in kinds)[-1]
+files = Path(sys.argv[1]).rglob("*")
+file = sorted(path for path in files if path.suffix in kinds)[-1]
 if file.suffix == ".safetensors":
     from safetensors.torch import load_file
     weights = load_file(file)
@@ -31,17 +33,21 @@ else:
     weights = torch.load(file, map_location="cpu", weights_only=True)
 model = build_model().eval()
 model.load_state_dict(weights)
-right = [int(p == y) for x, ys in test_batches() for p, y in zip(model(x).argmax(1), ys)]
-accuracy = sum(right) / len(right)
-print(json.dumps({"accuracy": accuracy, "total": len(right), "checkpoint": file.name}))
+right = [
+    int(guess == label)
+    for inputs, labels in test_batches()
+    for guess, label in zip(model(inputs).argmax(1), labels)
+]
+result = {"accuracy": sum(right) / len(right), "total": len(right)}
+print(json.dumps({**result, "checkpoint": file.name}))
 """
 
 
 def make_no_script_error() -> LabError:
     """Make the error for a lab without evaluate.py, with an example that would do."""
     needs = (
-        "eval runs `python evaluate.py CHECKPOINTS` in the lab's directory; its last line of "
-        "output must be JSON with the accuracy, such as this one for PyTorch:"
+        "`labctl eval` runs `python evaluate.py CHECKPOINTS` in the lab's directory. The last line "
+        "of its output must be JSON with the accuracy. For example:"
     )
     return NotFoundError(
         "this lab has no evaluate.py",
@@ -76,7 +82,7 @@ def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command
             why="it has not ended (last known), and may save its first one later",
             hint=follow.render(),
         )
-    needs = "eval needs what the run saves in the directory $LABCTL_CHECKPOINT_DIR"
+    needs = "`labctl eval` needs what the run saves in the directory $LABCTL_CHECKPOINT_DIR"
     model = _find_model_elsewhere(run)
     if model is None:
         return NotFoundError(

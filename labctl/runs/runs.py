@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from labctl.config import copy_environment, read_secret_values
+from labctl.config.reader import find_nearest
 from labctl.errors import (
     ConnectError,
     HostKeyError,
@@ -316,12 +317,19 @@ def to_run(record: RunRecord, server_id: str) -> Run:
 def find_run(context: LabContext, run_id: str = "") -> Run:
     """Return the run with this name, or the lab's latest; NotFoundError if none exists."""
     run = context.state.get_run(context.lab_id, run_id) if run_id else _find_latest(context)
-    if run is None:
-        raise NotFoundError(
-            f"there is no run {run_id}" if run_id else f"{context.name} has no runs yet",
-            hint="labctl status --refresh" if run_id else "labctl run",
-        )
-    return run
+    if run is not None:
+        return run
+    if not run_id:
+        raise NotFoundError(f"{context.name} has no runs yet", hint="labctl run")
+    near = _find_similar_name(context, run_id)
+    what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")
+    raise NotFoundError(what, hint="labctl status --refresh")
+
+
+def _find_similar_name(context: LabContext, typed: str) -> str:
+    """Return the newest run whose name begins with `typed`, or one with a similar name, or ""."""
+    names = [run.id for run in reversed(context.state.list_runs(context.lab_id))]
+    return next((name for name in names if name.startswith(typed)), find_nearest(typed, names))
 
 
 def _find_latest(context: LabContext) -> Run | None:

@@ -95,10 +95,14 @@ def day_text(at: float) -> str:
 
 
 def cost_text(disk: Resource) -> str:
-    """Return "$2.40 a month, kept until 2026-01-31", in this machine's time zone, or "free"."""
-    price = disk.price_usd_per_month
-    cost = f"{dollars_text(price)} a month" if price else "free"
-    return ", ".join(filter(None, [cost, expiry_text(disk)]))
+    """Return "$2.40 a month, kept until 2026-01-31", in this machine's time zone."""
+    return ", ".join(filter(None, [monthly_cost_text(disk), expiry_text(disk)]))
+
+
+def monthly_cost_text(resource: Resource) -> str:
+    """Return "$2.40 a month", or "free"."""
+    price = resource.price_usd_per_month
+    return f"{dollars_text(price)} a month" if price else "free"
 
 
 def get_id_without_region(disk: Resource) -> str:

@@ -110,7 +110,9 @@ def _should_run_playbook(lacking: list[MissingRequirement], *, done_before: bool
 def _report_missing(lacking: list[MissingRequirement], reporter: Reporter) -> None:
     for lack in lacking:
         words = lack.words.rstrip(".")  # docker's own message may end the sentence
-        text = f"{words}{'' if words.endswith('?') else '.'} To fix it:\n    {lack.command}"
+        effect = "" if lack.optional else "no run can start yet: "
+        end = "" if words.endswith("?") else "."
+        text = f"{effect}{words}{end} To fix it:\n    {lack.command}"
         reporter.emit(Note(text=text, level="warning"))
 
 

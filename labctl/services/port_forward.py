@@ -103,14 +103,14 @@ class Forwarding:
             )
         wanted = self._spec.local_port or usual_port(self.service.name, self.service)
         self.local_port = find_free_port(wanted)
-        if self.local_port != wanted:
-            self._report(f"local port {wanted} is in use; {self.service.name} is at {self.url}")
         with on_cancel(self._closing.set):
             try:
                 self._connect()
             except _PortTakenError:
                 self.local_port = find_free_port(0)
                 self._connect()
+        if self.local_port != wanted:
+            self._report(f"local port {wanted} is in use; {self.service.name} is at {self.url}")
         self._thread.start()
         return self
 

@@ -17,9 +17,10 @@ from labctl.events import Note
 from labctl.insight.run_report import INPUTS_COMMENT, fingerprint_inputs
 from labctl.model import Run
 from labctl.runs import outputs, runs
-from labctl.runs.evaluate import can_evaluate_here, evaluate, evaluate_on_server
+from labctl.runs.evaluate import evaluate, evaluate_on_server
 from labctl.runs.evaluation import FILE as EVALUATION
 from labctl.runs.evaluation import Evaluation, read_evaluation
+from labctl.runs.evaluation_script import can_evaluate_here
 from labctl.servers.context import LabContext
 from labctl.submissions.assignment import Assignment
 from labctl.submissions.run_files import CHECKPOINTS, LOGS, REPORT
@@ -99,7 +100,10 @@ def renew_evaluation(context: LabContext, rules: Assignment, run_id: str, checkp
         return
     folder = context.config.root / "runs" / run_id / CHECKPOINTS / checkpoint
     which = f"{run_id}/{CHECKPOINTS}/{checkpoint}" if checkpoint and folder.is_dir() else run_id
-    if can_evaluate_here() or context.state.get_lab_server(context.lab_id) is None:
+    if (
+        can_evaluate_here(context.config.root)
+        or context.state.get_lab_server(context.lab_id) is None
+    ):
         evaluate(context, which)
     else:
         evaluate_on_server(context, which)

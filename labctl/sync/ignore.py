@@ -135,3 +135,14 @@ def create_ignored_directory(directory: Path) -> None:
 def rule_text(rule: IgnoreRule) -> str:
     """Return the rule and its file, for example "*.bin in .gitignore"."""
     return f"{ascii(rule.line)[1:-1]} in {ascii(rule.file)[1:-1]}"
+
+
+def inclusion_text(rule: IgnoreRule, path: str) -> str:
+    """Return the line that sends `path` although `rule` excludes it, and its file.
+
+    `path` ends with `/` for an excluded directory, and with `/**` for everything in a directory.
+    The line goes beside the rule: the rules of deeper directories have precedence.
+    """
+    above = rule.file[: -len(rule.file.rpartition("/")[2])]
+    line, file = f"!/{path.removeprefix(above)}", f"{above}{IGNORE_FILES[1]}"
+    return f"{ascii(line)[1:-1]} to {ascii(file)[1:-1]}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labctl.model import FileEntry
-from labctl.sync.ignore import NEVER_ANYWHERE, IgnoredName, IgnoreRule, rule_text
+from labctl.sync.ignore import NEVER_ANYWHERE, IgnoredName, IgnoreRule, inclusion_text, rule_text
 from labctl.text import bytes_text, names_text
 
 CODE_SUFFIXES = (".py", ".sh", ".yaml", ".yml", ".toml", ".json")
@@ -26,12 +26,16 @@ _QUOTED = re.compile(r"""["']([^"'\n]{1,200})["']""")
 
 
 class IgnoredDirectory(NamedTuple):
-    """The files that rules leave out of one directory (`name`, relative to the lab)."""
+    """The files that rules leave out of one directory (`name`, relative to the lab).
+
+    `is_left_out` is set if a rule leaves out the directory itself.
+    """
 
     name: str
     files: int
     size_bytes: int
     rule: IgnoreRule
+    is_left_out: bool
 
 
 def describe_ignored(root: Path, ignored: Sequence[IgnoredName], code: Iterable[FileEntry]) -> str:
@@ -44,9 +48,13 @@ def describe_ignored(root: Path, ignored: Sequence[IgnoredName], code: Iterable[
         return ""
     directories.sort(key=lambda directory: -directory.size_bytes)
     text = names_text([_describe(directory) for directory in directories], NAMED_AT_MOST)
+    largest = directories[0]
+    path = f"{largest.name}/{'' if largest.is_left_out else '**'}"
+    example = "lines such as" if len(directories) > 1 else "the line"
     return (
-        f"left out by ignore rules: {text}. If the run needs them, list the directory under data: "
-        "in lab.yaml"
+        f"left out by ignore rules: {text}. If the run needs them, add {example} "
+        f"{inclusion_text(largest.rule, path)}. Or, for large data, list the directory under "
+        "data: in lab.yaml and read it from $LABCTL_DATA_DIR"
     )
 
 
@@ -85,7 +93,7 @@ def _group_by_directory(
         if last not in named or last in NEVER_ANYWHERE:
             continue
         files, size_bytes = _measure(root / name)
-        earlier = found.get(directory, IgnoredDirectory(directory, 0, 0, rule))
+        earlier = found.get(directory, IgnoredDirectory(directory, 0, 0, rule, is_folder))
         found[directory] = earlier._replace(
             files=earlier.files + files, size_bytes=earlier.size_bytes + size_bytes
         )

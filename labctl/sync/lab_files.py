@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from labctl.config import LabConfig
 from labctl.errors import UsageError
-from labctl.events import Note, Reporter, SilentReporter, report_part
+from labctl.events import Reporter, SilentReporter, UniqueNote, report_part
 from labctl.lazy import lazy_imports
 from labctl.model import FileEntry, Server
 from labctl.parallel import run_parts
@@ -64,7 +64,7 @@ def push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree
     with report_part(reporter, "code"):
         (pushed,) = _push_trees(context, server, [("code", root, scan, index)], force=force)
     if pushed.sent and (text := describe_ignored(root, ignored, files)):
-        reporter.emit(Note(text=text))
+        reporter.emit(UniqueNote(text=text))
     return pushed
 
 
@@ -135,11 +135,15 @@ def _push_trees(
 
 
 def check_trees(context: LabContext) -> None:
-    """UsageError if a file of the code or the data cannot be pushed: bad name or no permission."""
+    """UsageError if a file of the code or the data cannot be pushed: bad name or no permission.
+
+    Before the lab has a server, also say which ignored files a run may miss.
+    """
     config, quiet = context.config, SilentReporter()
+    ignored: list[IgnoredName] = []
     try:
         inside, index = _list_data_inside(config), HashIndex(config.root, "code")
-        code = scan_code(config.root, quiet, data=inside, later=index)
+        code = scan_code(config.root, quiet, data=inside, later=index, ignored=ignored)
         trees: list[tuple[Path, Sequence[FileEntry]]] = [(config.root, code)]
         for _, root, files, _ in _scan_directories(config, quiet):
             trees.append((root, files() if callable(files) else files))
@@ -149,6 +153,9 @@ def check_trees(context: LabContext) -> None:
         for entry in files:
             if not os.access(root / entry.path, os.R_OK):
                 raise _make_unreadable_error(str(root / entry.path))
+    has_server = context.state.get_lab_server(context.lab_id) is not None
+    if not has_server and (text := describe_ignored(config.root, ignored, code)):
+        context.reporter.emit(UniqueNote(text=text))
 
 
 def _make_unreadable_error(path: str) -> UsageError:

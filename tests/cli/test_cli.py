@@ -86,6 +86,13 @@ def test_without_a_lab_the_way_to_one_is_named(labctl: Any, home: Path) -> None:
     assert "next: labctl init" in said.err
 
 
+def test_a_misspelled_directory_is_named(labctl: Any, home: Path) -> None:
+    for words in (("status",), ("offers", "--provider", "local")):
+        misspelled = labctl("-C", str(home / "digts"), *words)
+        assert misspelled.code == 2
+        assert f"there is no directory {home}/digts\n" in misspelled.err
+
+
 def test_c_leads_to_another_directory(labctl: Any, home: Path) -> None:
     os.chdir(home)
     said = labctl("-C", "digits", "status")
@@ -458,6 +465,11 @@ def test_init_names_the_directory_in_which_it_is_typed(labctl: Any, home: Path) 
     said = labctl("init", ".")
     assert "'A_B' is not a valid lab name" in said.err
     assert "next: labctl init a-b\n" in said.err
+
+
+def test_init_keeps_the_provider_in_what_it_suggests(labctl: Any, home: Path) -> None:
+    refused = labctl("init", "A_B", "--provider", "static")
+    assert "next: labctl init a-b --provider static\n" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -1003,6 +1015,7 @@ def test_an_interruption_names_down_only_if_there_may_be_a_server(
     shown = capsys.readouterr().err
     assert "labctl: interrupted" in shown
     assert ("labctl down " in shown) == is_down_named
+    assert ("the server, if there is one" in shown) == is_down_named
 
 
 def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:

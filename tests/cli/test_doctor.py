@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import time
 from collections.abc import Iterator
@@ -220,6 +221,16 @@ def test_a_mistake_in_lab_yaml_is_in_the_report_without_its_value(
     report = (home / "digits" / "labctl-report.txt").read_text()
     assert "error    lab.yaml: 1 problem in line 2" in report
     assert "hunter2" not in report
+
+
+def test_a_version_in_lab_yaml_does_not_mask_that_of_python(labctl: Any, home: Path) -> None:
+    version = platform.python_version().rpartition(".")[0]
+    lab_file = f'lab: digits\nimage: {{python: "{version}", requirements: requirements.txt}}\n'
+    (home / "digits" / "lab.yaml").write_text(lab_file)
+    (home / "digits" / "requirements.txt").write_text("numpy\n")
+    labctl("doctor", "--report")
+    report = (home / "digits" / "labctl-report.txt").read_text()
+    assert f"Python {platform.python_version()}, " in report
 
 
 def test_a_report_replaces_no_file(labctl: Any, home: Path) -> None:

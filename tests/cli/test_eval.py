@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from labctl.cli.wrapping import wrap_lines
 from labctl.lab import Lab
 from labctl.model import Run
-from labctl.runs.missing_model import EXAMPLE
+from labctl.runs.missing_model import EXAMPLE, make_no_script_error
 
 Labctl = Callable[..., Any]
 TRAIN = """\
@@ -43,6 +44,12 @@ def save(home: Path, run: Run, **changes: Any) -> None:
     state.save_run(msgspec.structs.replace(run, **changes))
 
 
+def test_the_reason_is_prose_and_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert all(len(line) <= 78 for line in wrap_lines(make_no_script_error().why, 2))
+
+
 def test_a_lab_without_evaluate_py_gets_one_to_start_from(
     labctl: Labctl, run: Run, home: Path
 ) -> None:
@@ -50,9 +57,9 @@ def test_a_lab_without_evaluate_py_gets_one_to_start_from(
     said = labctl("eval")
     assert said.code == 4
     assert "this lab has no evaluate.py" in said.err
-    assert "such as this one for PyTorch:" in said.err
     for line in EXAMPLE.splitlines():
         assert line in said.err
+        assert len(line) <= 80 - 6, "it is indented, and wrapped nowhere"
     assert "next: labctl eval --example > evaluate.py\n" in said.err
     assert labctl("eval", "--example").out == EXAMPLE
 

@@ -13,7 +13,7 @@ from labctl.cli import first_output, screen
 from labctl.cli.first_output import WAITING, FirstOutputLine, describe_activity
 from labctl.cli.screen import Screen
 from labctl.errors import ConnectError
-from labctl.events import Note, RepeatedNote, Step, report_wait
+from labctl.events import Note, RepeatedNote, Step, UniqueNote, report_wait
 from labctl.insight.top import ContainerMetrics, GpuMetrics, ServerMetrics
 
 
@@ -156,3 +156,11 @@ def test_elsewhere_a_lost_connection_is_a_line_a_minute(monkeypatch: pytest.Monk
     for now_s in (1059.0, 1061.0):
         drawn.emit(RepeatedNote(text=f"lost at {now_s:.0f}", name="connection lost"))
     assert stderr.getvalue() == f"{first}lost at 1061\n"
+
+
+def test_equal_notes_of_two_steps_are_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
+    drawn = Screen()
+    for text in ("left out: data/", "left out: data/", "left out: notes/"):
+        drawn.emit(UniqueNote(text=text))
+    assert stderr.getvalue() == "left out: data/\nleft out: notes/\n"

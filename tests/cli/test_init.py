@@ -59,6 +59,7 @@ def test_init_names_the_rule_that_leaves_out_the_data(labctl: Any, project: Path
     assert labctl("init").code == 0
     text = (project / "lab.yaml").read_text()
     assert "# data/ is not sent with the code (data/ in .gitignore).\n" in text
+    assert "# If runs need it, add the line !/data/ to .labignore.\n" in text
     assert "# data: {data: ./data}" in text
 
 
@@ -182,6 +183,16 @@ def test_lists_of_public_repositories_are_accepted(
     labctl: Any, home: Path, files: dict[str, str], image: ImageConfig
 ) -> None:
     assert adopt(labctl, home, files | {"train.py": "import torch\n"}).image == image
+
+
+def test_files_of_settings_are_no_programs(labctl: Any, home: Path) -> None:
+    files = {
+        "train.py": "import torch\n",
+        "config/train_gpt2.py": "batch_size = 12\n",
+        "scripts/train_all.py": "import torch\n",
+    }
+    text = (adopt(labctl, home, files).root / "lab.yaml").read_text()
+    assert "# The likeliest program; also found: scripts/train_all.py." in text
 
 
 def test_a_package_with_extras_and_programs(labctl: Any, home: Path) -> None:

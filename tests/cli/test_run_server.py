@@ -40,6 +40,27 @@ def test_options_that_conflict_are_refused_before_a_server_exists(
     assert "creating a server" not in refused.err
 
 
+def test_a_command_without_a_program_is_completed_with_that_of_lab_yaml(
+    labctl: Any, home: Path
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nrun: python fit.py\n")
+    refused = labctl("run", "--", "--lr", "1")
+    assert "next: labctl run -- python fit.py --lr 1\n" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [(("run",), "nothing to run"), (("run", "--id", "A B", "--", "ls"), "is not a valid run name")],
+)
+def test_a_mistake_in_the_command_comes_before_a_missing_server(
+    labctl: Any, home: Path, words: tuple[str, ...], what: str
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\n")
+    refused = labctl(*words)
+    assert what in refused.err
+    assert "has no server" not in refused.err
+
+
 def test_the_help_describes_up_and_down(labctl: Any) -> None:
     help_text = labctl("run", "--help").out
     assert "labctl run --up --down" in help_text

@@ -17,6 +17,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 from case import Case
+from docker import errors as docker_errors
 
 from labctl.errors import BuildError, ProviderError
 from labctl.model import Resource
@@ -188,6 +189,21 @@ def test_volumes_whose_images_are_being_read_are_free(pool: Pool) -> None:
         made.remove(force=True)
     finally:
         reader.remove(force=True)
+
+
+@pytest.mark.engine
+def test_readers_of_killed_processes_do_not_stay(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = pool.add_volume()
+    reader = volume_images._create_reader(pool.docker, pool.image, pool.owner, [volume])
+    pool.list_with("python")
+    reader.reload()  # it is young, so its process may still read
+    monkeypatch.setattr(volume_images, "ABANDONED_S", -1)
+    pool.list_with("python")
+    with pytest.raises(docker_errors.NotFound):
+        reader.reload()
+    pool.docker.volumes.get(volume).remove()
 
 
 @pytest.mark.engine

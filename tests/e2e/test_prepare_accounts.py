@@ -108,7 +108,7 @@ def test_failing_task_is_named_with_its_message_and_the_log(
     with pytest.raises(LabError) as caught:
         alice.prepare()
     assert caught.value.what == (
-        "preparing alices-lab failed at: Have Python on a Debian or Ubuntu machine"
+        "preparing alices-lab failed at: Install Python on a Debian or Ubuntu machine"
     )
     assert "python3" in caught.value.why
     log = alice.ssh_config.parent / LOG_NAME

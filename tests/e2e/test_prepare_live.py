@@ -96,8 +96,8 @@ def test_tasks_are_told_as_they_go(prepared: tuple[Bench, ServerFacts, ServerFac
     assert Step(name="prepare", detail="alices-lab") == steps[0]
     assert Step(name="prepare", done=True, detail="alices-lab") == steps[-1]
     told = [step.name for step in steps if step.done and step.detail == "changed"]
-    assert "Have Python on a Debian or Ubuntu machine" in told
-    assert "lab_server : Install Docker Engine of the distribution" in told
+    assert "Install Python on a Debian or Ubuntu machine" in told
+    assert "lab_server : Install the distribution's Docker Engine" in told
     last = alice.reporter.of(Progress)[-1]
     assert last.done == last.total > 15
     log = alice.ssh_config.parent / LOG_NAME

@@ -16,6 +16,7 @@ from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 from labctl.config import ensure_lab_id
 from labctl.errors import (
     BusyError,
+    EngineError,
     HostKeyError,
     InterruptError,
     NotFoundError,
@@ -166,6 +167,23 @@ def test_what_cannot_be_saved_is_stopped_and_kept(ready: World) -> None:
     assert ready.cloud.calls == ["create", "stop"]
     with pytest.raises(NotFoundError, match="is stopped"):
         ready.context().get_server()
+
+
+def test_without_its_docker_engine_a_leased_machine_is_kept_with_a_way_out(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise EngineError("Docker does not answer", hint="systemctl status docker")
+
+    monkeypatch.setattr(lab_services, "remove_containers", fail)
+    monkeypatch.setattr(adoption, "is_leased", lambda context: True)
+    ready.machine.run_with("night", **{"model.pt": "weights"})
+    with pytest.raises(EngineError) as caught:
+        end(ready)
+    assert "the results are downloaded" in caught.value.why
+    assert (ready.home / "lab/runs/night/checkpoints/model.pt").exists()
+    assert caught.value.hint.splitlines()[1].startswith("labctl down --discard ")
+    assert end(ready, discard=True).removed
 
 
 def test_a_stopped_server_comes_back_with_up_and_its_results_with_down(ready: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from labctl.sync.ignore import create_ignored_directory
 from labctl.sync.lab_files import push
 
 NEXT_FOR_FILE = "add the line !/data/words/train.bin to .labignore"
+NEXT_FOR_FILES = "add the line !/data/words/** to .labignore"
 
 
 @pytest.fixture
@@ -48,6 +50,32 @@ def test_a_push_names_ignored_files_only_of_directories_that_the_code_names(ther
     assert push_notes(there) == [], "nothing new was sent, so nothing is said again"
 
 
+@pytest.mark.parametrize(
+    ("ignore_file", "rules"),
+    [
+        (".gitignore", "*.bin\n"),
+        (".gitignore", "/data/\n"),
+        (".gitignore", "words\n"),
+        ("data/.gitignore", "*.bin\n"),
+        ("data/.gitignore", "words/\n"),
+    ],
+)
+def test_the_line_that_a_push_names_sends_the_files(
+    there: World, ignore_file: str, rules: str
+) -> None:
+    root = there.context().config.root
+    (root / ".gitignore").unlink()
+    (root / ignore_file).write_text(rules)
+    (text,) = push_notes(there)
+    inclusion = re.search(r"add the line (\S+) to (\S+)\. ", text)
+    assert inclusion is not None
+    (root / inclusion[2]).write_text(f"{inclusion[1]}\n")
+    (root / "train.py").write_text("read(join('data', 'words', 'train.bin'), again=True)\n")
+    assert push_notes(there) == []
+    sent = there.machine.home / "labctl" / "digits" / "code"
+    assert (sent / "data/words/train.bin").is_file()
+
+
 def test_a_push_counts_the_files_of_an_ignored_directory(there: World) -> None:
     root = there.context().config.root
     (root / ".gitignore").write_text("/data/\n")
@@ -69,7 +97,7 @@ def test_a_push_does_not_name_ignored_directories_that_are_sent_as_data(there: W
     [
         ("*.bin\n", "data/words/train.bin", NEXT_FOR_FILE),
         ("*.bin\n", "/lab/code/data/words/train.bin", NEXT_FOR_FILE),
-        ("/data/\n", "data/words/train.bin", "list data under data:"),
+        ("/data/\n", "data/words/train.bin", "add the line !/data/ to .labignore"),
     ],
 )
 def test_explain_names_the_file_and_the_rule(
@@ -89,8 +117,8 @@ def test_explain_names_the_file_and_the_rule(
 @pytest.mark.parametrize(
     ("rules", "message", "path", "next_"),
     [
-        ("/data/\n", "no words in data/words.", "data/words", "list data under data:"),
-        ("*.bin\nprep*\n", "no words in data/words.", "data/words", "list data/words under data:"),
+        ("/data/\n", "no words in data/words.", "data/words", "add the line !/data/ to .labignore"),
+        ("*.bin\nprep*\n", "no words in data/words.", "data/words", NEXT_FOR_FILES),
         ("*.bin\n", "Couldn't read (data/words/train.bin)", "data/words/train.bin", NEXT_FOR_FILE),
     ],
 )
@@ -108,6 +136,25 @@ def test_explain_says_where_a_run_has_its_data(there: World) -> None:
     (root / "lab.yaml").write_text("lab: digits\ndata: {corpus: ./data}\n")
     rule_of = explain_run_with(there, "Traceback\nFileNotFoundError: no words in data/words\n")
     assert rule_of["file-ignored"].next == "read it from $LABCTL_DATA_DIR/corpus/words"
+
+
+@pytest.mark.parametrize(
+    ("image", "packages"),
+    [
+        ("{conda: environment.yml}", "environment.yml"),
+        ("{requirements: needs.txt}", "needs.txt"),
+        ("{build: .}", "the Dockerfile"),
+        ("python:3.12", "the image"),
+    ],
+)
+def test_explain_names_the_labs_own_list_of_packages(
+    there: World, image: str, packages: str
+) -> None:
+    root = there.context().config.root
+    (root / "lab.yaml").write_text(f"lab: digits\nimage: {image}\n")
+    rule_of = explain_run_with(there, "ModuleNotFoundError: No module named 'numpy'\n")
+    text = f"correct its name, or add it to {packages}, then: labctl run"
+    assert rule_of["module-missing"].next == text
 
 
 def test_a_directory_with_pushed_files_was_not_left_out(there: World) -> None:

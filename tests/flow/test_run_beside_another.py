@@ -1,4 +1,4 @@
-"""`labctl run` while other runs of the lab are active on its server."""
+"""`labctl run` and `labctl cancel` while other runs of the lab are active on its server."""
 
 from __future__ import annotations
 
@@ -72,3 +72,27 @@ def test_of_many_active_runs_the_newest_are_named(
     text = labctl(busy_lab, "run", "--detach").err.replace("\n", " ")
     assert "runs r7, r6, r5 and 2 more are still running on this server" in text
     assert "starts beside them. To follow r7: labctl logs -f r7" in text
+
+
+@pytest.mark.parametrize("typed", ["nigth", "ni", "night-2"])
+def test_a_misspelled_run_is_corrected(
+    run_lab: World, run_machine: RunMachine, labctl: Labctl, typed: str
+) -> None:
+    run_machine.put_run("night")
+    context = run_lab.context()
+    runs.refresh(context, context.get_server())
+    output = labctl(run_lab, "cancel", typed)
+    assert output.err.startswith(f"labctl: there is no run {typed}; did you mean night?\n")
+    assert "did you mean" not in labctl(run_lab, "cancel", "morning").err
+
+
+def test_a_cancel_names_the_runs_that_are_still_active(
+    busy_lab: World, run_machine: RunMachine, labctl: Labctl
+) -> None:
+    run_machine.put_run("r4")
+    context = busy_lab.context()
+    runs.refresh(context, context.get_server())
+    output = labctl(busy_lab, "cancel")
+    assert output.out == "run r4: canceled (SIGTERM)\n"
+    assert output.err == "run r3 is still running; to stop r3: labctl cancel r3\n"
+    assert labctl(busy_lab, "cancel", "r3").err == ""

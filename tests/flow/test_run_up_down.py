@@ -235,6 +235,20 @@ def test_an_unreadable_file_is_reported_before_a_server_exists(
     assert job.world.cloud.tried == []
 
 
+def test_ignored_files_are_named_before_a_server_exists(job: Job) -> None:
+    root = job.world.home / "lab"
+    (root / "data").mkdir()
+    (root / "data" / "train.bin").write_text("x")
+    (root / ".gitignore").write_text("*.bin\n")
+    (root / "train.py").write_text("open('data/train.bin')\n")
+    job.world.cloud.price = 1.0
+    job.reporter.answers = [False]  # to the price
+    with pytest.raises(LabError):
+        job.run(NONE)
+    assert job.world.cloud.tried == []
+    assert "left out by ignore rules: data/ (1 file" in job.reporter.said
+
+
 def test_a_run_that_has_ended_is_not_paid_for_twice(job: Job) -> None:
     assert job.run() == 0
     with pytest.raises(UsageError, match="already ended") as caught:
@@ -354,6 +368,9 @@ def test_a_background_forward_keeps_it_too(
 
 # failures
 
+# the hint of a build; the log is gone with the server
+SHOW_LOG = "labctl ssh -- cat /srv/none.log   # the full log"
+
 
 def test_a_failed_build_ends_the_server_that_the_command_created(
     job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -362,14 +379,22 @@ def test_a_failed_build_ends_the_server_that_the_command_created(
         target.write_text("Step 3/4 : RUN false")
 
     monkeypatch.setattr(lifecycle.run_server, "download_file", download)
+    repair = "write in lab.yaml image: {python: 3.11}, then:"
     error = BuildError(
-        "the image build failed", log_path="/srv/none.log", why="Step 3/4", hint="labctl ssh"
+        "the image build failed",
+        log_path="/srv/none.log",
+        why="Step 3/4",
+        hint=f"{repair}\nlabctl run\n{SHOW_LOG}",
     )
     with pytest.raises(BuildError) as caught:
         job.run(NONE, fail(error))
     assert job.world.cloud.calls == ["create", "terminate"]
     copy = job.world.places.log_dir / "build-none.log"
-    assert caught.value.hint == f"less {copy}   # the full log"
+    assert caught.value.hint.splitlines() == [
+        repair,
+        "labctl run --up --down",
+        f"less {copy}   # the full log",
+    ]
     assert copy.read_text() == "Step 3/4 : RUN false"
     assert "Step 3/4" in caught.value.why
     assert "--down removed srv-" in capsys.readouterr().err
@@ -383,9 +408,9 @@ def test_a_build_log_that_cannot_be_saved_keeps_no_server(
 
     monkeypatch.setattr(lifecycle.run_server, "download_file", download)
     with pytest.raises(BuildError) as caught:
-        job.run(NONE, fail(BuildError("no", log_path="/srv/none.log", hint="labctl ssh")))
+        job.run(NONE, fail(BuildError("no", log_path="/srv/none.log", hint=SHOW_LOG)))
     assert job.world.cloud.calls == ["create", "terminate"]
-    assert "labctl ssh" not in caught.value.hint, "the log is not there any more"
+    assert caught.value.hint == "fix the Dockerfile, then:\nlabctl run --up --down"
 
 
 @pytest.mark.parametrize("error", [UsageError("no"), ConnectError("cut"), ZeroDivisionError()])

@@ -26,7 +26,8 @@ def test_up_warns_and_the_server_can_be_used(birds: World) -> None:
     server = up(birds.context(reporter))
     assert server.state == "running"
     assert f"no run can start yet: {GONE}" in reporter.said
-    assert "next: labctl ssh -- ls /   # then fix data: in lab.yaml" in reporter.said
+    next_lines = "  next: labctl ssh -- ls /\n        (then fix data: in lab.yaml)"
+    assert next_lines in reporter.said
 
 
 def test_a_push_fails_before_it_sends_the_data(birds: World) -> None:

@@ -25,8 +25,17 @@ from labctl.errors import (
     QuotaError,
     ThrottledError,
 )
+from labctl.lifecycle import doctor
 from labctl.lifecycle import up as provision
-from labctl.model import CreateServerRequest, GpuNeed, Need, Offer, Server
+from labctl.model import (
+    CreateServerRequest,
+    DockerFault,
+    GpuNeed,
+    Need,
+    Offer,
+    Server,
+    ServerFacts,
+)
 from labctl.servers import attempts, reachability
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.transports import Result
@@ -447,3 +456,14 @@ def test_the_budget_is_the_labs_and_not_each_servers(
     with pytest.raises(PolicyError, match="one hour costs") as caught:
         up(lab, need)
     assert "has $0.25 left" in caught.value.what
+
+
+@pytest.mark.parametrize(("fault", "words"), [("missing", "missing"), ("silent", "not usable")])
+def test_doctor_calls_only_a_missing_docker_missing(
+    lab: World, monkeypatch: pytest.MonkeyPatch, fault: DockerFault, words: str
+) -> None:
+    up(lab)
+    facts = ServerFacts(os="Debian", docker_fault=fault, docker_error="out of order")
+    monkeypatch.setattr(doctor, "probe", lambda transport: facts)
+    checks = doctor.list_lab_checks(lab.context())
+    assert any(f"Docker {words}, " in check.detail for check in checks)

@@ -17,12 +17,14 @@ import pytest
 
 from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError
 from labctl.errors.replies import as_reply
+from labctl.events import Event, Note, SilentReporter
 from labctl.model import Endpoint, Forward, Service
 from labctl.services import background_forwards
 from labctl.services.background_forwards import find_forwards, is_ours, list_forwards, stop_forward
 from labctl.services.port_forward import (
     Forwarding,
     ForwardSpec,
+    _PortTakenError,
     build_url,
     find_free_port,
     probe_port,
@@ -105,6 +107,46 @@ def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(NotFoundError, match="which is not installed on this machine") as caught:
         Forwarding(spec).open()
     assert "openssh-client" in caught.value.hint
+
+
+class Recorded(SilentReporter):
+    """Keeps the texts that a forward reports."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self.texts.append(event.text)
+
+
+def test_another_local_port_is_named_once_the_service_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reporter = Recorded()
+    endpoint = Endpoint(host="h")
+    ends: list[Exception | None] = [ConnectError("refused"), _PortTakenError("taken"), None]
+
+    def connect(forwarding: Forwarding) -> None:
+        if end := ends.pop(0):
+            raise end
+
+    monkeypatch.setattr(Forwarding, "_connect", connect)
+    monkeypatch.setattr(Forwarding, "_watch", lambda forwarding: None)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = holder.getsockname()[1]
+        spec = ForwardSpec(
+            config="/nowhere",
+            server_id="box-1",
+            endpoint=endpoint,
+            service=JUPYTER,
+            local_port=taken,
+        )
+        with pytest.raises(ConnectError):
+            Forwarding(spec, reporter).open()
+        assert reporter.texts == []
+        with Forwarding(spec, reporter) as opened:
+            assert reporter.texts == [f"local port {taken} is in use; jupyter is at {opened.url}"]
 
 
 RIVAL = """\

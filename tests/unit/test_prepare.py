@@ -195,6 +195,7 @@ def test_stamp_and_only_the_daemon_down_is_told(tmp_path: Path) -> None:
         stamp=playbook_hash(PLAYBOOKS),
     )
     (note,) = prepared(down, tmp_path)
+    assert note.text.startswith("no run can start yet: Docker Engine is installed, but ")
     assert "sudo systemctl enable --now docker" in note.text
     assert "daemon running? To fix it:" in note.text
 
@@ -202,6 +203,7 @@ def test_stamp_and_only_the_daemon_down_is_told(tmp_path: Path) -> None:
 def test_gpu_without_runtime_and_without_sudo_stays_usable(tmp_path: Path) -> None:
     (note,) = prepared(with_gpus(T4, runtime=False), tmp_path)
     assert "nvidia-container-toolkit 1.17.8" in note.text
+    assert "no run can start" not in note.text
 
 
 def test_facts_are_probed_where_none_are_given(tmp_path: Path) -> None:

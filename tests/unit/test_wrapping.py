@@ -11,6 +11,7 @@ from labctl.cli.wrapping import print_message, wrap_lines
 PROSE = "the server has no such directory, and so the run would not find the files that it reads"
 FIRST = "the server has no such directory, and so the run would not find the files"
 YAML = "server: {provider: aws, gpu: T4, aws: {regions: [us-east-1]}}; or wait"
+OUTPUTS = "outputs: [checkpoints, logs, code/model.npy, code/predictions/of/all/classes.csv]"
 COMMAND = "labctl inventory > hosts && ansible-playbook -i hosts /usr/share/labctl/server.yml -K"
 
 
@@ -32,6 +33,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"if you know the password: {COMMAND}", ["if you know the password:", COMMAND]),
         (f"type `{COMMAND}`, then wait", ["type", f"`{COMMAND}`,", "then wait"]),
         (f"use another provider for it: {YAML}", ["use another provider for it:", YAML]),
+        (f"for later runs too: {OUTPUTS}", ["for later runs too:", OUTPUTS]),
+        (f"{'x' * 76} 0.8 s", ["x" * 76, "0.8 s"]),
         ("one\n\ntwo", ["one", "", "two"]),
         ("x" * 90, ["x" * 90]),
     ],

@@ -67,8 +67,7 @@ KNOWN_MESSAGES = (
         r"(?:ModuleNotFoundError|python[\d.]*): No module named '?([\w.]*\w)",
         "the image has no Python module {0}",
         "the container has only what its image installs, not what is on your machine",
-        "correct its name, or add it to the image (requirements.txt, pyproject.toml or the "
-        "Dockerfile), then: labctl run",
+        "correct its name, or add it to {packages}, then: labctl run",
         LABCTL,
     ),
     _known_message(
@@ -185,7 +184,11 @@ def find_known_messages(material: RunData) -> Iterator[Answer]:
             what=message.what.format(*groups),
             why=message.why,
             evidence=(from_log(line[:240]),),
-            next=message.next.format(*groups, command=shlex.join(material.run.command)),
+            next=message.next.format(
+                *groups,
+                command=shlex.join(material.run.command),
+                packages=material.package_file or "the image",
+            ),
             source=message.source,
         )
 

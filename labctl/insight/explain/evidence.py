@@ -73,12 +73,14 @@ class LeftOutPath(Value, frozen=True):
     """A file or directory that the run did not find, and what left it out of the push of code.
 
     `path` is relative to the lab, `rule` is "*.bin in .gitignore". `directory` is set if the rule
-    leaves out a whole directory. `in_data` is the path in the run if lab.yaml lists it under data:.
+    leaves out a whole directory. `inclusion` is the line that would push it ("!/data/ to
+    .labignore"). `in_data` is the path in the run if lab.yaml lists it under data:.
     """
 
     path: str
     rule: str = ""
     directory: str = ""
+    inclusion: str = ""
     in_data: str = ""
 
 
@@ -97,7 +99,8 @@ class RunData(Value, frozen=True):
     `log` is the end of its output. `options` are those that the lab's scripts accept ("--lr").
     `is_distributed` says whether these scripts can use several GPUs. `now` is Unix time, for an
     active run. `installs` are from the start of the log. `fit` is set if memory ran out and the
-    model could be built. `model_function` is what `labctl estimate` would call.
+    model could be built. `model_function` is what `labctl estimate` would call. `package_file`
+    lists the packages of the image that the lab builds.
     """
 
     run: Run
@@ -111,6 +114,7 @@ class RunData(Value, frozen=True):
     left_out: LeftOutPath | None = None
     installs: tuple[PackageInstall, ...] = ()
     model_function: str = "FILE.py:FUNCTION"
+    package_file: str = ""
 
 
 Rule = Callable[[RunData], Iterator[Answer]]

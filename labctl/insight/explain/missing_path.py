@@ -38,10 +38,10 @@ def check_left_out_path(material: RunData) -> Iterator[Answer]:
     else:
         why = f"it exists on this machine, but an ignore rule leaves it out: {left_out.rule}"
         folder = left_out.directory or left_out.path.rpartition("/")[0] or left_out.path
-        next_ = f"list {folder} under data: in lab.yaml and read it from $LABCTL_DATA_DIR"
-        if not left_out.directory:
-            line = f"add the line !/{left_out.path} to .labignore, then: labctl run"
-            next_ = f"{line}; or {next_}"
+        next_ = (
+            f"add the line {left_out.inclusion}, then: labctl run; or, for large data, list "
+            f"{folder} under data: in lab.yaml and read it from $LABCTL_DATA_DIR"
+        )
     message = MESSAGE.findall(material.log)[-1].strip()
     yield Finding(
         rule="file-ignored",

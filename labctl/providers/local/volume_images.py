@@ -9,11 +9,18 @@ from __future__ import annotations
 import io
 import json
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from labctl.lazy import lazy_imports
 from labctl.providers.local import cache
-from labctl.providers.local.container import CREATED_AT_LABEL, OWNER_LABEL, SERVER_LABEL
+from labctl.providers.local.container import (
+    CREATED_AT_LABEL,
+    OWNER_LABEL,
+    SERVER_LABEL,
+    age_s,
+    list_labeled,
+)
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -31,6 +38,8 @@ with lazy_imports(__name__):
 _NAMES = "image/overlay2/repositories.json"
 # bytes of a volume's list, in a tar archive; one image takes some hundred
 _MOST_BYTES = 16 * 1024**2
+# A reader exists for seconds; after this many seconds its process has died.
+ABANDONED_S = 600
 
 
 def list_volumes_with(
@@ -40,12 +49,21 @@ def list_volumes_with(
     volumes = cache.list_volumes(docker, owner)
     if not volumes:
         return []
+    _remove_abandoned_readers(docker, owner)
     reader = _create_reader(docker, helper_image, owner, volumes)
     try:
         wanted = _complete_name(reference)
         return [volume for volume in volumes if wanted in _read_names(reader, volume)]
     finally:
         reader.remove(force=True, v=True)
+
+
+def _remove_abandoned_readers(docker: DockerClient, owner: str) -> None:
+    """Remove the readers of processes that were killed: Docker removes no volume that one has."""
+    for reader in list_labeled(docker, f"{cache.READER_LABEL}={owner}"):
+        if age_s(reader) > ABANDONED_S:
+            with suppress(docker_errors.APIError):  # another process is removing it
+                reader.remove(force=True, v=True)
 
 
 def _create_reader(docker: DockerClient, image: str, owner: str, volumes: list[str]) -> Container:
