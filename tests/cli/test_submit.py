@@ -682,7 +682,6 @@ def test_fresh_evaluates_and_reports_before_it_submits(
     record = msgspec.json.decode((stale / "run.json").read_bytes(), type=Run)
     final = msgspec.structs.replace(record, state="exited", exit_code=0, ended_at=time.time() + 9)
     (stale / "run.json").write_bytes(msgspec.json.encode(final))  # as `down` leaves it
-    monkeypatch.setattr("labctl.runs.evaluate.can_evaluate_here", lambda root: True)
     monkeypatch.setattr("labctl.submissions.freshness.can_evaluate_here", lambda root: True)
     body = (stale / "evaluation.json").read_text().replace("step-00000040", "step-00000080")
     (home / "digits" / "evaluate.py").write_text(
