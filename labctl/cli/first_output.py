@@ -67,13 +67,13 @@ class FirstOutputLine:
 
 
 def describe_activity(now: ServerMetrics, lab_id: str, run_id: str) -> str:
-    """Write what a run uses: `0.9 cores busy, 120 MiB of memory, GPU 35% busy`."""
+    """Write what a run uses: `0.9 cores busy, 120 MiB memory, GPU 35% busy`."""
     runs = [run for run in now.runs if (run.lab_id, run.run) == (lab_id, run_id)]
     if not runs:
         return "its container is starting"
     run = runs[0]
     parts = [] if run.cpu_cores is None else [f"{run.cpu_cores:.1f} cores busy"]
-    parts += [] if run.memory_bytes is None else [f"{bytes_text(run.memory_bytes)} of memory"]
+    parts += [] if run.memory_bytes is None else [f"{bytes_text(run.memory_bytes)} memory"]
     use = [gpu.use_percent for gpu in now.gpus if gpu.uuid in run.gpus]
     known = [percent for percent in use if percent is not None]
     parts += [f"GPU {sum(known) / len(known):.0f}% busy"] if known else []

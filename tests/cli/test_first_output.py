@@ -90,7 +90,7 @@ def test_an_activity_names_what_was_measured() -> None:
     )  # fmt: skip
     card = GpuMetrics(uuid="GPU-1", use_percent=35.0)
     now = ServerMetrics(at=0.0, cores=4, gpus=(card,), runs=(run,))
-    text = "0.9 cores busy, 120 MiB of memory, GPU 35% busy"
+    text = "0.9 cores busy, 120 MiB memory, GPU 35% busy"
     assert describe_activity(now, "0f1e", "night") == text
     assert describe_activity(now, "0f1e", "other") == "its container is starting"
 

@@ -89,7 +89,7 @@ def find_base_problem(docker: DockerClient, base: str) -> str:
         return ""
     docker.api.timeout = REGISTRY_S
     try:
-        docker.api.inspect_distribution(base)
+        docker.api.inspect_distribution(base)  # type: ignore[no-untyped-call]
     except docker_errors.APIError as error:
         return f"{base} is not available: {error.explanation or error}"
     except exceptions.Timeout:
