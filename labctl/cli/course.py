@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "collect": ("course_grading", HAND_IN, "Fetch and verify submissions."),
     "grade": ("course_grading", HAND_IN, "Run every submitted model on the hidden test set."),
     "grades": ("course_grades", HAND_IN, "Show grades, or export them in the roster's format."),
+    "similarity": ("course_similarity", HAND_IN, "Compare submissions' code, for your review."),
     "cost": ("course_costs", MONEY, "Show cost per student, team and assignment, and a forecast."),
     "budget": ("course_costs", MONEY, "Show or change the budgets of students."),
     "serve": ("course_keeper", KEEPER, "Run the course's keeper, which is always on."),
