@@ -102,7 +102,7 @@ def create_course(week: Week) -> Figures:
 
 
 def join_students(week: Week) -> Figures:
-    """Let students join over SSH. One starts a server and a run, with a small budget."""
+    """Let students join over SSH. One starts a server and a run."""
     announce("Tuesday: the keeper runs, and students join with their join files")
     week.keeper.start(week.course)
     for student in JOINING:
@@ -118,11 +118,6 @@ def join_students(week: Week) -> Figures:
     print(week.run_as(student, "up", "--yes"), end="", flush=True)
     load_image(week, student)
     week.run_as(student, "run", "--detach", "--id", "night")
-    costs = run_json("course", "cost", cwd=week.course)["costs"]
-    assert isinstance(costs, dict)
-    spent = next(seat["usd"] for seat in costs["seats"] if seat["seat"] == student)
-    amount = f"{spent + LEFT_USD:.2f}"
-    week.labctl("course", "budget", student, amount, "--why", "to see how a budget ends")
     joined = {entry.student for entry in week.folder.ledger.list_entries(kind="joined")}
     return {"joined": len(joined)}
 
@@ -148,6 +143,18 @@ def kill_keeper(week: Week) -> Figures:
     week.run_as(student, "extend", "30m")
     after = len(week.run_as(student, "logs", "night").splitlines())
     return {"went_on_without_keeper": after > before > 0}
+
+
+def limit_budget(week: Week) -> Figures:
+    """Leave little money for the run, which ends on another day of this week."""
+    announce("The student's budget is cut: the server will stop the run in time to save it")
+    student = JOINING[0]
+    costs = run_json("course", "cost", cwd=week.course)["costs"]
+    assert isinstance(costs, dict)
+    spent = next(seat["usd"] for seat in costs["seats"] if seat["seat"] == student)
+    amount = f"{spent + LEFT_USD:.2f}"
+    week.labctl("course", "budget", student, amount, "--why", "to see how a budget ends")
+    return {}
 
 
 def hold_class(week: Week) -> Figures:
@@ -243,6 +250,7 @@ STEPS: tuple[tuple[Callable[[Week], Figures], bool], ...] = (
     (create_course, False),
     (join_students, True),
     (kill_keeper, True),
+    (limit_budget, True),
     (hold_class, False),
     (grade_submissions, False),
     (await_budget_end, True),

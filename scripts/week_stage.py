@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -213,7 +213,8 @@ def take_picture(url: str, file: Path) -> bool:
     if chromium is None:
         return False
     words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,800"]
-    # It stops at once after the page has loaded: events of the server never end.
-    words += ["--virtual-time-budget=3000", f"--screenshot={file}", url]
-    subprocess.run(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=60)
+    # The page never ends to load: the server sends events.
+    words += ["--timeout=4000", f"--screenshot={file}", url]
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=30)
     return file.exists()

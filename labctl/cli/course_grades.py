@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
+    from labctl.cli import course_canvas
     from labctl.courses import allowances
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
@@ -123,6 +124,12 @@ def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> No
 )
 @click.option("--no-penalty", is_flag=True, help="Export scores without late penalties.")
 @click.option(
+    "--to",
+    type=click.Choice(["canvas"]),
+    help="Compare the released grades with those in Canvas; nothing is sent.",
+)
+@click.option("--send", is_flag=True, help="With --to: also send the grades that differ.")
+@click.option(
     "--release",
     is_flag=True,
     help="Let students read their feedback. labctl asks before it changes a released grade.",
@@ -136,6 +143,8 @@ def grades_command(
     format_: str | None,
     out: Path | None,
     no_penalty: bool,
+    to: str | None,
+    send: bool,
     release: bool,
     yes: bool,
     json_: bool,
@@ -148,10 +157,17 @@ def grades_command(
     \b
     labctl course grades hw3
     labctl course grades hw3 --format canvas -o hw3.csv --release
+    labctl course grades hw3 --to canvas
     """
     course = open_course(ctx, yes=yes, quiet=json_)
+    _check_transfer(assignment, to, send, bool(format_ or out))
     if release:
         _release(ctx, course, assignment)
+    if to:
+        course_canvas.transfer_grades(
+            ctx, course, assignment, penalty=not no_penalty, send=send, json_=json_
+        )
+        return
     export_format = format_ or ("own" if out else "")
     export = None
     if export_format:
@@ -175,6 +191,19 @@ def grades_command(
         print_grace(course.folder, assignment)
     if not json_:
         print_unreleased_changes(assignment, all_grades)
+
+
+def _check_transfer(assignment: str, to: str | None, send: bool, is_export: bool) -> None:
+    if send and not to:
+        raise UsageError(
+            "--send needs --to", hint=f"labctl course grades {assignment} --to canvas --send"
+        )
+    if to and is_export:
+        raise UsageError(
+            "--to cannot be combined with --format or --out",
+            why="one sends grades, the others write a file",
+            hint=f"labctl course grades {assignment} --to {to}",
+        )
 
 
 def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:

@@ -133,6 +133,7 @@ class _CourseConfigReader:
             store=lab.store,
             keeper=file.keeper,
             grading=grading,
+            canvas=file.canvas,
             assignments=file.assignments,
         )
 
@@ -214,6 +215,10 @@ class _CourseConfigReader:
         self.check_provider(self.nodes, "server.provider")
         for name, assignment in file.assignments.items():
             self.check_assignment(name, assignment)
+        for name in file.canvas.assignments if file.canvas else ():
+            if name not in file.assignments:
+                message = f"there is no assignment {quote(name)} in this file"
+                self.add_problem(f"canvas.assignments.{name}", message)
 
     def check_provider(self, nodes: dict[str, Node], path: str) -> None:
         """Refuse the provider of students: the course would request servers from itself."""

@@ -43,6 +43,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DEFAULT_PREWARM_S = 20 * 60
 _EMAIL = re.compile(r"[^\s@,;<>()\"'\\]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_SITE = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?/?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")
 
 
@@ -106,6 +107,22 @@ def parse_share(text: str) -> float:
     if not re.fullmatch(r"[01](\.\d{1,9})?", text) or float(text) > 1:
         raise ValueError(f"{quote(text)} is not a fraction from 0 to 1, such as 0.02")
     return float(text)
+
+
+def parse_canvas_url(text: str) -> str:
+    """Parse the address of a Canvas site. http is accepted on this machine only."""
+    match = _SITE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{quote(text)} is not a site's address: write https://canvas.example.edu")
+    if match["scheme"] == "http" and match["host"] not in ("127.0.0.1", "localhost"):
+        raise ValueError(f"{quote(text)}: use https, because the token would be sent unencrypted")
+    return text.rstrip("/")
+
+
+def parse_canvas_id(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,17}", text):
+        raise ValueError(f"{quote(text)} is not a number from an address in Canvas, such as 4711")
+    return int(text)
 
 
 def parse_count(text: str) -> int:
@@ -180,6 +197,16 @@ class KeeperConfig(Value, frozen=True):
     port: Annotated[int, Parsed(parse_port)] = 22
 
 
+class CanvasConfig(Value, frozen=True):
+    """The course in Canvas: its number, and that of each assignment, at the site `url`."""
+
+    url: Annotated[str, Parsed(parse_canvas_url)]
+    course: Annotated[int, Parsed(parse_canvas_id)]
+    assignments: dict[
+        Annotated[str, Parsed(parse_name)], Annotated[int, Parsed(parse_canvas_id)]
+    ] = msgspec.field(default_factory=dict)
+
+
 class GradeConfig(Value, frozen=True):
     """How one assignment is graded.
 
@@ -238,6 +265,7 @@ class CourseFile(Value, frozen=True):
     ssh_from: tuple[Annotated[str, Parsed(parse_network)], ...] = ()
     keeper: KeeperConfig | None = None
     grading: object = None
+    canvas: CanvasConfig | None = None
     assignments: dict[Annotated[str, Parsed(parse_name)], AssignmentConfig] = msgspec.field(
         default_factory=dict
     )
@@ -270,6 +298,7 @@ class CourseConfig(Value, frozen=True):
     store: str = ""
     keeper: KeeperConfig | None = None
     grading: GradingConfig | None = None
+    canvas: CanvasConfig | None = None
     assignments: dict[str, AssignmentConfig] = msgspec.field(default_factory=dict)
 
     @property

@@ -22,6 +22,7 @@ KINDS = (
     "collected",
     "graded",
     "released",
+    "canvas",
     "joined",
     "left",
     "roster",

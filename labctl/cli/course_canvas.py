@@ -1,0 +1,70 @@
+"""The part of the command course grades that compares grades with Canvas's, and sends them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from labctl.cli.course_options import find_acting_person, shorten_name
+from labctl.cli.exit_codes import clean
+from labctl.cli.options import SCREEN
+from labctl.cli.screen import print_json, print_table
+from labctl.courses.canvas import CanvasGradebook, CanvasTransfer
+from labctl.text import count_text
+
+if TYPE_CHECKING:
+    from labctl.course import Course
+    from labctl.courses.records.folder import CourseFolder
+
+
+def transfer_grades(
+    ctx: click.Context, course: Course, name: str, *, penalty: bool, send: bool, json_: bool
+) -> None:
+    """Show the grades that differ from Canvas's; with `send`, send them.
+
+    Exits with 1 if Canvas did not take all of them.
+    """
+    gradebook = CanvasGradebook(course.folder, course.paths, name)
+    transfer = gradebook.plan(penalty=penalty)
+    if not json_:
+        _print_changes(transfer, course.folder)
+    if send and transfer.changes:
+        transfer = gradebook.send(transfer, find_acting_person(), ctx.meta[SCREEN])
+        ctx.meta[SCREEN].stop_drawing()
+    if json_:
+        print_json({"canvas": transfer})
+    elif send:
+        _print_sent(transfer)
+    elif transfer.changes:
+        command = f"labctl course grades {name} --to canvas --send"
+        click.echo(f"Nothing was sent. next: {command}", err=True)
+    ctx.exit(1 if transfer.failed else 0)
+
+
+def _print_changes(transfer: CanvasTransfer, folder: CourseFolder) -> None:
+    names = {student.id: student.name for student in folder.list_students(active_only=False)}
+    rows = [
+        (
+            change.student,
+            shorten_name(names.get(change.student) or "-"),
+            change.before or "-",
+            change.after,
+        )
+        for change in transfer.changes
+    ]
+    if rows:
+        print_table(rows, ("STUDENT", "NAME", "IN CANVAS", "NEW"))
+    same = f"{count_text(transfer.same, 'grade')} already there"
+    click.echo(f"{clean(transfer.title)} in Canvas: {len(rows)} to send, {same}", err=True)
+    for note in transfer.notes:
+        click.echo(clean(note), err=True)
+
+
+def _print_sent(transfer: CanvasTransfer) -> None:
+    click.echo(f"sent {count_text(transfer.sent, 'grade')} to Canvas", err=True)
+    if transfer.failed:
+        students = ", ".join(transfer.failed)
+        click.echo(f"Canvas did not take the grades of: {clean(students)}", err=True)
+        command = f"labctl course grades {transfer.assignment} --to canvas --send"
+        click.echo(f"  next: {command}   # sends only these", err=True)
