@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -214,7 +215,11 @@ def take_picture(url: str, file: Path) -> bool:
         return False
     words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,800"]
     # The page never ends to load: the server sends events.
-    words += ["--timeout=4000", f"--screenshot={file}", url]
-    with suppress(subprocess.TimeoutExpired):
-        subprocess.run(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=30)
+    quiet = subprocess.DEVNULL
+    words += ["--timeout=4000", f"--screenshot={file}"]
+    with tempfile.TemporaryDirectory() as profile, suppress(subprocess.TimeoutExpired):
+        # The first address signs this browser in.
+        for address in (url, url.partition("?")[0]):
+            command = [*words, f"--user-data-dir={profile}", address]
+            subprocess.run(command, stderr=quiet, stdout=quiet, timeout=30)
     return file.exists()

@@ -51,7 +51,7 @@ class PairReport(Value, frozen=True):
 def similarity_command(ctx: click.Context, name: str, previous: Path | None, json_: bool) -> None:
     """Compare the code of the submissions for ASSIGNMENT with each other.
 
-    The result is no proof of misconduct: review it before you draw a conclusion. Renamed variables
+    The result does not prove misconduct: review it before you draw a conclusion. Renamed variables
     and comments do not hide equal code. Code that was handed out does not count, nor code that more
     than a quarter of the submissions have. The pages stay below .course, and students never see
     them.

@@ -103,7 +103,7 @@ class CanvasGradebook:
     def send(self, transfer: CanvasTransfer, by: str, reporter: Reporter) -> CanvasTransfer:
         """Send the changes and verify them; return the transfer with `sent` and `failed`.
 
-        `reporter` is asked before grades that Canvas has are replaced: PolicyError without consent.
+        `reporter` must agree before grades that Canvas has are replaced: PolicyError without.
         A failed request leaves earlier ones in effect: LabError, and another transfer sends the
         rest.
         """

@@ -28,9 +28,10 @@ from labctl.courses.similarity_worker import (
     ComparisonReply,
     ComparisonRequest,
     SimilarPair,
-    SkippedFile,
+    UncomparedFile,
 )
 from labctl.errors import LabError, NotFoundError
+from labctl.lifecycle.project_imports import read_notebook_code
 from labctl.model import Value
 from labctl.submissions import bundle
 from labctl.sync.scan import hash_file
@@ -60,15 +61,6 @@ WORKER = "labctl.courses.similarity_worker"
 WORKER_ENVIRONMENT = {"PYTHONHASHSEED": "0", "MPLBACKEND": "agg", "OPENBLAS_NUM_THREADS": "1"}
 
 
-class _Cell(Value, frozen=True):
-    cell_type: str = ""
-    source: str | list[str] = ""
-
-
-class _Notebook(Value, frozen=True):
-    cells: tuple[_Cell, ...] = ()
-
-
 class SimilarityResult(Value, frozen=True):
     """The pairs of an assignment with code in common, the largest share first.
 
@@ -79,7 +71,7 @@ class SimilarityResult(Value, frozen=True):
     submissions: int
     previous: int
     pairs: tuple[SimilarPair, ...]
-    skipped: tuple[SkippedFile, ...]
+    skipped: tuple[UncomparedFile, ...]
     page: Path
 
 
@@ -97,7 +89,7 @@ def find_similar_code(
             why="the module copydetect is missing",
             hint=install_command("similarity"),
         )
-    skipped: list[SkippedFile] = []
+    skipped: list[UncomparedFile] = []
     handed_out = hash_handed_out_files(folder, templates)
     documents = [
         _read_submission(submission, handed_out, skipped)
@@ -126,7 +118,7 @@ def _is_code(path: str) -> bool:
 
 
 def _read_submission(
-    submission: SeatSubmission, handed_out: Collection[str], skipped: list[SkippedFile]
+    submission: SeatSubmission, handed_out: Collection[str], skipped: list[UncomparedFile]
 ) -> CodeDocument:
     with Path(submission.bundle).open("rb") as stream:
         manifest, members = bundle.inspect(stream)
@@ -142,7 +134,7 @@ def _read_submission(
 
 
 def _read_previous(
-    directory: Path, handed_out: Collection[str], skipped: list[SkippedFile]
+    directory: Path, handed_out: Collection[str], skipped: list[UncomparedFile]
 ) -> list[CodeDocument]:
     """Read the submissions of an earlier year: each directory in `directory` is one."""
     if not directory.is_dir():
@@ -162,7 +154,7 @@ def _is_own_directory(path: Path) -> bool:
 
 
 def _read_folder(
-    name: str, root: Path, handed_out: Collection[str], skipped: list[SkippedFile]
+    name: str, root: Path, handed_out: Collection[str], skipped: list[UncomparedFile]
 ) -> CodeDocument:
     texts = _read_files(name, _open_files(root, handed_out), skipped)
     return CodeDocument(name=name, files=texts, is_previous=True)
@@ -177,7 +169,7 @@ def _open_files(root: Path, handed_out: Collection[str]) -> Iterator[tuple[str, 
 
 
 def _read_files(
-    name: str, files: Iterable[tuple[str, int, BinaryIO]], skipped: list[SkippedFile]
+    name: str, files: Iterable[tuple[str, int, BinaryIO]], skipped: list[UncomparedFile]
 ) -> dict[str, str]:
     """Return the texts of a submission's code, by path; what is left out goes to `skipped`."""
     texts: dict[str, str] = {}
@@ -188,9 +180,9 @@ def _read_files(
         total += size
         if size > MOST_FILE_BYTES or total > MOST_CODE_BYTES or len(texts) >= MOST_FILES:
             total -= size
-            skipped.append(SkippedFile(document=name, path=path, why="too large, or too many"))
+            skipped.append(UncomparedFile(document=name, path=path, why="too large, or too many"))
         elif (text := _decode(path, content.read(size))) is None:
-            skipped.append(SkippedFile(document=name, path=path, why="it is not text"))
+            skipped.append(UncomparedFile(document=name, path=path, why="it is not text"))
         else:
             texts[path] = text
     return texts
@@ -201,10 +193,8 @@ def _decode(path: str, data: bytes) -> str | None:
     try:
         text = data.decode()
         if path.lower().endswith(".ipynb"):
-            cells = msgspec.json.decode(data, type=_Notebook).cells
-            code = [cell.source for cell in cells if cell.cell_type == "code"]
-            text = "\n".join("".join(source) for source in code)
-    except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
+            text = read_notebook_code(text)
+    except (ValueError, RecursionError):
         return None
     return None if "\0" in text else text
 

@@ -14,7 +14,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -79,7 +79,7 @@ class SimilarPair(Value, frozen=True):
     files: tuple[FileMatch, ...]
 
 
-class SkippedFile(Value, frozen=True):
+class UncomparedFile(Value, frozen=True):
     """A file that could not be compared, and why."""
 
     document: str
@@ -89,19 +89,30 @@ class SkippedFile(Value, frozen=True):
 
 class ComparisonReply(Value, frozen=True):
     pairs: tuple[SimilarPair, ...]
-    skipped: tuple[SkippedFile, ...] = ()
+    skipped: tuple[UncomparedFile, ...] = ()
 
 
 class _FileTimeoutError(Exception):
     """A file takes too long."""
 
 
-Fingerprints = dict[str, Any]  # a copydetect.CodeFingerprint by path
+class FileFingerprint(Protocol):
+    """What this module uses of copydetect.CodeFingerprint."""
+
+    hashes: set[int]
+    hash_idx: dict[int, list[int]]
+    raw_code: str
+    filtered_code: str
+    token_coverage: float
+
+
+# by path
+Fingerprints = dict[str, FileFingerprint]
 
 
 def compare_documents(request: ComparisonRequest) -> ComparisonReply:
     """Return the pairs with code in common, the largest share first."""
-    skipped: list[SkippedFile] = []
+    skipped: list[UncomparedFile] = []
     handed_out = CodeDocument(name="", files=request.handed_out)
     known: set[int] = set()
     for fingerprint in _read_fingerprints(handed_out, [], window=1).values():
@@ -125,7 +136,7 @@ def compare_documents(request: ComparisonRequest) -> ComparisonReply:
 
 
 def _read_fingerprints(
-    document: CodeDocument, skipped: list[SkippedFile], window: int = GUARANTEE - NOISE + 1
+    document: CodeDocument, skipped: list[UncomparedFile], window: int = GUARANTEE - NOISE + 1
 ) -> Fingerprints:
     fingerprints = {}
     for path, text in document.files.items():
@@ -137,10 +148,10 @@ def _read_fingerprints(
             )
         except _FileTimeoutError:
             why = f"it took more than {FILE_S:g} s"
-            skipped.append(SkippedFile(document=document.name, path=path, why=why))
+            skipped.append(UncomparedFile(document=document.name, path=path, why=why))
         except (ValueError, IndexError, RecursionError) as error:
             why = f"{type(error).__name__}: {error}"
-            skipped.append(SkippedFile(document=document.name, path=path, why=why[:200]))
+            skipped.append(UncomparedFile(document=document.name, path=path, why=why[:200]))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     return fingerprints
@@ -161,7 +172,7 @@ def _find_owners(prints: Mapping[str, Fingerprints]) -> dict[int, set[str]]:
     return owners
 
 
-def _subtract(fingerprints: Iterable[Any], known: set[int]) -> None:
+def _subtract(fingerprints: Iterable[FileFingerprint], known: set[int]) -> None:
     """Remove hashes from fingerprints.
 
     copydetect's own parameter `boilerplate` also removes code that a file has twice.

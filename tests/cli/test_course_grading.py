@@ -18,7 +18,7 @@ from labctl.courses.grading.results import GradeResults
 from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
 from labctl.courses.similarity import SimilarityResult
-from labctl.courses.similarity_worker import SimilarPair, SkippedFile
+from labctl.courses.similarity_worker import SimilarPair, UncomparedFile
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -223,7 +223,7 @@ def test_similar_code_is_for_review_and_names_the_page(
     pair = SimilarPair(
         name="alice", other="previous:zoe-1", share=0.621, other_share=0.5, matched=400, files=()
     )
-    skipped = (SkippedFile(document="bob", path="a\x1b[2J.py", why="it is not text"),)
+    skipped = (UncomparedFile(document="bob", path="a\x1b[2J.py", why="it is not text"),)
     result = SimilarityResult(
         assignment="hw3", submissions=2, previous=1, pairs=(pair,), skipped=skipped, page=page
     )
