@@ -83,17 +83,17 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     return seats
 
 
-def names_by_seat(folder: CourseFolder) -> dict[str, str]:
-    """Return seat -> the name of its student, or the names of its team."""
+def names_by_seat(folder: CourseFolder, most: int = MAX_NAME) -> dict[str, str]:
+    """Return seat -> the name of its student, or the names of its team, in `most` characters."""
     names: dict[str, list[str]] = {}
     for student in folder.list_students(active_only=False):
         names.setdefault(student.seat, []).append(student.name or student.id)
-    return {seat: shorten_name(", ".join(people)) for seat, people in names.items()}
+    return {seat: shorten_name(", ".join(people), most) for seat, people in names.items()}
 
 
-def shorten_name(text: str) -> str:
+def shorten_name(text: str, most: int = MAX_NAME) -> str:
     """Return a name that fits into a table."""
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def print_grace(folder: CourseFolder, assignment: str) -> None:
