@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -43,9 +44,9 @@ from labctl.submissions.receiver import Receiver
 RESULTS = Path("demo-course").absolute()
 SUBMISSIONS = 12
 # Those who join in their own homes. The first one's budget ends during a run.
-JOINING = ("lea01", "lea02", "lea03")
-# dollars that the first of them has left when the run starts: four minutes
-LEFT_USD = 0.02
+JOINING = ("lea02", "lea04", "lea06")
+# dollars that the first of them has left after class: two minutes, in which the run stops at once
+LEFT_USD = 0.01
 RIGHT = """awk '{ print $1 "," ($1 % 2 ? "odd" : "even") }' $LABCTL_INPUTS/items \\
   > "$LABCTL_PREDICTIONS"
 """
@@ -145,18 +146,6 @@ def kill_keeper(week: Week) -> Figures:
     return {"went_on_without_keeper": after > before > 0}
 
 
-def limit_budget(week: Week) -> Figures:
-    """Leave little money for the run, which ends on another day of this week."""
-    announce("The student's budget is cut: the server will stop the run in time to save it")
-    student = JOINING[0]
-    costs = run_json("course", "cost", cwd=week.course)["costs"]
-    assert isinstance(costs, dict)
-    spent = next(seat["usd"] for seat in costs["seats"] if seat["seat"] == student)
-    amount = f"{spent + LEFT_USD:.2f}"
-    week.labctl("course", "budget", student, amount, "--why", "to see how a budget ends")
-    return {}
-
-
 def hold_class(week: Week) -> Figures:
     """Run a class: servers for all students, staff's commands, and the servers' end."""
     announce("Wednesday: a class. These machines only accept SSH, so labctl does not prepare them")
@@ -164,7 +153,7 @@ def hold_class(week: Week) -> Figures:
     started_s = time.monotonic()
     week.labctl("course", "up", "--login-only", "--yes")
     up_s = time.monotonic() - started_s
-    week.labctl("course", "up", "--login-only", "--yes", "--only", "lea04")
+    week.labctl("course", "up", "--login-only", "--yes", "--only", "lea05")
     seats = run_json("course", "status", cwd=week.course)["seats"]
     assert isinstance(seats, list)
     week.labctl("course", "status")
@@ -176,8 +165,8 @@ def hold_class(week: Week) -> Figures:
     words = ("course", "ssh", "--all", "--json", "--", "hostname")
     answers = run_json(*words, cwd=week.course)["servers"]
     assert isinstance(answers, list)
-    week.labctl("course", "extend", "lea04", "2h", "--why", "a long training")
-    week.labctl("course", "budget", "lea04", "+5")
+    week.labctl("course", "extend", "lea05", "2h", "--why", "a long training")
+    week.labctl("course", "budget", "lea05", "+5")
     week.labctl("course", "due", "hw3", "lea02", "+3d")
     week.labctl("course", "status", "--refresh", "--group", "lab-1")
     week.labctl("course", "down", "--group", "lab-2", "--yes")
@@ -194,6 +183,18 @@ def show_dashboard(week: Week) -> None:
     picture = RESULTS / "dashboard.png"
     if file.exists() and take_picture(file.read_text().strip(), picture):
         announce(f"the dashboard: {picture}")
+
+
+def limit_budget(week: Week) -> Figures:
+    """Leave little money for the run: it ends while submissions are graded."""
+    announce("The student's budget is cut: the server will stop the run in time to save it")
+    student = JOINING[0]
+    costs = run_json("course", "cost", cwd=week.course)["costs"]
+    assert isinstance(costs, dict)
+    spent = next(seat["usd"] for seat in costs["seats"] if seat["seat"] == student)
+    amount = f"{math.ceil(100 * (spent + LEFT_USD)) / 100:.2f}"
+    week.labctl("course", "budget", student, amount, "--why", "to see how a budget ends")
+    return {}
 
 
 def grade_submissions(week: Week) -> Figures:
@@ -250,8 +251,8 @@ STEPS: tuple[tuple[Callable[[Week], Figures], bool], ...] = (
     (create_course, False),
     (join_students, True),
     (kill_keeper, True),
-    (limit_budget, True),
     (hold_class, False),
+    (limit_budget, True),
     (grade_submissions, False),
     (await_budget_end, True),
     (end_term, False),
