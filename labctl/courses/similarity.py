@@ -162,7 +162,8 @@ def _read_folder(
 
 def _open_files(root: Path, handed_out: Collection[str]) -> Iterator[tuple[str, int, BinaryIO]]:
     for path in sorted(root.rglob("*")):
-        if path.is_symlink() or not path.is_file() or hash_file(path) in handed_out:
+        is_own = path.is_file() and not path.is_symlink()
+        if not is_own or not _is_code(path.name) or hash_file(path) in handed_out:
             continue
         with path.open("rb") as stream:
             yield path.relative_to(root).as_posix(), path.stat().st_size, stream

@@ -33,8 +33,9 @@ LEAST_MATCH = 60
 LEAST_SHARE = 0.2
 MOST_PAIRS = 50
 MOST_FILE_PAIRS = 10
-# What more than this share of the submissions (and more than two) have in common was taught.
-COMMON = 0.25
+# What more than this share of the submissions, and more than so many, have in common was taught.
+# A few friends in a small class are fewer.
+COMMON, LEAST_COMMON = 0.25, 5.0
 FILE_S = 10.0
 
 Spans = tuple[tuple[int, int], ...]
@@ -121,7 +122,7 @@ def compare_documents(request: ComparisonRequest) -> ComparisonReply:
         document.name: _read_fingerprints(document, skipped) for document in request.documents
     }
     owners = _find_owners(prints)
-    limit = max(2.0, COMMON * len(prints))
+    limit = max(LEAST_COMMON, COMMON * len(prints))
     known |= {value for value, names in owners.items() if len(names) > limit}
     for fingerprints in prints.values():
         _subtract(fingerprints.values(), known)
