@@ -19,6 +19,7 @@ from labctl.cli.course_options import (
     print_grace,
     select_seats,
 )
+from labctl.cli.course_tests import print_test_points
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
@@ -191,10 +192,11 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
 
     Two containers without a network grade each submission. The first runs the student's code and
     model on the inputs, and writes predictions. The second runs the staff's grader on these
-    predictions and the labels. A failed submission does not stop the others. To continue after an
-    interruption, run the command again: existing grades are kept. Without --release, students see
-    nothing. If every submission fails alike, none gets a grade, since the grading image may be the
-    cause; --dry-run tries it with the solution in grade.reference of course.yaml.
+    predictions and the labels. Hidden tests get two more containers. A failed submission does not
+    stop the others. To continue after an interruption, run the command again: existing grades are
+    kept. Without --release, students see nothing. If every submission fails alike, none gets a
+    grade, since the grading image may be the cause; --dry-run tries it with the solution in
+    grade.reference of course.yaml, and shows the points of each test.
 
     \b
     labctl course grade hw3 --dry-run
@@ -277,6 +279,7 @@ def _print_dry_run(result: DryRunResult, json_: bool) -> None:
     if result.outcome == "graded":
         score = f"{result.score:g}/{result.points:g}"
         click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
+        print_test_points(result.tests)
         click.echo(f"Nothing was stored. next: labctl course grade {name}", err=True)
         return
     for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:

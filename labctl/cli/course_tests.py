@@ -1,0 +1,53 @@
+"""Tables of tests with their points: of a trial, and of all students."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+from labctl.cli.course_options import shorten_name
+from labctl.cli.screen import print_table
+from labctl.courses.grades import StudentTests
+from labctl.courses.grading.results import DEFAULT_VISIBILITY, GraderTest
+from labctl.courses.records.gradebook import points_text
+from labctl.text import names_text
+
+# names of failed tests in a row
+MOST_NAMES = 3
+
+
+def print_test_points(tests: Sequence[GraderTest]) -> None:
+    """Print each test with its points; of one that failed, the last line of its output."""
+    rows = [
+        (
+            f"{points_text(test.score) or '-'}/{points_text(test.max_score) or '-'}",
+            test.visibility or DEFAULT_VISIBILITY,
+            test.name,
+            "" if test.score == test.max_score else _get_last_line(test.output),
+        )
+        for test in tests
+    ]
+    if rows:
+        print_table(rows, ("POINTS", "VISIBLE", "TEST", ""), cut=False)
+
+
+def _get_last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def print_student_tests(students: Sequence[StudentTests], names: Mapping[str, str]) -> None:
+    """Print how many tests each student passed, and the first ones that gave no full points."""
+    rows = [
+        (
+            one.student,
+            shorten_name(names.get(one.student) or "-"),
+            f"{len(one.tests) - len(one.failed)}/{len(one.tests)}" if one.tests else "-",
+            names_text([test.name for test in one.failed], MOST_NAMES),
+        )
+        for one in students
+    ]
+    print_table(rows, ("STUDENT", "NAME", "PASSED", "FAILED"), cut=False)
+    if not any(one.tests for one in students):
+        click.echo("No grade has tests.", err=True)
