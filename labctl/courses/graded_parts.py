@@ -9,8 +9,8 @@ from pathlib import Path
 from labctl.config import AssignmentConfig, CourseConfig
 from labctl.config.course_schema import GradeConfig
 from labctl.config.document import Node, make_problem_at, make_problems_error, parse
-from labctl.courses.grading.parts import GradedPart, PartKind, TestPoints
-from labctl.courses.test_points import read_test_points
+from labctl.courses.grading.parts import GradedPart, MarkedTest, PartKind
+from labctl.courses.marked_tests import read_marked_tests
 from labctl.errors import Problem
 from labctl.text import count_text
 
@@ -49,7 +49,7 @@ def list_parts(rules: AssignmentConfig, root: Path) -> tuple[GradedPart, ...]:
     return tuple(parts)
 
 
-def _make_tests_part(kind: PartKind, tests: tuple[TestPoints, ...]) -> GradedPart:
+def _make_tests_part(kind: PartKind, tests: tuple[MarkedTest, ...]) -> GradedPart:
     return GradedPart(kind=kind, points=sum(test.points for test in tests), tests=tests)
 
 
@@ -71,7 +71,7 @@ def _require_sum(rules: AssignmentConfig, parts: list[GradedPart]) -> None:
     )
 
 
-def _read_hidden(rules: AssignmentConfig, root: Path) -> tuple[TestPoints, ...]:
+def _read_hidden(rules: AssignmentConfig, root: Path) -> tuple[MarkedTest, ...]:
     place = rules.tests.hidden
     if not place:
         return ()
@@ -81,13 +81,13 @@ def _read_hidden(rules: AssignmentConfig, root: Path) -> tuple[TestPoints, ...]:
     return tests
 
 
-def _read_public(rules: AssignmentConfig, root: Path) -> tuple[TestPoints, ...]:
+def _read_public(rules: AssignmentConfig, root: Path) -> tuple[MarkedTest, ...]:
     return _read(root, rules.tests.public) if rules.tests.public else ()
 
 
-def _read(root: Path, place: str) -> tuple[TestPoints, ...]:
+def _read(root: Path, place: str) -> tuple[MarkedTest, ...]:
     try:
-        return read_test_points(root / place)
+        return read_marked_tests(root / place)
     except ValueError as error:
         raise ValueError(str(error).replace(str(root / place), place)) from None
 

@@ -19,6 +19,7 @@ from labctl.courses.grading.results import (
     GradeResults,
     GraderTest,
     parse_results,
+    select_shown,
     subtract_penalty,
 )
 from labctl.model import FileEntry

@@ -15,7 +15,7 @@ VISIBILITIES = ("hidden", "after_due_date", "after_published", "visible")
 PartKind = Literal["grader", "hidden", "public", "autograder"]
 
 
-class TestPoints(Value, frozen=True):
+class MarkedTest(Value, frozen=True):
     """A test function by pytest's name for it. `visibility` is "" if it has no marker for it."""
 
     name: str
@@ -28,7 +28,7 @@ class GradedPart(Value, frozen=True):
 
     kind: PartKind
     points: float
-    tests: tuple[TestPoints, ...] = ()
+    tests: tuple[MarkedTest, ...] = ()
 
     @property
     def title(self) -> str:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from labctl.courses.grading.parts import VISIBILITIES, TestPoints
+from labctl.courses.grading.parts import VISIBILITIES, MarkedTest
 
 FORM = 'write @pytest.mark.points(5, visibility="hidden")'
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -26,9 +26,9 @@ def list_test_files(root: Path) -> list[Path]:
     return files
 
 
-def read_test_points(root: Path) -> tuple[TestPoints, ...]:
+def read_marked_tests(root: Path) -> tuple[MarkedTest, ...]:
     """Return every test function below `root`; ValueError names the line of a wrong marker."""
-    tests: list[TestPoints] = []
+    tests: list[MarkedTest] = []
     for file in list_test_files(root):
         name = file.relative_to(root).as_posix()
         try:
@@ -40,7 +40,7 @@ def read_test_points(root: Path) -> tuple[TestPoints, ...]:
     return tuple(tests)
 
 
-def _read_body(body: list[ast.stmt], prefix: str, file: str) -> Iterator[TestPoints]:
+def _read_body(body: list[ast.stmt], prefix: str, file: str) -> Iterator[MarkedTest]:
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
             _refuse_marker(node.decorator_list, file)
@@ -48,7 +48,7 @@ def _read_body(body: list[ast.stmt], prefix: str, file: str) -> Iterator[TestPoi
         elif isinstance(node, Function) and node.name.startswith("test"):
             marker = _find_marker(node.decorator_list, file)
             points, visibility = _read_marker(marker, file) if marker else (0.0, "")
-            yield TestPoints(name=f"{prefix}::{node.name}", points=points, visibility=visibility)
+            yield MarkedTest(name=f"{prefix}::{node.name}", points=points, visibility=visibility)
         elif isinstance(node, ast.Assign):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
             if "pytestmark" in names:
