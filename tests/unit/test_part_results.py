@@ -114,7 +114,7 @@ def test_an_autograder_without_valid_results_gives_no_points(text: str) -> None:
 def run_tests(
     folder: Path, test_file: str, outputs: str
 ) -> tuple[int, dict[str, tuple[float, str]]]:
-    """Run the program that runs hidden tests; return its exit code, and score and output by test."""
+    """Run the program that runs hidden tests; its exit code, score and output by test."""
     (folder / "tests").mkdir()
     (folder / "tests" / "test_a.py").write_text(test_file)
     (folder / "predictions").write_text(outputs)

@@ -183,6 +183,7 @@ def _run_student_code(request: GradeRequest, top: Path, image: Image) -> sandbox
         "LABCTL_INPUTS": "/lab/inputs",
         "LABCTL_MODEL": "/lab/model",
         "LABCTL_PREDICTIONS": f"{sandbox.OUT}/{PREDICTIONS}",
+        "LABCTL_PROBE": "/lab/staff/probe.py",
         "LABCTL_TIMEOUT_S": str(request.timeout_s),
     }
     if request.grade:

@@ -18,7 +18,6 @@ from importlib import util
 from pathlib import Path
 from typing import Any, Callable
 
-PROBE = Path("/lab/staff/probe.py")
 # Seconds before the container's time limit at which the functions are stopped.
 MARGIN_S = 2.0
 MOST_ERROR = 500
@@ -49,12 +48,12 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:MOST_ERROR] if text else type(error).__name__
 
 
-def run_functions(names: list[str], target: Path) -> None:
+def run_functions(probe: Path, names: list[str], target: Path) -> None:
     """Call these functions, and append the record of each to a file, one line each."""
     sys.path.insert(0, str(Path.cwd()))
     with target.open("a", encoding="utf-8") as file:
         try:
-            specification = util.spec_from_file_location("probe", str(PROBE))
+            specification = util.spec_from_file_location("probe", str(probe))
             assert specification is not None
             assert specification.loader is not None
             module = util.module_from_spec(specification)
@@ -103,11 +102,12 @@ def collect_records(names: list[str], target: Path, deadline: float) -> dict[str
 
 
 def main() -> int:
+    probe = Path(os.environ["LABCTL_PROBE"])
     if len(sys.argv) > 1:
-        run_functions(sys.argv[2:], Path(sys.argv[1]))
+        run_functions(probe, sys.argv[2:], Path(sys.argv[1]))
         return 0
     deadline = time.monotonic() + float(os.environ["LABCTL_TIMEOUT_S"]) - MARGIN_S
-    names = list_functions(PROBE.read_text(encoding="utf-8"))
+    names = list_functions(probe.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         records = collect_records(names, Path(folder) / "records", deadline)
     ordered = {name: records[name] for name in names}
