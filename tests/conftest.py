@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # threads sums are rounded otherwise; and of small pictures they make more work than they share.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Projects that the documentation shows; one has tests of its own.
+collect_ignore = ["guide"]
+
 # For workers side by side: files that share what takes long to make, and what is begun first.
 #
 # A file that is not named stands alone, after these.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from grading_bed import hand_in, make_operator, make_receiver
-from lab_servers import LabServer
+from guide_session import use_machine
+from lab_servers import ROOT, LabServer
+from transcripts import make_session, replay
 
 from labctl.courses.grading_run import GradingResult, grade_assignment
+from labctl.courses.records.folder import make_private
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
 from labctl.submissions.receiver import Receiver
@@ -44,6 +49,8 @@ assignments:
     tests: {{public: assignments/open/public}}
     grade: {{timeout: 10s}}
 """
+GUIDE = ROOT / "docs" / "grading.md"
+COURSE_OF_GUIDE = ROOT / "tests" / "guide" / "ml"
 CANARY = "canary-5d1f"
 PROBE = """\
 import model
@@ -368,3 +375,20 @@ def test_public_tests_give_points_and_load_nothing_of_the_student(staff: CourseO
     assert list_scores(found) == {"alice": 4.0, "carol": 0.0}
     (test,) = read_results(staff, "carol", "open")["tests"]
     assert (test["name"], test["visibility"]) == ("test_add.py::test_add", "visible")
+
+
+def test_the_page_about_grading_shows_what_a_dry_run_prints(
+    tmp_path: Path, lab_server: LabServer, image_with_pytest: str
+) -> None:
+    lab_server.load(image_with_pytest)
+    wheels = os.environ.get("LABCTL_WHEELHOUSE", "")
+    session = make_session(tmp_path, COURSE_OF_GUIDE, {"LABCTL_WHEELHOUSE": wheels})
+    make_private(session.directory)
+    file = session.directory / "course.yaml"
+    grading = {
+        "server": use_machine(session, tmp_path, lab_server.endpoint),
+        "image": image_with_pytest,
+    }
+    text = re.sub(r"grading:\n.*\n", f"grading: {json.dumps(grading)}\n", file.read_text())
+    file.write_text(text)
+    assert "\n".join(replay(GUIDE, "server", session)) == ""
