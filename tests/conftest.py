@@ -49,7 +49,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_watchdog",
     "e2e/test_store e2e/test_recover",
     "e2e/test_connection_faults",
-    "e2e/test_grading_live",
+    "e2e/test_grading_live e2e/test_hidden_tests_live",
     "e2e/test_course_keeper e2e/test_course_check",
     "e2e/test_course_keeper_kills",
     # One lab made by `labctl up`.

@@ -169,6 +169,7 @@ CODE: dict[str, Mapping[str, str]] = {
     "grace": {"model.py": RIGHT.replace("return a + b", "os._exit(7)") + "import os\n"},
     "heidi": {"model.py": RIGHT.replace("return a + b", "while True: pass")},
     "ivan": {"model.py": WATCHER},
+    "judy": {"model.py": RIGHT.replace("return a + b", "return 'x' * 5_000_000")},
 }
 # An autograder as Gradescope's documentation has it: bash, its own tests, results.json.
 RUN_AUTOGRADER = """\
@@ -295,7 +296,7 @@ def test_no_attack_gives_more_than_the_code_earns(grading: GradingResult) -> Non
     assert {scores.pop(name) for name in ("bob", "carol", "ivan")} == {1.5}
     # One function ends its process, or does not end: the other functions count.
     assert (scores.pop("grace"), scores.pop("heidi")) == (3.0, 3.0)
-    assert scores == {"dan": 0.0, "eve": 0.0, "frank": 0.0}
+    assert scores == {"dan": 0.0, "eve": 0.0, "frank": 0.0, "judy": 0.0}
 
 
 def test_students_code_finds_no_hidden_test(grading: GradingResult, staff: CourseOperator) -> None:
@@ -329,6 +330,7 @@ def test_a_forged_result_is_no_result(grading: GradingResult, staff: CourseOpera
     states = {one.seat: (one.state, one.why) for one in grading.seats}
     assert states["dan"][0] == states["eve"][0] == "failed"
     assert "the process ended with 0" in states["eve"][1]
+    assert "more output than is allowed" in states["judy"][1]
     assert read_results(staff, "dan")["tests"] == []
 
 
@@ -345,7 +347,8 @@ def test_escapes_and_scripts_of_outputs_are_shown_as_text(
 ) -> None:
     page = (staff.folder.grades / "sums" / "frank" / "feedback.html").read_text()
     assert "&lt;script&gt;alert(1)" in page
-    for text in (page, json.dumps(read_results(staff, "frank"), ensure_ascii=False)):
+    results = json.dumps(read_results(staff, "frank"), ensure_ascii=False)
+    for text in (page, results, read_private(staff, "frank")):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert "<script" not in page
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from labctl.agent.sandbox import grading_probe, grading_tests
+from labctl.agent.sandbox.grading_probe import CallResult
 from labctl.config.course_schema import GradeConfig
 from labctl.courses.grading.combine import PartResult, read_output, read_results
 from labctl.courses.grading.feedback import render_text
@@ -60,6 +61,17 @@ def test_a_part_that_failed_takes_no_points_from_the_others() -> None:
     found = read_results([accuracy(0.5), broken], GradeConfig(metric="accuracy"))
     assert (found.state, found.raw and found.raw.score) == ("failed", 20.0)
     assert found.message == "its program ended with 1: ImportError: model (hidden tests)"
+
+
+def test_outputs_that_the_tests_cannot_bear_are_the_submissions_fault() -> None:
+    """Else one student would keep the grades of all from being released."""
+    slow = GradedJobRecord(OK, ProgramResult("time", 137, "", 60.0))
+    found = read_results([PartResult(part=HIDDEN, result=slow)], GradeConfig())
+    assert (found.state, found.raw and found.raw.score) == ("failed", 0.0)
+    crashed = GradedJobRecord(OK, ProgramResult("exit", 1, "ImportError: numpy", 1.0))
+    staffs = read_results([PartResult(part=HIDDEN, result=crashed)], GradeConfig())
+    assert (staffs.state, staffs.raw) == ("error", None)
+    assert staffs.message.startswith("staff's grader: its program ended with 1: ImportError")
 
 
 @pytest.mark.parametrize("value", [None, "high", True, float("inf")])
@@ -194,15 +206,58 @@ class Tensor:
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), [10**5000]])
 def test_a_value_that_json_has_not_is_an_error_of_its_function(value: object) -> None:
-    assert "error" in grading_probe.call_function(lambda: value)
+    assert grading_probe.call_function(lambda: value).error
 
 
 def test_arrays_become_lists() -> None:
-    record = grading_probe.call_function(lambda: {"a": (1, Tensor())})
-    assert record["value"]["a"][1][0] == 1.0
+    result = grading_probe.call_function(lambda: {"a": (1, Tensor())})
+    assert result.error == ""
+    assert "[1, [1.0, nan]]" in str(result.value)
 
 
-def test_lines_that_students_code_wrote_among_the_records_are_left_out(tmp_path: Path) -> None:
-    file = tmp_path / "records"
-    file.write_text('["a", {"value": 1}]\n["b"]\n{\n["c", 5]\n' + "[" * 100_000 + "\n")
-    assert grading_probe.read_records(file) == {"a": {"value": 1}, "c": {"error": "no record"}}
+def test_lines_that_students_code_wrote_among_the_results_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "results"
+    file.write_text('["a", 1, ""]\n["b"]\n{\n7\n["c", 5, "no"]\n' + "[" * 100_000 + "\n")
+    found = grading_probe.read_results(file)
+    assert found == {"a": CallResult(1), "c": CallResult(5, "no")}
+
+
+PROBE = """\
+import os, time
+
+def fine():
+    return 1
+
+def ends():
+    os._exit(3)
+
+def hangs():
+    time.sleep(1000)
+
+def fails():
+    return 1 / 0
+
+def last():
+    return [2]
+"""
+
+
+def test_a_function_that_ends_or_does_not_end_spoils_no_other(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    env = {
+        "LABCTL_PROBE": str(tmp_path / "probe.py"),
+        "LABCTL_TIMEOUT_S": "6",
+        "LABCTL_PREDICTIONS": str(tmp_path / "predictions"),
+    }
+    program = [sys.executable, grading_probe.__file__]
+    subprocess.run(program, env=env, cwd=tmp_path, check=True, capture_output=True)
+    assert json.loads((tmp_path / "predictions").read_text()) == {
+        "fine": {"value": 1, "error": ""},
+        "ends": {"value": None, "error": "the process ended with 3"},
+        "hangs": {"value": None, "error": "it did not end in time"},
+        "fails": {"value": None, "error": "ZeroDivisionError: division by zero"},
+        "last": {"value": [2], "error": ""},
+    }
+    (tmp_path / "probe.py").write_text("import nothing_like_it\ndef f(): ...\n")
+    done = subprocess.run(program, env=env, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, b"No module named 'nothing_like_it'" in done.stdout) == (1, True)

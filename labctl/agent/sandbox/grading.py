@@ -38,6 +38,8 @@ from . import sandbox
 LABEL = "labctl.courses.grading"
 LARGEST_PREDICTIONS = 64 * 1024 * 1024
 LARGEST_RESULTS = 1024 * 1024
+# Of what a probe returns, which the tests read into memory.
+LARGEST_OUTPUTS = 4 * 1024 * 1024
 PREDICTIONS, RESULTS = "predictions", "results.json"
 SCRIPTS = ("accuracy.py", "images.py", "probe.py", "tests.py", "autograder.sh")
 AUTOGRADER = "/autograder"
@@ -188,7 +190,8 @@ def _run_student_code(request: GradeRequest, top: Path, image: Image) -> sandbox
     }
     if request.grade:
         container = _container(request, image, request.predict, PREDICTIONS, mounts, env)
-        return _run(request, "predict", container, LARGEST_PREDICTIONS)
+        largest_bytes = LARGEST_OUTPUTS if request.staff_files else LARGEST_PREDICTIONS
+        return _run(request, "predict", container, largest_bytes)
     env.update(_build_result_env(request), LABCTL_TESTS="/lab/staff", LABCTL_VISIBILITY="visible")
     container = _container(request, image, request.predict, RESULTS, mounts, env)
     return _run(request, "predict", _add_autograder_directory(container, request), LARGEST_RESULTS)

@@ -16,11 +16,18 @@ import tempfile
 import time
 from importlib import util
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 # Seconds before the container's time limit at which the functions are stopped.
 MARGIN_S = 2.0
 MOST_ERROR = 500
+
+
+class CallResult(NamedTuple):
+    """What a function returned, as a JSON value; with an `error`, it returned nothing."""
+
+    value: object = None
+    error: str = ""
 
 
 def list_functions(text: str) -> list[str]:
@@ -36,11 +43,11 @@ def convert(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not a value that JSON has")
 
 
-def call_function(function: Callable[[], Any]) -> dict[str, Any]:
+def call_function(function: Callable[[], object]) -> CallResult:
     try:
-        return {"value": json.loads(json.dumps(function(), default=convert))}
+        return CallResult(json.loads(json.dumps(function(), default=convert)))
     except Exception as error:
-        return {"error": describe_error(error)}
+        return CallResult(error=describe_error(error))
 
 
 def describe_error(error: BaseException) -> str:
@@ -59,29 +66,29 @@ def run_functions(probe: Path, names: list[str], target: Path) -> None:
             module = util.module_from_spec(specification)
             specification.loader.exec_module(module)
         except Exception as error:
-            records = {name: {"error": describe_error(error)} for name in names}
-            file.writelines(f"{json.dumps([*record])}\n" for record in records.items())
+            failure = CallResult(error=describe_error(error))
+            file.writelines(f"{json.dumps([name, *failure])}\n" for name in names)
             return
         for name in names:
-            file.write(f"{json.dumps([name, call_function(getattr(module, name))])}\n")
+            file.write(f"{json.dumps([name, *call_function(getattr(module, name))])}\n")
             file.flush()
 
 
-def read_records(path: Path) -> dict[str, Any]:
-    """Read the complete lines of the records; the student's code may have written others."""
-    records = {}
+def read_results(path: Path) -> dict[str, CallResult]:
+    """Read the complete lines of the results; the student's code may have written others."""
+    results = {}
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            name, record = json.loads(line)
-            records[str(name)] = record if isinstance(record, dict) else {"error": "no record"}
+            name, value, error = json.loads(line)
+            results[str(name)] = CallResult(value, str(error))
         except (ValueError, TypeError, RecursionError):
             continue
-    return records
+    return results
 
 
-def collect_records(names: list[str], target: Path, deadline: float) -> dict[str, Any]:
+def call_all(names: list[str], target: Path, deadline: float) -> dict[str, CallResult]:
     """Call all functions before the deadline; one that ends its process has an error."""
-    records: dict[str, Any] = {}
+    results: dict[str, CallResult] = {}
     remaining = list(names)
     while remaining:
         words = [sys.executable, __file__, str(target), *remaining]
@@ -93,12 +100,12 @@ def collect_records(names: list[str], target: Path, deadline: float) -> dict[str
             why = f"the process ended with {code}"
         except subprocess.TimeoutExpired:
             why = "it did not end in time"
-        records.update(read_records(target))
-        remaining = [name for name in remaining if name not in records]
+        results.update(read_results(target))
+        remaining = [name for name in remaining if name not in results]
         if remaining:
             print(f"{remaining[0]}: {why}", file=sys.stderr)
-            records[remaining.pop(0)] = {"error": why}
-    return records
+            results[remaining.pop(0)] = CallResult(error=why)
+    return results
 
 
 def main() -> int:
@@ -109,14 +116,14 @@ def main() -> int:
     deadline = time.monotonic() + float(os.environ["LABCTL_TIMEOUT_S"]) - MARGIN_S
     names = list_functions(probe.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
-        records = collect_records(names, Path(folder) / "records", deadline)
-    ordered = {name: records[name] for name in names}
-    errors = [record["error"] for record in ordered.values() if "error" in record]
+        results = call_all(names, Path(folder) / "results", deadline)
+    errors = [results[name].error for name in names if results[name].error]
     if len(errors) == len(names):
         # Nothing works, perhaps because the image lacks a package: that is no grade.
         print(errors[0] if errors else "probe.py has no function")
         return 1
-    Path(os.environ["LABCTL_PREDICTIONS"]).write_text(json.dumps(ordered), encoding="utf-8")
+    outputs = {name: results[name]._asdict() for name in names}
+    Path(os.environ["LABCTL_PREDICTIONS"]).write_text(json.dumps(outputs), encoding="utf-8")
     return 0
 
 

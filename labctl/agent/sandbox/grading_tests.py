@@ -25,7 +25,7 @@ OPTIONS = (
     "-o", "console_output_style=classic",
 )  # fmt: skip
 MARKER = "points(value, visibility): what a test is worth, and who may see its result"
-MOST_OUTPUT = 1500
+MOST_OUTPUT = 1000
 # pytest's exit codes for tests that ran: all passed, some failed.
 HAS_RUN = (0, 1)
 
@@ -37,17 +37,28 @@ class Worth(NamedTuple):
     visibility: str
 
 
+class ScoredTest(NamedTuple):
+    """A test of results.json."""
+
+    name: str
+    score: float
+    max_score: float
+    status: str
+    output: str
+    visibility: str
+
+
 class Outputs:
     """What staff's probe got from the student's code, by the probe's function."""
 
-    def __init__(self, records: dict[str, Any], problem: str = "") -> None:
+    def __init__(self, records: dict[str, object], problem: str = "") -> None:
         self._records = records
         self._problem = problem
 
     def __getitem__(self, name: str) -> Any:
         """Return a value; the test fails if the student's code did not give one."""
         record = self._records.get(name)
-        if isinstance(record, dict) and "value" in record:
+        if isinstance(record, dict) and "value" in record and not record.get("error"):
             return record["value"]
         error = record.get("error") if isinstance(record, dict) else ""
         why = self._problem or error or "there is no such output"
@@ -69,7 +80,7 @@ def outputs() -> Outputs:
     return read_outputs(Path(os.environ["LABCTL_PREDICTIONS"]))
 
 
-class Recorder:
+class ScoreRecorder:
     """A pytest plugin that records the result of each test."""
 
     def __init__(self, visibility: str) -> None:
@@ -81,8 +92,8 @@ class Recorder:
         config.addinivalue_line("markers", MARKER)
 
     def pytest_collection(self) -> None:
-        # Public tests import the student's code, which is the working directory there. pytest has
-        # loaded its plugins by now: a distribution among that code is none.
+        # Public tests import the student's code, which is the working directory there. By now,
+        # pytest has loaded its plugins: it does not load any from that directory.
         sys.path.insert(0, str(Path.cwd()))
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -100,21 +111,21 @@ class Recorder:
         elif report.skipped:
             self.problems.setdefault(report.nodeid, "skipped")
 
-    def build_tests(self) -> list[dict[str, Any]]:
-        return [self.build_test(name, worth) for name, worth in self.worth.items()]
+    def score_tests(self) -> list[ScoredTest]:
+        return [self.score_test(name, worth) for name, worth in self.worth.items()]
 
-    def build_test(self, name: str, worth: Worth) -> dict[str, Any]:
+    def score_test(self, name: str, worth: Worth) -> ScoredTest:
         has_passed = name not in self.problems
         output = self.problems.get(name, "")[-MOST_OUTPUT:]
-        return {
-            "name": name,
-            "score": round(worth.points, 6) if has_passed else 0.0,
-            "max_score": round(worth.points, 6),
-            "status": "passed" if has_passed else "failed",
+        return ScoredTest(
+            name=name,
+            score=round(worth.points, 6) if has_passed else 0.0,
+            max_score=round(worth.points, 6),
+            status="passed" if has_passed else "failed",
             # It may quote the student's text, with half of a surrogate pair.
-            "output": output.encode("utf-8", "replace").decode("utf-8"),
-            "visibility": worth.visibility,
-        }
+            output=output.encode("utf-8", "replace").decode("utf-8"),
+            visibility=worth.visibility,
+        )
 
 
 def read_mark(mark: pytest.Mark) -> tuple[float, str]:
@@ -124,16 +135,18 @@ def read_mark(mark: pytest.Mark) -> tuple[float, str]:
 def main() -> int:
     sys.dont_write_bytecode = True
     folder = os.environ["LABCTL_TESTS"]
-    recorder = Recorder(os.environ["LABCTL_VISIBILITY"])
+    recorder = ScoreRecorder(os.environ["LABCTL_VISIBILITY"])
     plugins = [recorder, sys.modules[__name__]]
     code = int(pytest.main([*OPTIONS, "--rootdir", folder, folder], plugins=plugins))
     if code not in HAS_RUN:
         print(f"pytest ended with {code} before all tests had run")
         return 1
-    tests = recorder.build_tests()
-    score = round(sum(test["score"] for test in tests), 4)
-    results = {"score": score, "tests": tests}
-    Path(os.environ["LABCTL_RESULTS"]).write_text(json.dumps(results), encoding="utf-8")
+    tests = recorder.score_tests()
+    score = round(sum(test.score for test in tests), 4)
+    results = {"score": score, "tests": [test._asdict() for test in tests]}
+    Path(os.environ["LABCTL_RESULTS"]).write_text(
+        json.dumps(results, ensure_ascii=False), encoding="utf-8"
+    )
     return 0
 
 

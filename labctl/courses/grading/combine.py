@@ -8,7 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from labctl.config.course_schema import GradeConfig
-from labctl.courses.grading.outcome import JobOutcome, read_outcome, read_single_outcome
+from labctl.courses.grading.outcome import (
+    JobOutcome,
+    make_failure,
+    read_outcome,
+    read_single_outcome,
+)
 from labctl.courses.grading.parts import GradedPart, scale_metric
 from labctl.courses.grading.record import Outcome
 from labctl.courses.grading.results import (
@@ -21,6 +26,10 @@ from labctl.courses.grading.results import (
 from labctl.model import Value
 from labctl.wire.sandbox import GradedJobRecord
 
+# characters of the output of all programs beside tests
+MOST_PRIVATE = 500_000
+# Ends of the tests that a submission's outputs may cause.
+BY_OUTPUTS = ("time", "memory", "large")
 # What the points of tests may differ from the markers, by rounding.
 TOLERANCE = 1e-3
 
@@ -48,7 +57,8 @@ def read_output(results: Sequence[PartResult]) -> ProgramOutput:
             continue
         programs = [one.result.predict, *filter(None, [one.result.grade])]
         private += [f"{one.part.title}:", *(program.said.strip() for program in programs)]
-    return ProgramOutput(printed=printed, private="\n".join(private))
+    # Staff read it in a terminal.
+    return ProgramOutput(printed=printed, private=clean_text("\n".join(private), MOST_PRIVATE))
 
 
 def read_results(results: Sequence[PartResult], config: GradeConfig) -> JobOutcome:
@@ -68,12 +78,21 @@ def read_results(results: Sequence[PartResult], config: GradeConfig) -> JobOutco
 def _read_part(part: GradedPart, result: GradedJobRecord, config: GradeConfig) -> JobOutcome:
     if part.kind in ("public", "autograder"):
         return _add_title(part, read_single_outcome(result, part.points))
-    outcome = read_outcome(result, part.points)
+    outcome = _read_two_programs(part, result)
     if outcome.state != "graded" or outcome.raw is None:
         return _add_title(part, outcome)
     if part.kind == "hidden":
         return _check_tests(part, outcome.raw)
     return _apply_metric(part, outcome.raw, config)
+
+
+def _read_two_programs(part: GradedPart, result: GradedJobRecord) -> JobOutcome:
+    """Read the outcome of a part with a grading command. One submission must not stop a release."""
+    judged = result.grade
+    if part.kind == "hidden" and judged is not None and judged.outcome in BY_OUTPUTS:
+        reason = "what its code returned made the tests exceed a limit"
+        return make_failure(reason, f"{reason} ({judged.outcome})")
+    return read_outcome(result, part.points)
 
 
 def _add_title(part: GradedPart, outcome: JobOutcome) -> JobOutcome:
