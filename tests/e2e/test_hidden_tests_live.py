@@ -167,7 +167,6 @@ CODE: dict[str, Mapping[str, str]] = {
     "eve": {"model.py": FORGER + "os._exit(0)\n"},
     "frank": {"model.py": ESCAPES},
     "grace": {"model.py": RIGHT.replace("return a + b", "os._exit(7)") + "import os\n"},
-    "heidi": {"model.py": RIGHT.replace("return a + b", "while True: pass")},
     "ivan": {"model.py": WATCHER},
     "judy": {"model.py": RIGHT.replace("return a + b", "return 'x' * 5_000_000")},
 }
@@ -294,8 +293,8 @@ def test_no_attack_gives_more_than_the_code_earns(grading: GradingResult) -> Non
     assert scores.pop("alice") == 10.0
     # The code of these is wrong, but one letter that it shouts is right, as it is for ivan.
     assert {scores.pop(name) for name in ("bob", "carol", "ivan")} == {1.5}
-    # One function ends its process, or does not end: the other functions count.
-    assert (scores.pop("grace"), scores.pop("heidi")) == (3.0, 3.0)
+    # One function ends its process: the others count.
+    assert scores.pop("grace") == 3.0
     assert scores == {"dan": 0.0, "eve": 0.0, "frank": 0.0, "judy": 0.0}
 
 
