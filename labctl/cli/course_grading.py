@@ -19,7 +19,7 @@ from labctl.cli.course_options import (
     print_grace,
     select_seats,
 )
-from labctl.cli.course_tests import print_test_points
+from labctl.cli.course_tests import print_dry_run
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from labctl.courses.code_folders import CodeFolder
-    from labctl.courses.grading_dry_run import DryRunResult
     from labctl.courses.grading_run import GradingResult, SeatGrade
     from labctl.courses.records.folder import CourseFolder
 
@@ -46,8 +45,6 @@ with lazy_imports(__name__):
     from labctl.courses import code_folders, grading_dry_run, grading_run
 
 TEMPORARY = 75
-# lines of a failed solution's output that a dry run shows
-MOST_OUTPUT_LINES = 20
 STATES = {
     "in": ("in", "green"),
     "missing": ("missing", "dim"),
@@ -211,7 +208,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     if options["dry_run"]:
         result = grading_dry_run.try_reference(staff, name, keep=options["keep_server"])
         ctx.meta[SCREEN].stop_drawing()
-        _print_dry_run(result, json_)
+        print_dry_run(result, json_)
         ctx.exit(0 if result.outcome == "graded" else 1)
     only, group = options["only"], options["group"]
     seats = select_seats(course, only, group, name) if only or group else ()
@@ -268,26 +265,6 @@ def _require_plain_dry_run(options: Mapping[str, object]) -> None:
             why="a dry run grades your reference solution, and no submission",
             hint=f"labctl course grade {options['name']} --dry-run",
         )
-
-
-def _print_dry_run(result: DryRunResult, json_: bool) -> None:
-    """Print the result of a dry run: the score, or the failure with what the program printed."""
-    name = result.assignment
-    if json_:
-        print_json({"assignment": name, "dry_run": result})
-        return
-    if result.outcome == "graded":
-        score = f"{result.score:g}/{result.points:g}"
-        click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
-        print_test_points(result.tests)
-        click.echo(f"Nothing was stored. next: labctl course grade {name}", err=True)
-        return
-    for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:
-        click.echo(f"  {clean(line)}", err=True)
-    failed = click.style("failed", fg="red")
-    click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
-    again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
-    click.echo(f"  next: {again}", err=True)
 
 
 def _print_grading(grading: GradingResult, folder: CourseFolder) -> None:
