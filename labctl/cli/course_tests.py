@@ -40,6 +40,7 @@ def print_dry_run(result: DryRunResult, json_: bool) -> None:
         click.echo(f"  {clean(line)}", err=True)
     failed = click.style("failed", fg="red")
     click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
+    _print_test_points(result.tests)
     again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
     click.echo(f"  next: {again}", err=True)
 

@@ -74,7 +74,7 @@ def test_outputs_that_the_tests_cannot_bear_are_the_submissions_fault() -> None:
     assert staffs.message.startswith("staff's grader: its program ended with 1: ImportError")
 
 
-@pytest.mark.parametrize("value", [None, "high", True, float("inf")])
+@pytest.mark.parametrize("value", [None, "high", True, float("inf"), 10**400])
 def test_a_grader_without_its_metric_gives_no_grade(value: object) -> None:
     found = read_results([accuracy(value), TESTED], GradeConfig(metric="accuracy"))
     assert (found.state, found.raw) == ("error", None)
@@ -114,6 +114,16 @@ def test_an_autograder_may_hide_all_of_its_results() -> None:
     assert (shown.tests, shown.output) == ((), "")
     one = parse_results(json.dumps({**body, "tests": [{"score": 1, "visibility": "visible"}]}), 10)
     assert len(select_shown(one, is_closed=True).tests) == 1
+
+
+def test_public_tests_give_no_more_than_their_points() -> None:
+    """They run beside the student's code, which may write what it wants."""
+    part = GradedPart(kind="public", points=4)
+    body = {"score": 8, "tests": [{"name": "a", "score": 8, "max_score": 4}]}
+    result = PartResult(part=part, result=GradedJobRecord(OK, None, json.dumps(body)))
+    found = read_results([result], GradeConfig())
+    assert found.raw is not None
+    assert found.raw.score == 4
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"score": 1e9}', "[" * 100_000])

@@ -2,7 +2,7 @@
 
 It runs in the student's container, so probe.py must hold no expected value. The functions run in a
 process of their own; if it ends, the remaining functions run in a new one. Writes an object with
-a record for each function: {"value": ...} or {"error": "..."}.
+a `CallResult` for each function. If all have an error, it exits with 1.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def run_functions(probe: Path, names: list[str], target: Path) -> None:
-    """Call these functions, and append the record of each to a file, one line each."""
+    """Call these functions, and append the result of each to a file, one line each."""
     sys.path.insert(0, str(Path.cwd()))
     with target.open("a", encoding="utf-8") as file:
         try:

@@ -20,10 +20,7 @@ try:
 except ImportError:
     sys.exit("the grading image has no pytest: add it to the image (grading.image in course.yaml)")
 
-OPTIONS = (
-    "-q", "--tb=short", "--color=no", "-c", "/dev/null", "-p", "no:cacheprovider",
-    "-o", "console_output_style=classic",
-)  # fmt: skip
+OPTIONS = ("-q", "--tb=short", "--color=no", "-c", "/dev/null", "-p", "no:cacheprovider")
 MARKER = "points(value, visibility): what a test is worth, and who may see its result"
 MOST_OUTPUT = 1000
 # pytest's exit codes for tests that ran: all passed, some failed.

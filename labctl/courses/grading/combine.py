@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -17,11 +16,13 @@ from labctl.courses.grading.outcome import (
 from labctl.courses.grading.parts import GradedPart, scale_metric
 from labctl.courses.grading.record import Outcome
 from labctl.courses.grading.results import (
+    DEFAULT_VISIBILITY,
     MOST_OUTPUT,
     GradeResults,
     GraderTest,
     clean_text,
     is_shown,
+    parse_number,
 )
 from labctl.model import Value
 from labctl.wire.sandbox import GradedJobRecord
@@ -77,7 +78,13 @@ def read_results(results: Sequence[PartResult], config: GradeConfig) -> JobOutco
 
 def _read_part(part: GradedPart, result: GradedJobRecord, config: GradeConfig) -> JobOutcome:
     if part.kind in ("public", "autograder"):
-        return _add_title(part, read_single_outcome(result, part.points))
+        outcome = read_single_outcome(result, part.points)
+        if part.kind == "public" and outcome.raw is not None:
+            # Unlike an autograder, public tests give no bonus.
+            score = min(outcome.raw.score, part.points)
+            raw = msgspec.structs.replace(outcome.raw, score=score)
+            outcome = msgspec.structs.replace(outcome, raw=raw)
+        return _add_title(part, outcome)
     outcome = _read_two_programs(part, result)
     if outcome.state != "graded" or outcome.raw is None:
         return _add_title(part, outcome)
@@ -120,11 +127,11 @@ def _apply_metric(part: GradedPart, raw: GradeResults, config: GradeConfig) -> J
     name = config.metric_name
     if not name:
         return JobOutcome(state="graded", raw=raw)
-    value = raw.extra_data.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    value = parse_number(raw.extra_data.get(name))
+    if value is None:
         message = f"staff's grader: results.json has no number {name} in extra_data"
         return JobOutcome(state="error", message=message)
-    earned = scale_metric(config.scale or {0.0: 0.0, 1.0: part.points}, float(value))
+    earned = scale_metric(config.scale or {0.0: 0.0, 1.0: part.points}, value)
     text = f"{name} {value:.4g}: {earned:g} of {part.points:g} points"
     test = GraderTest(name=name, score=earned, max_score=part.points, output=f"{name} {value:.4g}")
     output = "\n".join(filter(None, [raw.output, text]))
@@ -143,6 +150,6 @@ def _merge(raws: Sequence[GradeResults]) -> GradeResults:
         score=round(sum(raw.score for raw in raws), 4),
         output=clean_text(output, MOST_OUTPUT),
         tests=tuple(test for raw in raws for test in raw.tests),
-        visibility=(private or ["after_published"])[0],
+        visibility=private[0] if private else DEFAULT_VISIBILITY,
         extra_data=extra,
     )
