@@ -123,6 +123,11 @@ def test_a_failure_of_all_is_shown_with_its_cause_its_log_and_the_next_commands(
     assert f"{course}/.course/grades/hw3/alice/output.txt, and of 1 more beside it" in said.err
     assert "next: labctl course grade hw3 --dry-run" in said.err
     assert "nothing was released" in said.err
+    place = course / ".course" / "grades" / "hw3" / "alice"
+    place.mkdir(parents=True)
+    (place / "output.txt").touch()
+    (place / "tests.txt").write_text("hidden tests:")
+    assert f"{place}/tests.txt, and" in labctl("-C", "ml", "course", "grade", "hw3").err
 
 
 TRIED_TESTS = (
