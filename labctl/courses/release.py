@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.config.times import ANY_S
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.collect import find_rules
 from labctl.courses.grade_store import GradeStore, list_owners
 from labctl.courses.grades import list_current_grades, record_released_scores
-from labctl.courses.grading.feedback import render_page
+from labctl.courses.grading.feedback import render_page, render_text
 from labctl.courses.grading.record import FEEDBACK, RESULTS, GradeRecord, build_results
-from labctl.courses.grading.results import parse_results, without_lateness_note
+from labctl.courses.grading.results import parse_results, select_shown, without_lateness_note
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
@@ -23,6 +25,7 @@ from labctl.courses.records.released_grades import (
     draft_released_line,
     list_released_lines,
 )
+from labctl.courses.records.spending import read_due_extensions
 from labctl.courses.records.student import Student
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.events import Question, Reporter, SilentReporter
@@ -157,12 +160,26 @@ def _apply_correction(
 
 
 def _build_feedback(grade_store: GradeStore, record: GradeRecord) -> Feedback:
-    results = build_results(record)
+    is_closed = _has_closed(grade_store.folder, record.assignment)
+    results = select_shown(build_results(record), is_closed=is_closed)
     return Feedback(
         assignment=record.assignment,
         number=record.number,
         score=record.score or 0.0,
         points=record.points,
-        text=results.output,
+        text=render_text(results),
         page=render_page(record, results, grade_store.read_output(record.seat)),
     )
+
+
+def _has_closed(folder: CourseFolder, assignment: str) -> bool:
+    """Whether no student can submit any more, or all are late if late work is always accepted.
+
+    An assignment without a due time never closes.
+    """
+    rules = find_rules(folder, assignment)
+    if rules.due is None:
+        return False
+    late_s = 0 if rules.late == ANY_S else max(rules.late, rules.grace)
+    extensions = read_due_extensions(folder.ledger.list_entries(kind="due"), assignment)
+    return time.time() > rules.due.at + late_s + max([0, *extensions.values()])

@@ -107,8 +107,9 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
             <= timetable.term_end(config.term, zone)
         ):
             yield f"{name} is due outside the term"
-        if rules.grade and not config.grading:
-            yield f"{name} has `grade:`, but there is no `grading:` server to run it on"
+        if (rules.grade or rules.tests.hidden) and not config.grading:
+            key = "grade" if rules.grade else "tests.hidden"
+            yield f"{name} has `{key}:`, but there is no `grading:` server to run it on"
 
 
 def describe_assignments(config: CourseConfig) -> list[str]:
