@@ -52,12 +52,12 @@ def try_reference(staff: CourseOperator, name: str, *, keep: bool = False) -> Dr
             job = f"g-{os.urandom(16).hex()}"
             request = build_request(server, name, rules, config, material, job, SUBMISSION)
             result = server.grade(request, 2 * config.timeout + LINK_S)
-    outcome = read_outcome(result, rules.points)
+    outcome = read_outcome(result, rules.graded_points)
     return DryRunResult(
         assignment=name,
         reference=config.reference,
         outcome=outcome.state,
-        points=rules.points,
+        points=rules.graded_points,
         score=outcome.raw.score if outcome.raw else None,
         message=clean_text(outcome.message),
         output=clean_text(result.predict.said),

@@ -59,7 +59,7 @@ def build_request(
         grader=remote_name(name, "grader"),
         predict=tuple(config.predict or PREDICT),
         grade=tuple(config.command or ACCURACY),
-        points=rules.points,
+        points=rules.graded_points,
         timeout_s=config.timeout,
         limits=build_limits(server),
     )

@@ -194,7 +194,7 @@ class _Batch:
             encode_grade_rules(self.config),
             repr(grading.lab.limits if grading else ""),
             repr(grading.lab.image if grading else ""),
-            f"{self.rules.points}",
+            f"{self.rules.graded_points}",
             *self.material.hash_lines(),
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -254,7 +254,7 @@ class _Batch:
         self, job: _Job, result: GradedJobRecord, evaluation: Evaluation | None, image: str
     ) -> GradeRecord:
         """Build the record of a grade from the server's result."""
-        outcome = read_outcome(result, self.rules.points)
+        outcome = read_outcome(result, self.rules.graded_points)
         if outcome.raw is None:
             return self.empty_record(job, "error", reason=outcome.message)
         record = msgspec.structs.replace(
@@ -278,9 +278,10 @@ class _Batch:
             bundle_sha256=handed.sha256,
             key=job.key,
             outcome=outcome,
-            points=self.rules.points,
+            points=self.rules.graded_points,
             late_s=handed.late_s,
             penalty=handed.penalty,
+            free_days=handed.free_days,
             message=reason,
             at=time.time(),
         )
@@ -288,7 +289,11 @@ class _Batch:
     def with_lateness(self, record: GradeRecord, handed: SeatSubmission) -> GradeRecord:
         """Return the record with the extensions of now: a new extension needs no new grading."""
         updated = msgspec.structs.replace(
-            record, late_s=handed.late_s, penalty=handed.penalty, students=handed.students
+            record,
+            late_s=handed.late_s,
+            penalty=handed.penalty,
+            free_days=handed.free_days,
+            students=handed.students,
         )
         if record.raw is None:
             return updated

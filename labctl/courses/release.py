@@ -146,6 +146,7 @@ def _apply_correction(
         points=record.points,
         penalty=record.penalty,
         late_s=record.late_s,
+        free_days=record.free_days.text,
     )
     return msgspec.structs.replace(
         record,
