@@ -181,9 +181,17 @@ def _judge_stamps(
 
 
 def export_grades(
-    folder: CourseFolder, assignment: str, *, to: str = "", penalty: bool = True
+    folder: CourseFolder,
+    assignment: str,
+    *,
+    to: str = "",
+    penalty: bool = True,
+    rubric: bool = False,
 ) -> GradeExport:
-    """Return the grades in the format of the newest import, or in format `to`; write nothing."""
+    """Return the grades in the format of the newest import, or in format `to`; write nothing.
+
+    With `rubric` and the format csv, labctl's own table has a column for each item and its grader.
+    """
     all_grades = list_grades(folder, assignment, everybody=True)
     path = find_newest_import(folder)
     _, table = read_table_file(path)
@@ -193,5 +201,12 @@ def export_grades(
     students = folder.list_students(active_only=False)
     diff = compare(table, str(path), students, keys, keep=True)
     return write_back(
-        table, name, assignment, all_grades, diff.keys.keys[name], to=to, penalty=penalty
+        table,
+        name,
+        assignment,
+        all_grades,
+        diff.keys.keys[name],
+        to=to,
+        penalty=penalty,
+        rubric=rubric,
     )

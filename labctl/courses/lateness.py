@@ -87,20 +87,32 @@ def reduce_penalty(rules: AssignmentConfig, late_s: int, free_days: FreeDays) ->
     return compute_penalty(max(0, days), rules.penalty)
 
 
+def find_counting_receipt(
+    receiver: Receiver, deadline: DeadlineJudge, assignment: str, seat: Seat
+) -> Receipt | None:
+    """Return the receipt of a seat's last submission that the rules accept; None without one.
+
+    Unlike `collect`, it does not verify the bundle.
+    """
+    receipts = [
+        signed.receipt
+        for member in dict.fromkeys((seat.name, *seat.students))
+        for signed in receiver.receipts(assignment, member)
+    ]
+    for receipt in sorted(receipts, key=parse_received_at, reverse=True):
+        if deadline.judge(seat, parse_received_at(receipt)).accepted:
+            return receipt
+    return None
+
+
 def _read_work(folder: CourseFolder, name: str) -> LateWork:
     receiver, days = Receiver(folder.drop), dict[str, int]()
     deadline = DeadlineJudge(folder, name)
     for seat in list_assignment_seats(folder, name):
-        receipts = [
-            signed.receipt
-            for member in dict.fromkeys((seat.name, *seat.students))
-            for signed in receiver.receipts(name, member)
-        ]
-        for receipt in sorted(receipts, key=parse_received_at, reverse=True):
-            status = deadline.judge(seat, parse_received_at(receipt))
-            if status.accepted:
-                days[seat.name] = count_late_days(status.late_s, deadline.rules.grace)
-                break
+        receipt = find_counting_receipt(receiver, deadline, name, seat)
+        if receipt is not None:
+            late_s = deadline.judge(seat, parse_received_at(receipt)).late_s
+            days[seat.name] = count_late_days(late_s, deadline.rules.grace)
     return _make_work(folder, name, days)
 
 

@@ -50,8 +50,11 @@ def draft_released_line(assignment: str, grade: Grade, by: str, why: str = "") -
 
 
 def as_released(grade: Grade, line: CourseLedgerEntry | None) -> Grade:
-    """Return the grade that was released to this student, or `grade` itself if none was."""
-    if line is None or not is_complete(line):
+    """Return the grade that was released to this student, or `grade` itself if none was.
+
+    An excuse counts at once.
+    """
+    if grade.excused or line is None or not is_complete(line):
         return grade
     detail = line.detail
     seat = str(detail["seat"])
