@@ -72,8 +72,8 @@ def give_mark(
 ) -> GivenMark:
     """Give the students of a seat `text` points for an item; with `alone`, only that student.
 
-    PolicyError if another grader has given a mark that differs, unless `replace`; UsageError for
-    points that the item does not have.
+    PolicyError if another grader has marked the item, unless `replace`; UsageError for points that
+    the item does not have.
     """
     most = _find_item(folder, assignment, item)
     points = _parse_points(text, assignment, name, item, most)
@@ -85,7 +85,7 @@ def give_mark(
     def check() -> None:
         marks = read_marks(ledger.list_entries(kind="mark"), assignment)
         own = [mark for one in students if (mark := marks.get(one, {}).get(item))]
-        others = [one for one in own if one.by != by and (one.points, one.note) != (points, note)]
+        others = [one for one in own if one.by != by]
         if others and not replace:
             raise PolicyError(
                 f"{name} has {points_text(others[0].points)} points for {item} already",
