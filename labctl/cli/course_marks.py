@@ -173,6 +173,7 @@ def _ask_points(
         if points in ("s", "q"):
             return points
         try:
+            marking.parse_points(points, assignment, task.seat, item.name, item.points)
             note = _ask_note(folder, assignment, item.name)
             given = marking.give_mark(
                 folder, assignment, task.seat, item.name, points, note=note, by=by

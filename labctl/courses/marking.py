@@ -76,7 +76,7 @@ def give_mark(
     the item does not have.
     """
     most = _find_item(folder, assignment, item)
-    points = _parse_points(text, assignment, name, item, most)
+    points = parse_points(text, assignment, name, item, most)
     seat, students = _choose_students(folder, assignment, name, alone, by)
     note = _clean_note(note)
     ledger = folder.ledger
@@ -250,7 +250,8 @@ def _find_item(folder: CourseFolder, assignment: str, item: str) -> float:
     return rubric[item]
 
 
-def _parse_points(text: str, assignment: str, name: str, item: str, most: float) -> float:
+def parse_points(text: str, assignment: str, name: str, item: str, most: float) -> float:
+    """Return the points for an item that is worth `most`; UsageError for anything else."""
     hint = f"labctl course mark {assignment} {name} {item} {points_text(most)}"
     if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
         raise UsageError(f"{quote(text)} is not a number of points", hint=hint)

@@ -119,7 +119,7 @@ def test_next_asks_for_each_item_and_offers_earlier_notes(
 ) -> None:
     run("mark", "essay", "alice", "text", "8", "--note", "too short")
     run("mark", "essay", "bob", "talk", "8")
-    code, out, err = answer_in_a_terminal(course, "25\n\n15\nwell told\n3\n1\n")
+    code, out, err = answer_in_a_terminal(course, "25\n15\nwell told\n3\n1\n")
     assert code == 0, err
     assert "alice (Alice), no submission, 1 of 2" in out
     assert "worth 20 points, and 25 is more" in err
