@@ -21,7 +21,7 @@ from labctl.courses.records.excuses import Excuse, draft_excuse_line, read_excus
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import points_text
 from labctl.courses.records.marks import (
-    Mark,
+    ItemMark,
     RubricItem,
     draft_mark_line,
     list_unmarked,
@@ -46,7 +46,7 @@ class GivenMark(Value, frozen=True):
     students: tuple[str, ...]
     points: float | None
     most: float
-    before: Mark | None = None
+    before: ItemMark | None = None
 
 
 class MarkingTask(Value, frozen=True):
@@ -80,7 +80,7 @@ def give_mark(
     seat, students = _choose_students(folder, assignment, name, alone, by)
     note = _clean_note(note)
     ledger = folder.ledger
-    before: list[Mark] = []
+    before: list[ItemMark] = []
 
     def check() -> None:
         marks = read_marks(ledger.list_entries(kind="mark"), assignment)

@@ -26,7 +26,7 @@ class RegradeDesk:
     def __init__(self, folder: CourseFolder) -> None:
         self.folder = folder
 
-    def ask(self, assignment: str, student: str, text: str) -> int:
+    def record_request(self, assignment: str, student: str, text: str) -> int:
         """Record a request; return its number.
 
         PolicyError before the grade is released, while an earlier request is open, and after

@@ -18,7 +18,7 @@ from labctl.courses.records.spending import list_spans
 def read_statistics(folder: CourseFolder, assignment: str) -> GradeStatistics:
     """Return the statistics; NotFoundError if course.yaml has no such assignment.
 
-    Costs are those in the ledger: no provider is asked.
+    Costs are those in the ledger: no provider is queried.
     """
     grades = list_grades(folder, assignment)
     grade_store = GradeStore(folder, assignment)

@@ -76,7 +76,7 @@ VERBS: dict[str, Verb[Any, Any]] = {
 class RegradeRequests(Protocol):
     """A course's regrade requests; a receiver without a course has none."""
 
-    def ask(self, assignment: str, student: str, text: str) -> int:
+    def record_request(self, assignment: str, student: str, text: str) -> int:
         """Record a request and return its number; PolicyError if it is not allowed now."""
 
     def list_for(self, assignment: str, student: str) -> tuple[RegradeRecord, ...]:
@@ -164,7 +164,7 @@ def _answer_request(
             raise PolicyError(
                 "this receiver takes no regrade requests", why="it does not belong to a course"
             )
-        return AskRegradeReply(regrades().ask(name, student, request.text))
+        return AskRegradeReply(regrades().record_request(name, student, request.text))
     bundle = (name, student, request.sha256, request.size)
     if isinstance(request, SendPartRequest):
         return SendPartReply(receiver.write(*bundle, request.offset, part))

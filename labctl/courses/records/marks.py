@@ -15,7 +15,7 @@ from labctl.model import Value
 KIND = "mark"
 
 
-class Mark(Value, frozen=True):
+class ItemMark(Value, frozen=True):
     """The points for one item, given by `by` at Unix time `at`, with a note for the student."""
 
     points: float
@@ -29,16 +29,18 @@ class RubricItem(Value, frozen=True):
 
     name: str
     points: float
-    mark: Mark | None = None
+    mark: ItemMark | None = None
 
 
 # item -> mark
-StudentMarks = Mapping[str, Mark]
+StudentMarks = Mapping[str, ItemMark]
 
 
-def read_marks(entries: Iterable[CourseLedgerEntry], assignment: str) -> dict[str, dict[str, Mark]]:
+def read_marks(
+    entries: Iterable[CourseLedgerEntry], assignment: str
+) -> dict[str, dict[str, ItemMark]]:
     """Return student -> item -> the mark that counts. A mark that was taken back is left out."""
-    marks: dict[str, dict[str, Mark]] = {}
+    marks: dict[str, dict[str, ItemMark]] = {}
     for entry in entries:
         if entry.kind != KIND or entry.detail.get("assignment") != assignment:
             continue
@@ -47,7 +49,7 @@ def read_marks(entries: Iterable[CourseLedgerEntry], assignment: str) -> dict[st
         if points is None:
             own.pop(item, None)
         else:
-            own[item] = Mark(points=float(points), note=entry.why, by=entry.by, at=entry.at)
+            own[item] = ItemMark(points=float(points), note=entry.why, by=entry.by, at=entry.at)
     return marks
 
 
