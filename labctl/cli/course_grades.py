@@ -241,12 +241,14 @@ def _print_grades(grades: list[Grade], folder: CourseFolder, rubric: bool) -> No
     names = {student.id: student.name for student in folder.list_students(active_only=False)}
     has_teams = any(grade.team for grade in grades)
     items = [item.name for item in grades[0].items] if rubric and grades else []
+    has_automatic = any(grade.automatic is not None for grade in grades)
     rows = [
         (
             grade.student,
             shorten_name(names.get(grade.student) or "-"),
             *([grade.team or "-"] if has_teams else []),
-            *(_mark_cells(grade, items) if items else []),
+            *([points_text(grade.automatic) or "-"] if items and has_automatic else []),
+            *_mark_cells(grade, items),
             points_text(grade.score) or "-",
             duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
             f"-{points_text(grade.penalty_points)}" if grade.penalty_points else "-",
@@ -259,7 +261,8 @@ def _print_grades(grades: list[Grade], folder: CourseFolder, rubric: bool) -> No
     headings = (
         *("STUDENT", "NAME"),
         *(["TEAM"] if has_teams else []),
-        *(["AUTO", *(item.upper() for item in items)] if items else []),
+        *(["AUTO"] if items and has_automatic else []),
+        *(item.upper() for item in items),
         *("SCORE", "LATE", "OFF", "FINAL", "RELEASED", ""),
     )
     # The last column says why a grade is missing: on a narrow screen it is wrapped, not cut.
@@ -274,9 +277,9 @@ def _print_grades(grades: list[Grade], folder: CourseFolder, rubric: bool) -> No
 
 
 def _mark_cells(grade: Grade, items: Sequence[str]) -> list[str]:
-    """Return the automatic score, and each mark with who gave it."""
+    """Return each mark with who gave it."""
     marks = {item.name: item.mark for item in grade.items}
-    cells = [points_text(grade.automatic) or "-"]
+    cells = []
     for name in items:
         mark = marks.get(name)
         by = f" ({mark.by})" if mark and mark.by else ""
