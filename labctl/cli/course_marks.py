@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,8 @@ from labctl.errors import LabError, UsageError
 from labctl.text import count_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from labctl.courses.marking import GivenMark, MarkingTask
     from labctl.courses.records.folder import CourseFolder
     from labctl.courses.records.marks import RubricItem
@@ -42,20 +44,7 @@ MOST_NOTES = 5
 @click.option("--list", "list_", is_flag=True, help="List what is unmarked.")
 @json_option
 @click.pass_context
-def mark_command(
-    ctx: click.Context,
-    assignment: str,
-    name: str,
-    item: str,
-    points: str,
-    note: str,
-    alone: bool,
-    replace: bool,
-    undo: bool,
-    next_: bool,
-    list_: bool,
-    json_: bool,
-) -> None:
+def mark_command(ctx: click.Context, /, **options: Any) -> None:
     """Give STUDENT (and their team) POINTS for ITEM of the rubric of ASSIGNMENT.
 
     Several graders can mark at the same time. A mark of another grader is replaced only with
@@ -66,42 +55,46 @@ def mark_command(
     labctl course mark hw3 alice presentation 17 --note "clear slides"
     labctl course mark hw3 --next
     """
-    course = open_course(ctx, quiet=json_)
-    if list_ or next_:
-        if name or (next_ and (list_ or json_)):
-            raise UsageError(
-                "--list and --next stand alone", hint=f"labctl course mark {assignment} --list"
-            )
-        if list_:
-            _print_tasks(course.folder, assignment, json_)
+    assignment, json_ = options["assignment"], options["json_"]
+    folder = open_course(ctx, quiet=json_).folder
+    if not options["list_"] and not options["next_"]:
+        given = _record_mark(folder, options)
+        if json_:
+            print_json({"mark": given})
         else:
-            _walk(course.folder, assignment)
+            _print_mark(given)
         return
-    if not item or bool(points) == undo:
+    if options["name"] or (options["next_"] and (options["list_"] or json_)):
+        raise UsageError(
+            "--list and --next stand alone", hint=f"labctl course mark {assignment} --list"
+        )
+    if options["list_"]:
+        _print_tasks(folder, assignment, json_)
+    else:
+        _walk(folder, assignment)
+
+
+def _record_mark(folder: CourseFolder, options: Mapping[str, Any]) -> GivenMark:
+    """Give the mark that the command's words name, or take it back."""
+    assignment, item, undo = options["assignment"], options["item"], options["undo"]
+    if not item or bool(options["points"]) == undo:
         raise UsageError(
             "a mark needs a student, an item and points",
             hint=f"labctl course mark {assignment} alice presentation 17\n"
             f"labctl course mark {assignment} alice presentation --undo",
         )
-    by = find_acting_person()
+    who = (folder, assignment, options["name"], item)
+    by, alone = find_acting_person(), options["alone"]
     if undo:
-        given = marking.take_back_mark(course.folder, assignment, name, item, by=by, alone=alone)
-    else:
-        given = marking.give_mark(
-            course.folder,
-            assignment,
-            name,
-            item,
-            points,
-            note=note,
-            by=by,
-            alone=alone,
-            replace=replace,
-        )
-    if json_:
-        print_json({"mark": given})
-    else:
-        _print_mark(given)
+        return marking.take_back_mark(*who, by=by, alone=alone)
+    return marking.give_mark(
+        *who,
+        options["points"],
+        note=options["note"],
+        by=by,
+        alone=alone,
+        replace=options["replace"],
+    )
 
 
 def _print_mark(given: GivenMark) -> None:

@@ -70,15 +70,8 @@ def regrades_command(
         )
         if json_:
             print_json({"regrade": request})
-            return
-        word = "accepted" if accept else "declined"
-        click.echo(f"{student}: request {request.number} for {assignment} {word}")
-        if accept:
-            click.echo(
-                f"next: labctl course mark {assignment} {student} ITEM POINTS --replace\n"
-                f"      labctl course grades {assignment} --release",
-                err=True,
-            )
+        else:
+            _print_answer(request)
         return
     listed = regrades.list_regrades(folder, assignment, student)
     shown = [request for request in listed if all_ or student or request.is_open]
@@ -86,6 +79,18 @@ def regrades_command(
         print_json({"regrades": shown})
     else:
         _print_regrades(shown)
+
+
+def _print_answer(request: RegradeRequest) -> None:
+    assignment, student = request.assignment, request.student
+    word = "accepted" if request.accepted else "declined"
+    click.echo(f"{student}: request {request.number} for {assignment} {word}")
+    if request.accepted:
+        click.echo(
+            f"next: labctl course mark {assignment} {student} ITEM POINTS --replace\n"
+            f"      labctl course grades {assignment} --release",
+            err=True,
+        )
 
 
 def _print_regrades(requests: list[RegradeRequest]) -> None:

@@ -85,22 +85,9 @@ def release_grades(
     chosen = choose_seats(list_assignment_seats(folder, name, by=by), seats)
     releases = _list_releases(grade_store, chosen)
     grades = [grade for release in releases for grade in release.ready]
-    unmarked = tuple(
-        f"{grade.student}: {grade.problem}"
-        for release in releases
-        for grade in release.waiting
-        if grade.items and (grade.stamp.number or any(item.mark for item in grade.items))
-    )
-    if not grades and unmarked:
-        raise NotFoundError(
-            f"{name} has no complete grade yet",
-            why="; ".join(unmarked[:MOST_NAMED]),
-            hint=f"labctl course mark {name} --next",
-        )
+    unmarked = _list_unmarked(releases)
     if not grades:
-        raise NotFoundError(
-            f"{name} has no graded submission yet", hint=f"labctl course grade {name}"
-        )
+        raise _make_nothing_error(name, unmarked)
     lines = list_released_lines(folder.ledger.list_entries(kind="released"), name)
     before = {grade.student: as_released(grade, lines.get(grade.student)) for grade in grades}
     changes = [change_text(grade) for grade in before.values() if grade.unreleased is not None]
@@ -119,6 +106,28 @@ def release_grades(
         waiting=tuple(one for release in releases for one in release.waiting_names),
         changes=tuple(changes),
         unmarked=unmarked,
+    )
+
+
+def _list_unmarked(releases: Sequence[_SeatRelease]) -> tuple[str, ...]:
+    """Return the students who lack marks, each with what is missing."""
+    return tuple(
+        f"{grade.student}: {grade.problem}"
+        for release in releases
+        for grade in release.waiting
+        if grade.items and (grade.stamp.number or any(item.mark for item in grade.items))
+    )
+
+
+def _make_nothing_error(name: str, unmarked: Sequence[str]) -> NotFoundError:
+    if not unmarked:
+        return NotFoundError(
+            f"{name} has no graded submission yet", hint=f"labctl course grade {name}"
+        )
+    return NotFoundError(
+        f"{name} has no complete grade yet",
+        why="; ".join(unmarked[:MOST_NAMED]),
+        hint=f"labctl course mark {name} --next",
     )
 
 

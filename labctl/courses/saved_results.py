@@ -37,13 +37,7 @@ def fetch_saved_results(context: LabContext) -> SavedResults:
     A file that exists is left alone. Each is verified before it gets its name. NotFoundError if the
     keeper has nothing, UsageError if the lab's servers come from no course.
     """
-    provider = context.provider
-    if not isinstance(provider, CourseProvider):
-        raise UsageError(
-            f"the servers of {context.name} do not come from a course",
-            why="only a course's keeper saves the results of servers that it ends",
-            hint="labctl pull",
-        )
+    provider = _find_course_provider(context)
     files = provider.list_saved_files()
     if not files:
         raise NotFoundError(
@@ -73,6 +67,17 @@ def fetch_saved_results(context: LabContext) -> SavedResults:
         skipped=tuple(skipped),
         size_bytes=size_bytes,
     )
+
+
+def _find_course_provider(context: LabContext) -> CourseProvider:
+    provider = context.provider
+    if not isinstance(provider, CourseProvider):
+        raise UsageError(
+            f"the servers of {context.name} do not come from a course",
+            why="only a course's keeper saves the results of servers that it ends",
+            hint="labctl pull",
+        )
+    return provider
 
 
 def _download(provider: CourseProvider, root: Path, file: SavedFileRecord) -> None:
