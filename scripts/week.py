@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.regrades import RegradeDesk
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions import bundle, manifest
 from labctl.submissions.bundle import BundleSource
@@ -53,9 +54,9 @@ grading:
 assignments:
   hw3:
     due: "2030-01-01 00:00 UTC"
-    late: 48h
-    penalty: 10
-    points: 100
+    late: {per_day: 10%, at_most: 2d, free_days: 3}
+    points: 120
+    rubric: {presentation: 20}
     grade:
       predict: sh predict.sh
       command: sh grade.sh
@@ -131,7 +132,7 @@ def write_canvas_export(file: Path) -> None:
     """
     rows = [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "hw3 (4711)"],
-        ["    Points Possible", "", "", "", "", "100.00"],
+        ["    Points Possible", "", "", "", "", "120.00"],
         *(
             [f"Learner{n:02}, Lea", str(900 + n), f"U{n:04}", f"lea{n:02}", f"lab-{n % 2 + 1}", ""]
             for n in range(1, STUDENTS + 1)
@@ -252,9 +253,10 @@ def grade_submissions(course: Path) -> dict[str, object]:
     submit_all(course)
     labctl("course", "collect", "hw3", cwd=course)
     labctl("course", "grade", "hw3", "--yes", cwd=course)
-    labctl("course", "grades", "hw3", cwd=course)
+    answered = mark_submissions(course)
+    labctl("course", "grades", "hw3", "--rubric", cwd=course)
     out = course.parent / "canvas-grades.csv"
-    words = ["--format", "canvas", "--out", str(out), "--release"]
+    words = ["--format", "canvas", "--out", str(out), "--release", "--yes"]
     labctl("course", "grades", "hw3", *words, cwd=course)
     rows = list(csv.reader(out.read_text(encoding="utf-8-sig").splitlines()))
     column = next(n for n, name in enumerate(rows[0]) if name.startswith("hw3"))
@@ -262,7 +264,32 @@ def grade_submissions(course: Path) -> dict[str, object]:
     labctl("course", "cost", cwd=course)
     RESULTS.mkdir(parents=True, exist_ok=True)
     shutil.copy2(out, RESULTS / out.name)
-    return {"graded": len(grades), "full_marks": sum(float(grade) == 100.0 for grade in grades)}
+    labctl("course", "statistics", "hw3", cwd=course)
+    full = sum(float(grade) == 120.0 for grade in grades)
+    return {"graded": len(grades), "full_marks": full, "regrade_accepted": answered}
+
+
+def mark_submissions(course: Path) -> bool:
+    """Mark the presentations, release the grades, and answer a student's regrade request."""
+    announce("Two graders mark the presentations")
+    labctl("course", "mark", "hw3", "--list", cwd=course)
+    folder = CourseFolder(course)
+    students = [student.id for student in folder.list_students()][:SUBMISSIONS]
+    for number, student in enumerate(students):
+        points = "15" if student == "lea03" else "20"
+        words = ("mark", "hw3", student, "presentation", points, "--note", "on time")
+        labctl("course", "--as", ("ann", "ben")[number % 2], *words, cwd=course)
+    labctl("course", "grades", "hw3", "--release", cwd=course)
+    announce("lea03 asks for a regrade, as labctl submit --ask-regrade does")
+    RegradeDesk(folder).record_request("hw3", "lea03", "Slide 4 has the confusion matrix.")
+    labctl("course", "regrades", cwd=course)
+    answer = ("--answer", "You are right: 20 instead of 15", "--accept")
+    labctl("course", "--as", "ann", "regrades", "hw3", "lea03", *answer, cwd=course)
+    mark = ("mark", "hw3", "lea03", "presentation", "20", "--replace")
+    labctl("course", "--as", "ann", *mark, cwd=course)
+    regrades = run_json("course", "regrades", "hw3", "--all", cwd=course)["regrades"]
+    assert isinstance(regrades, list)
+    return [request["accepted"] for request in regrades] == [True]
 
 
 def end_term(course: Path) -> dict[str, object]:
@@ -322,6 +349,7 @@ def main() -> int:
         (results["made"], results["distinct_hosts"], results["clean"]) == (STUDENTS, STUDENTS, True)
         and results["graded"] == SUBMISSIONS
         and results["full_marks"] == SUBMISSIONS - 2
+        and results["regrade_accepted"] is True
     )
     return 0 if is_passed else 1
 
