@@ -24,7 +24,7 @@ from labctl.model import Value
 from labctl.text import count_text, duration_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from labctl.course import Course
     from labctl.courses.allowances import GrantedExtension
@@ -240,31 +240,18 @@ def _make_report(grade: Grade) -> GradeReport:
 def _print_grades(grades: list[Grade], folder: CourseFolder, rubric: bool) -> None:
     names = {student.id: student.name for student in folder.list_students(active_only=False)}
     has_teams = any(grade.team for grade in grades)
-    items = [item.name for item in grades[0].items] if rubric and grades else []
-    has_automatic = any(grade.automatic is not None for grade in grades)
+    headings, cells_of = _choose_columns(grades, rubric)
     rows = [
         (
             grade.student,
             shorten_name(names.get(grade.student) or "-"),
             *([grade.team or "-"] if has_teams else []),
-            *([points_text(grade.automatic) or "-"] if items and has_automatic else []),
-            *_mark_cells(grade, items),
-            points_text(grade.score) or "-",
-            duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
-            f"-{points_text(grade.penalty_points)}" if grade.penalty_points else "-",
-            points_text(grade.final) or "-",
-            "yes" if grade.released else "-",
+            *cells_of(grade),
             "; ".join(filter(None, [grade.problem, grade.stamp.free_days.text])),
         )
         for grade in grades
     ]
-    headings = (
-        *("STUDENT", "NAME"),
-        *(["TEAM"] if has_teams else []),
-        *(["AUTO"] if items and has_automatic else []),
-        *(item.upper() for item in items),
-        *("SCORE", "LATE", "OFF", "FINAL", "RELEASED", ""),
-    )
+    headings = ("STUDENT", "NAME", *(["TEAM"] if has_teams else []), *headings, "")
     # The last column says why a grade is missing: on a narrow screen it is wrapped, not cut.
     print_table(rows, headings, cut=False)
     scores = [grade.final for grade in grades if grade.final is not None]
@@ -276,12 +263,37 @@ def _print_grades(grades: list[Grade], folder: CourseFolder, rubric: bool) -> No
     click.echo(f"graded: {len(scores)} of {len(grades)}{mean}", err=True)
 
 
-def _mark_cells(grade: Grade, items: Sequence[str]) -> list[str]:
-    """Return each mark with who gave it."""
-    marks = {item.name: item.mark for item in grade.items}
+def _choose_columns(
+    grades: Sequence[Grade], rubric: bool
+) -> tuple[tuple[str, ...], Callable[[Grade], tuple[str, ...]]]:
+    """Return headings and cells: what the grade comes from, or with `rubric` each item's mark."""
+    items = [item.name for item in grades[0].items] if rubric and grades else []
+    if not items:
+        return ("SCORE", "LATE", "OFF", "FINAL", "RELEASED"), _grade_cells
+    if all(grade.automatic is None for grade in grades):
+        headings = tuple(item.upper() for item in items)
+        return (*headings, "FINAL"), _mark_cells
+    headings = ("AUTO", *(item.upper() for item in items))
+    return (*headings, "FINAL"), lambda grade: (
+        points_text(grade.automatic) or "-",
+        *_mark_cells(grade),
+    )
+
+
+def _grade_cells(grade: Grade) -> tuple[str, ...]:
+    return (
+        points_text(grade.score) or "-",
+        duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
+        f"-{points_text(grade.penalty_points)}" if grade.penalty_points else "-",
+        points_text(grade.final) or "-",
+        "yes" if grade.released else "-",
+    )
+
+
+def _mark_cells(grade: Grade) -> tuple[str, ...]:
+    """Return each mark with who gave it, and the final score."""
     cells = []
-    for name in items:
-        mark = marks.get(name)
-        by = f" ({mark.by})" if mark and mark.by else ""
-        cells.append(f"{points_text(mark.points)}{by}" if mark else "-")
-    return cells
+    for item in grade.items:
+        by = f" ({item.mark.by})" if item.mark and item.mark.by else ""
+        cells.append(f"{points_text(item.mark.points)}{by}" if item.mark else "-")
+    return (*cells, points_text(grade.final) or "-")
