@@ -152,7 +152,12 @@ def _print_task(folder: CourseFolder, assignment: str, task: MarkingTask, positi
     heading = f"{task.seat} ({clean(names)}){number}, {position}"
     click.echo(f"\n{click.style(heading, bold=True)}")
     (seat,) = folder.choose_seats([task.seat], list_assignment_seats(folder, assignment))
-    for part, path in marking.write_readable_files(folder, assignment, seat).items():
+    try:
+        paths = marking.write_readable_files(folder, assignment, seat)
+    except LabError as error:  # a damaged bundle can still be marked
+        click.echo(f"  {clean(error.what)}", err=True)
+        return
+    for part, path in paths.items():
         click.echo(f"  {part:<11} {clean(str(path))}")
 
 
@@ -169,7 +174,14 @@ def _ask_points(
             marking.parse_points(points, assignment, task.seat, item.name, item.points)
             note = _ask_note(folder, assignment, item.name)
             given = marking.give_mark(
-                folder, assignment, task.seat, item.name, points, note=note, by=by
+                folder,
+                assignment,
+                task.seat,
+                item.name,
+                points,
+                note=note,
+                by=by,
+                only=task.unmarked[item.name],
             )
         except LabError as error:
             click.echo(clean(f"{error.what}: {error.why}" if error.why else error.what), err=True)

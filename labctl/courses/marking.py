@@ -19,7 +19,7 @@ from labctl.courses.grading.results import clean_text
 from labctl.courses.lateness import DeadlineJudge, find_counting_receipt
 from labctl.courses.records.excuses import Excuse, draft_excuse_line, read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.gradebook import points_text
+from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.marks import (
     ItemMark,
     RubricItem,
@@ -50,12 +50,16 @@ class GivenMark(Value, frozen=True):
 
 
 class MarkingTask(Value, frozen=True):
-    """A seat whose students lack marks. `items` are those that any of them lacks."""
+    """A seat whose students lack marks. `items` are those that any of them lacks.
+
+    `unmarked` are the students who lack each item.
+    """
 
     seat: str
     students: tuple[str, ...]
     number: int
     items: tuple[RubricItem, ...]
+    unmarked: dict[str, tuple[str, ...]]
 
 
 def give_mark(
@@ -68,9 +72,12 @@ def give_mark(
     note: str = "",
     by: str = "",
     alone: bool = False,
+    only: Sequence[str] = (),
     replace: bool = False,
 ) -> GivenMark:
     """Give the students of a seat `text` points for an item; with `alone`, only that student.
+
+    `only` limits it to these students of the seat.
 
     PolicyError if another grader has marked the item, unless `replace`; UsageError for points that
     the item does not have.
@@ -78,6 +85,7 @@ def give_mark(
     most = _find_item(folder, assignment, item)
     points = parse_points(text, assignment, name, item, most)
     seat, students = _choose_students(folder, assignment, name, alone, by)
+    students = tuple(one for one in students if one in only) if only else students
     note = _clean_note(note)
     ledger = folder.ledger
     before: list[ItemMark] = []
@@ -154,18 +162,30 @@ def list_marking_tasks(folder: CourseFolder, assignment: str) -> list[MarkingTas
     tasks = []
     for seat in seats:
         own = [grades[one] for one in seat.students if not grades[one].excused]
-        waiting = [
-            grade
+        has_work = any(
+            grade.stamp.number or grade.owner or any(item.mark for item in grade.items)
             for grade in own
-            if grade.stamp.number or grade.owner or any(item.mark for item in grade.items)
-        ]
-        lacking = {name for grade in waiting for name in list_unmarked(grade.items)}
-        items = tuple(item for grade in waiting[:1] for item in grade.items if item.name in lacking)
-        if items:
-            number = max(grade.stamp.number for grade in waiting)
-            names = tuple(grade.student for grade in waiting)
-            tasks.append(MarkingTask(seat=seat.name, students=names, number=number, items=items))
+        )
+        if has_work and (task := _make_task(seat, own)) is not None:
+            tasks.append(task)
     return tasks
+
+
+def _make_task(seat: Seat, grades: Sequence[Grade]) -> MarkingTask | None:
+    """Return what is unmarked in these grades of a seat; None if nothing is."""
+    unmarked: dict[str, tuple[str, ...]] = {}
+    for grade in grades:
+        for name in list_unmarked(grade.items):
+            unmarked[name] = (*unmarked.get(name, ()), grade.student)
+    if not unmarked:
+        return None
+    return MarkingTask(
+        seat=seat.name,
+        students=tuple(grade.student for grade in grades),
+        number=max(grade.stamp.number for grade in grades),
+        items=tuple(item for item in grades[0].items if item.name in unmarked),
+        unmarked=unmarked,
+    )
 
 
 def write_readable_files(folder: CourseFolder, assignment: str, seat: Seat) -> dict[str, Path]:

@@ -278,6 +278,17 @@ def test_what_is_unmarked_is_listed_with_its_files(folder: CourseFolder) -> None
     assert write_readable_files(folder, "hw3", seat) == paths
 
 
+def test_one_students_own_mark_survives_that_of_the_team(folder: CourseFolder) -> None:
+    give_mark(folder, "essay", "carol", "text", "10", alone=True, by="ann")
+    (task,) = list_marking_tasks(folder, "essay")
+    assert (task.seat, task.unmarked) == ("team-1", {"text": ("bob",)})
+    only = task.unmarked["text"]
+    given = give_mark(folder, "essay", task.seat, "text", "7", by="ann", only=only)
+    assert given.students == ("bob",)
+    finals = {one.student: one.final for one in list_grades(folder, "essay")}
+    assert (finals["bob"], finals["carol"]) == (7, 10)
+
+
 def test_earlier_notes_are_offered_again_the_most_frequent_first(folder: CourseFolder) -> None:
     for student, note in (("alice", "rare"), ("dan", "often"), ("team-1", "often")):
         give_mark(folder, "hw3", student, "code", "1", note=note)
