@@ -14,7 +14,7 @@ from labctl.courses.grades import list_current_grades, record_released_scores
 from labctl.courses.grading.feedback import render_page
 from labctl.courses.grading.record import FEEDBACK, RESULTS, GradeRecord, build_results
 from labctl.courses.grading.results import parse_results, without_lateness_note
-from labctl.courses.grading.totals import build_total_record
+from labctl.courses.grading.totals import add_items, build_total_record, describe_marks
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
@@ -188,7 +188,7 @@ def _publish_feedback(grade_store: GradeStore, release: _SeatRelease) -> None:
         if grade is not None and grade.items:
             own = build_total_record(grade_store.name, release.seat.name, grade, own)
         assert own is not None
-        feedback = _build_feedback(grade_store, own)
+        feedback = _build_feedback(grade_store, own, grade)
         directory = grade_store.grade_directory(owner)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(directory / FEEDBACK, feedback.page.encode())
@@ -227,8 +227,11 @@ def _apply_correction(
     )
 
 
-def _build_feedback(grade_store: GradeStore, record: GradeRecord) -> Feedback:
+def _build_feedback(grade_store: GradeStore, record: GradeRecord, grade: Grade | None) -> Feedback:
     results = build_results(record)
+    if grade is not None and grade.items:
+        text = "\n".join(filter(None, [describe_marks(grade), results.output]))
+        results = add_items(msgspec.structs.replace(results, output=text), grade.items)
     return Feedback(
         assignment=record.assignment,
         number=record.number,
