@@ -42,7 +42,7 @@ def test_excuses_and_late_days_still_hold(folder: CourseFolder) -> None:
     assert (late.late_s, late.penalty, late.free_days.text) == (
         3 * 86_400 - 100,
         0,
-        "3 of 4 free days used here",
+        "uses 3 of 4 free days",
     )
 
 
