@@ -56,4 +56,4 @@ def test_released_feedback_has_the_marks(folder: CourseFolder) -> None:
     feedback = Receiver(folder.drop).feedback("hw1", "alice")
     assert feedback is not None
     assert "code: 8 of 10 (ann) clear names" in feedback.text
-    assert "3 of 4 free days used here: final score 28" in feedback.text
+    assert "uses 3 of 4 free days: final score 28" in feedback.text
