@@ -39,6 +39,7 @@ from week_stage import (
 )
 
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.regrades import RegradeDesk
 from labctl.submissions.receiver import Receiver
 
 RESULTS = Path("demo-course").absolute()
@@ -47,6 +48,7 @@ SUBMISSIONS = 12
 JOINING = ("lea02", "lea04", "lea06")
 # dollars that the first of them has left after class: two minutes, in which the run stops at once
 LEFT_USD = 0.01
+REGRADED = "lea03"
 RIGHT = """awk '{ print $1 "," ($1 % 2 ? "odd" : "even") }' $LABCTL_INPUTS/items \\
   > "$LABCTL_PREDICTIONS"
 """
@@ -198,19 +200,48 @@ def limit_budget(week: Week) -> Figures:
 
 
 def grade_submissions(week: Week) -> Figures:
-    """Grade the submissions on a server without credentials, and export the grades to Canvas."""
+    """Grade the submissions on a server without credentials."""
     announce("Friday: submissions and grades")
     submit_all(week)
     week.labctl("course", "collect", "hw3")
     week.labctl("course", "grade", "hw3", "--yes")
-    week.labctl("course", "grades", "hw3")
+    return {}
+
+
+def mark_submissions(week: Week) -> Figures:
+    """Mark the presentations, release the grades, and answer a student's regrade request."""
+    announce("Two graders mark the presentations")
+    week.labctl("course", "mark", "hw3", "--list")
+    students = [student.id for student in week.folder.list_students()][:SUBMISSIONS]
+    for number, student in enumerate(students):
+        points = "15" if student == REGRADED else "20"
+        words = ("mark", "hw3", student, "presentation", points, "--note", "on time")
+        week.labctl("course", "--as", ("ann", "ben")[number % 2], *words)
+    week.labctl("course", "grades", "hw3", "--release")
+    announce(f"{REGRADED} asks for a regrade, as labctl submit --ask-regrade does")
+    RegradeDesk(week.folder).record_request("hw3", REGRADED, "Slide 4 has the confusion matrix.")
+    week.labctl("course", "regrades")
+    answer = ("--answer", "You are right: 20 instead of 15", "--accept")
+    week.labctl("course", "--as", "ann", "regrades", "hw3", REGRADED, *answer)
+    mark = ("mark", "hw3", REGRADED, "presentation", "20", "--replace")
+    week.labctl("course", "--as", "ann", *mark)
+    regrades = run_json("course", "regrades", "hw3", "--all", cwd=week.course)["regrades"]
+    assert isinstance(regrades, list)
+    return {"regrades_accepted": [request["accepted"] for request in regrades]}
+
+
+def export_grades(week: Week) -> Figures:
+    """Export the grades to Canvas, and show how they are distributed."""
+    week.labctl("course", "grades", "hw3", "--rubric")
     out = week.home / "canvas-grades.csv"
-    week.labctl(*("course", "grades", "hw3", "--format", "canvas", "--out", str(out), "--release"))
+    words = ("--format", "canvas", "--out", str(out), "--release", "--yes")
+    week.labctl("course", "grades", "hw3", *words)
+    week.labctl("course", "statistics", "hw3")
     rows = list(csv.reader(out.read_text(encoding="utf-8-sig").splitlines()))
     column = next(n for n, name in enumerate(rows[0]) if name.startswith("hw3"))
     grades = [row[column] for row in rows[1:] if row[column] and "Points" not in row[0]]
     shutil.copy2(out, RESULTS / out.name)
-    return {"graded": len(grades), "full_marks": sum(float(grade) == 100.0 for grade in grades)}
+    return {"graded": len(grades), "full_marks": sum(float(grade) == 120.0 for grade in grades)}
 
 
 def submit_all(week: Week) -> None:
@@ -254,6 +285,8 @@ STEPS: tuple[tuple[Callable[[Week], Figures], bool], ...] = (
     (hold_class, False),
     (limit_budget, True),
     (grade_submissions, False),
+    (mark_submissions, False),
+    (export_grades, False),
     (await_budget_end, True),
     (end_term, False),
 )
@@ -262,6 +295,7 @@ EXPECTED: Figures = {
     "went_on_without_keeper": True,
     "made": STUDENTS,
     "distinct_hosts": STUDENTS,
+    "regrades_accepted": [True],
     "graded": SUBMISSIONS,
     "full_marks": SUBMISSIONS - 2,
     "budget_end": "its budget is used up",

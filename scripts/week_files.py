@@ -41,9 +41,9 @@ grading:
 assignments:
   hw3:
     due: "2030-01-01 00:00 UTC"
-    late: 48h
-    penalty: 10
-    points: 100
+    late: {per_day: 10%, at_most: 2d, free_days: 3}
+    points: 120
+    rubric: {presentation: 20}
     grade:
       predict: sh predict.sh
       command: sh grade.sh
@@ -70,7 +70,7 @@ def write_canvas_export(file: Path) -> None:
     """
     rows = [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "hw3 (4711)"],
-        ["    Points Possible", "", "", "", "", "100.00"],
+        ["    Points Possible", "", "", "", "", "120.00"],
         *(
             [f"Learner{n:02}, Lea", str(900 + n), f"U{n:04}", f"lea{n:02}", f"lab-{n % 2 + 1}", ""]
             for n in range(1, STUDENTS + 1)

@@ -15,6 +15,7 @@ from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.courses.grades import export_grades, list_grades, list_student_tests
 from labctl.courses.records.gradebook import Grade, points_text
+from labctl.courses.records.marks import RubricItem
 from labctl.courses.records.released_grades import change_text
 from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.courses.release import release_grades
@@ -24,7 +25,7 @@ from labctl.model import Value
 from labctl.text import count_text, duration_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from labctl.course import Course
     from labctl.courses.allowances import GrantedExtension
@@ -53,6 +54,11 @@ class GradeReport(Value, frozen=True):
     unreleased_final: float | None
     change: str
     problem: str
+    excused: bool
+    free_days_used: int
+    free_days: int
+    automatic: float | None
+    items: tuple[RubricItem, ...]
 
 
 @click.command("due", short_help="Move a due time for one student, or list extensions.")
@@ -123,6 +129,11 @@ def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> No
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write to this file (default: standard output).",
 )
+@click.option(
+    "--rubric",
+    is_flag=True,
+    help="Add a column for each item of the rubric, with who marked it.",
+)
 @click.option("--no-penalty", is_flag=True, help="Export scores without late penalties.")
 @click.option(
     "--to",
@@ -144,6 +155,7 @@ def grades_command(
     assignment: str,
     format_: str | None,
     out: Path | None,
+    rubric: bool,
     no_penalty: bool,
     to: str | None,
     send: bool,
@@ -185,7 +197,9 @@ def grades_command(
     export = None
     if export_format:
         to = "" if export_format == "own" else export_format
-        export = export_grades(course.folder, assignment, to=to, penalty=not no_penalty)
+        export = export_grades(
+            course.folder, assignment, to=to, penalty=not no_penalty, rubric=rubric
+        )
         if out:
             out.write_bytes(export.data)
         elif not json_:
@@ -200,7 +214,7 @@ def grades_command(
     elif out:
         click.echo(f"{out}: {export.format if export else ''}", err=True)
     elif not export_format:
-        _print_grades(all_grades, course.folder)
+        _print_grades(all_grades, course.folder, rubric)
         print_grace(course.folder, assignment)
     if not json_:
         print_unreleased_changes(assignment, all_grades)
@@ -246,6 +260,8 @@ def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     for change in result.changes:
         click.echo(f"changed: {clean(change)}", err=True)
     waiting = f"; without a grade: {', '.join(result.waiting)}" if result.waiting else ""
+    for line in result.unmarked:
+        click.echo(f"not complete: {clean(line)}", err=True)
     click.echo(f"released to {count_text(len(result.students), 'student')}{waiting}", err=True)
 
 
@@ -264,31 +280,29 @@ def _make_report(grade: Grade) -> GradeReport:
         unreleased_final=grade.unreleased.final if grade.unreleased else None,
         change=grade.change,
         problem=grade.problem,
+        excused=grade.excused,
+        free_days_used=grade.stamp.free_days.used,
+        free_days=grade.stamp.free_days.total,
+        automatic=grade.automatic,
+        items=grade.items,
     )
 
 
-def _print_grades(grades: list[Grade], folder: CourseFolder) -> None:
+def _print_grades(grades: list[Grade], folder: CourseFolder, rubric: bool) -> None:
     names = {student.id: student.name for student in folder.list_students(active_only=False)}
-    rows: list[tuple[str, ...]] = [
+    has_teams = any(grade.team for grade in grades)
+    headings, cells_of = _choose_columns(grades, rubric)
+    rows = [
         (
             grade.student,
             shorten_name(names.get(grade.student) or "-"),
-            grade.team or "-",
-            points_text(grade.score) or "-",
-            duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
-            f"-{points_text(grade.penalty_points)}" if grade.penalty_points else "-",
-            points_text(grade.final) or "-",
-            "yes" if grade.released else "-",
-            grade.problem,
+            *([grade.team or "-"] if has_teams else []),
+            *cells_of(grade),
+            "; ".join(filter(None, [grade.problem, grade.stamp.free_days.text])),
         )
         for grade in grades
     ]
-    headings: tuple[str, ...] = (
-        *("STUDENT", "NAME", "TEAM", "SCORE", "LATE", "OFF", "FINAL", "RELEASED", ""),
-    )
-    if all(not grade.team for grade in grades):
-        rows = [(*row[:2], *row[3:]) for row in rows]
-        headings = (*headings[:2], *headings[3:])
+    headings = ("STUDENT", "NAME", *(["TEAM"] if has_teams else []), *headings, "")
     # The last column says why a grade is missing: on a narrow screen it is wrapped, not cut.
     print_table(rows, headings, cut=False)
     scores = [grade.final for grade in grades if grade.final is not None]
@@ -298,3 +312,39 @@ def _print_grades(grades: list[Grade], folder: CourseFolder) -> None:
         else ""
     )
     click.echo(f"graded: {len(scores)} of {len(grades)}{mean}", err=True)
+
+
+def _choose_columns(
+    grades: Sequence[Grade], rubric: bool
+) -> tuple[tuple[str, ...], Callable[[Grade], tuple[str, ...]]]:
+    """Return headings and cells: what the grade comes from, or with `rubric` each item's mark."""
+    items = [item.name for item in grades[0].items] if rubric and grades else []
+    if not items:
+        return ("SCORE", "LATE", "OFF", "FINAL", "RELEASED"), _grade_cells
+    if all(grade.automatic is None for grade in grades):
+        headings = tuple(item.upper() for item in items)
+        return (*headings, "FINAL"), _mark_cells
+    headings = ("AUTO", *(item.upper() for item in items))
+    return (*headings, "FINAL"), lambda grade: (
+        points_text(grade.automatic) or "-",
+        *_mark_cells(grade),
+    )
+
+
+def _grade_cells(grade: Grade) -> tuple[str, ...]:
+    return (
+        points_text(grade.score) or "-",
+        duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
+        f"-{points_text(grade.penalty_points)}" if grade.penalty_points else "-",
+        points_text(grade.final) or "-",
+        "yes" if grade.released else "-",
+    )
+
+
+def _mark_cells(grade: Grade) -> tuple[str, ...]:
+    """Return each mark with who gave it, and the final score."""
+    cells = []
+    for item in grade.items:
+        by = f" ({item.mark.by})" if item.mark and item.mark.by else ""
+        cells.append(f"{points_text(item.mark.points)}{by}" if item.mark else "-")
+    return (*cells, points_text(grade.final) or "-")

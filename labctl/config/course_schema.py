@@ -23,11 +23,17 @@ from labctl.config.scalars import (
 )
 from labctl.config.schema import LabConfig
 from labctl.config.times import (
+    ANY_S,
     DEFAULT_GRACE_S,
     DEFAULT_MAX_BYTES,
+    Holiday,
     Moment,
+    parse_date,
+    parse_free_days,
     parse_grace,
+    parse_holiday,
     parse_late,
+    parse_missing,
     parse_moment,
     parse_part,
     parse_penalty,
@@ -59,13 +65,6 @@ def parse_day_time(text: str) -> int:
     if match is None or int(match[2]) > 59 or int(match[1]) * 60 + int(match[2]) > 24 * 60:
         raise ValueError(f'{quote(text)} is not a time of day: write "10:00"')
     return int(match[1]) * 3600 + int(match[2]) * 60
-
-
-def parse_date(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{quote(text)} is not a date: write 2026-09-01") from None
 
 
 def parse_zone(text: str) -> str:
@@ -289,25 +288,64 @@ class TestsConfig(Value, frozen=True):
     hidden: Annotated[str, Parsed(parse_inside)] = ""
 
 
+class LateRules(Value, frozen=True):
+    """`late` as a mapping: percent off for each day begun, accepted until `at_most` seconds late.
+
+    `free_days` are the late days without a penalty that a student has over the term.
+    """
+
+    per_day: Annotated[int, Parsed(parse_penalty)] = 0
+    at_most: Annotated[int, Parsed(parse_late)] = ANY_S
+    free_days: Annotated[int, Parsed(parse_free_days)] = 0
+
+
 class AssignmentConfig(Value, frozen=True):
     """One assignment; its rules for time and size are those of the assignment's own file.
 
-    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun. A submission at
+    `late` in seconds (or times.ANY_S), `penalty` in percent for each day begun. A submission at
     most `grace` seconds after the due time is on time. `template` says
     where the files come from that students start with: a template of labctl, a directory below the
-    folder, or a git address with a commit; "" for none.
+    folder, or a git address with a commit; "" for none. `points` is the total; people give those of
+    `rubric`, item by item, and the automatic grading gives `graded_points`.
     """
 
     template: Annotated[str, Parsed(parse_template)] = ""
     tests: TestsConfig = TestsConfig()
     due: Annotated[Moment | None, Parsed(parse_moment)] = None
-    late: Annotated[int, Parsed(parse_late)] = 0
-    penalty: Annotated[int, Parsed(parse_penalty)] = 0
+    late_rule: Annotated[int, Parsed(parse_late)] | LateRules = msgspec.field(
+        default=0, name="late"
+    )
+    penalty_percent: Annotated[int, Parsed(parse_penalty)] = msgspec.field(
+        default=0, name="penalty"
+    )
     grace: Annotated[int, Parsed(parse_grace)] = DEFAULT_GRACE_S
     max_size: Annotated[int, Parsed(parse_size)] = DEFAULT_MAX_BYTES
     require: tuple[Annotated[str, Parsed(parse_part)], ...] = ("model",)
     points: Annotated[float, Parsed(parse_points)] = 100.0
     grade: GradeConfig | None = None
+    rubric: dict[Annotated[str, Parsed(parse_name)], Annotated[float, Parsed(parse_points)]] = (
+        msgspec.field(default_factory=dict)
+    )
+    missing: Annotated[str, Parsed(parse_missing)] = ""
+
+    @property
+    def late(self) -> int:
+        rule = self.late_rule
+        return rule.at_most if isinstance(rule, LateRules) else rule
+
+    @property
+    def penalty(self) -> int:
+        rule = self.late_rule
+        return rule.per_day if isinstance(rule, LateRules) else self.penalty_percent
+
+    @property
+    def free_days(self) -> int:
+        return self.late_rule.free_days if isinstance(self.late_rule, LateRules) else 0
+
+    @property
+    def graded_points(self) -> float:
+        """What the automatic grading is worth: the points that are not in the rubric."""
+        return round(self.points - sum(self.rubric.values()), 3)
 
     @property
     def graded_points(self) -> float:
@@ -324,6 +362,8 @@ class CourseFile(Value, frozen=True):
     per_student: PerStudent = PerStudent()
     hours: tuple[ClassHours, ...] = ()
     term: Term | None = None
+    holidays: tuple[Annotated[Holiday, Parsed(parse_holiday)], ...] = ()
+    missing: Annotated[str, Parsed(parse_missing)] = ""
     ssh_from: tuple[Annotated[str, Parsed(parse_network)], ...] = ()
     keeper: KeeperConfig | None = None
     grading: object = None
@@ -356,12 +396,18 @@ class CourseConfig(Value, frozen=True):
     per_student: PerStudent = PerStudent()
     hours: tuple[ClassHours, ...] = ()
     term: Term | None = None
+    holidays: tuple[Holiday, ...] = ()
+    missing: str = ""
     ssh_from: tuple[str, ...] = ()
     store: str = ""
     keeper: KeeperConfig | None = None
     grading: GradingConfig | None = None
     canvas: CanvasConfig | None = None
     assignments: dict[str, AssignmentConfig] = msgspec.field(default_factory=dict)
+
+    def is_missing_zero(self, assignment: str) -> bool:
+        """Tell whether a missing submission of this assignment counts as 0 points."""
+        return (self.assignments[assignment].missing or self.missing) == "0"
 
     @property
     def image_reference(self) -> str:

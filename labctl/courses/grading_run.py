@@ -273,9 +273,10 @@ class _Batch:
             bundle_sha256=handed.sha256,
             key=job.key,
             outcome=outcome,
-            points=self.rules.points,
+            points=self.rules.graded_points,
             late_s=handed.late_s,
             penalty=handed.penalty,
+            free_days=handed.free_days,
             message=reason,
             at=time.time(),
         )
@@ -283,7 +284,11 @@ class _Batch:
     def with_lateness(self, record: GradeRecord, handed: SeatSubmission) -> GradeRecord:
         """Return the record with the extensions of now: a new extension needs no new grading."""
         updated = msgspec.structs.replace(
-            record, late_s=handed.late_s, penalty=handed.penalty, students=handed.students
+            record,
+            late_s=handed.late_s,
+            penalty=handed.penalty,
+            free_days=handed.free_days,
+            students=handed.students,
         )
         if record.raw is None:
             return updated

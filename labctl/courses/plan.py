@@ -234,7 +234,11 @@ def _add_prices(
     term_usd = None
     if config.hours and config.term:
         until = timetable.term_end(config.term, config.hours[0].zone)
-        hours = timetable.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+        hours = (
+            timetable.class_hours(config.hours, config.term, now, until, config.holidays)
+            if until > now
+            else 0.0
+        )
         term_usd = hours * plan.servers * price
     return msgspec.structs.replace(
         plan,

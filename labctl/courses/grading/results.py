@@ -193,24 +193,27 @@ def subtract_penalty(score: float, points: float, penalty: int) -> float:
     return round(max(0.0, score - points * penalty / 100), 4)
 
 
-def lateness_note(score: float, points: float, penalty: int, late_s: int) -> str:
-    """Return the last line of a late submission's feedback; "" without a penalty."""
-    if not penalty:
+def lateness_note(
+    score: float, points: float, penalty: int, late_s: int, free_days: str = ""
+) -> str:
+    """Return the last line of a late submission's feedback; "" without a penalty and free days."""
+    if not penalty and not free_days:
         return ""
     counts = subtract_penalty(score, points, penalty)
-    return f"{late_text(late_s)} late, -{penalty}%: final score {counts:g}"
+    reasons = [f"{late_text(late_s)} late", free_days, f"-{penalty}%" if penalty else ""]
+    return f"{', '.join(filter(None, reasons))}: final score {counts:g}"
 
 
 def without_lateness_note(
-    output: str, *, score: float, points: float, penalty: int, late_s: int
+    output: str, *, score: float, points: float, penalty: int, late_s: int, free_days: str = ""
 ) -> str:
     """Remove the note of `lateness_note` from the end of a stored output.
 
     It also removes the note in the wording of earlier versions.
     """
-    if not penalty:
+    if not penalty and not free_days:
         return output.rstrip()
-    note = lateness_note(score, points, penalty, late_s)
+    note = lateness_note(score, points, penalty, late_s, free_days)
     earlier = earlier_lateness_note(score, points, penalty, late_s)
     return output.removesuffix(note).removesuffix(earlier).rstrip()
 
