@@ -344,13 +344,8 @@ class AssignmentConfig(Value, frozen=True):
 
     @property
     def graded_points(self) -> float:
-        """What the automatic grading is worth: the points that are not in the rubric."""
+        """What tests and the grading command are worth: the points that are not in the rubric."""
         return round(self.points - sum(self.rubric.values()), 3)
-
-    @property
-    def graded_points(self) -> float:
-        """The points that labctl gives by itself: by tests, and by the grading command."""
-        return self.points
 
 
 class CourseFile(Value, frozen=True):
