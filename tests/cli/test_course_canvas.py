@@ -229,3 +229,10 @@ def test_wrong_settings_are_refused(
 def test_options_that_do_not_fit_together(course: Path, labctl: Labctl) -> None:
     for words in (["--send"], ["--to", "canvas", "--format", "csv"]):
         assert labctl("course", "grades", "hw3", *words).code == 2
+
+
+def test_without_canvas_ids_the_roster_is_missing(course: Path, labctl: Labctl) -> None:
+    (course / ".course" / "keys.json").unlink()
+    said = labctl(*SEND)
+    assert (said.code, "no roster from Canvas was imported" in said.err) == (2, True)
+    assert "labctl course roster FILE" in said.err

@@ -22,11 +22,11 @@ KINDS = (
     "collected",
     "graded",
     "released",
-    "canvas",
     "joined",
     "left",
     "roster",
     "plan",
+    "canvas",
     "torn",
 )
 
