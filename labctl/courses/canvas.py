@@ -183,6 +183,12 @@ def _find_numbers(folder: CourseFolder, name: str) -> tuple[CanvasConfig, int]:
 
 
 def _check_assignment(found: _CanvasAssignment, name: str, points: float) -> None:
+    if not found.published:
+        raise ConfigError(
+            f"{name} is not published in Canvas",
+            why="Canvas takes no grades for it before",
+            hint=f"publish it, then labctl course grades {name} --to canvas",
+        )
     if found.grading_type not in POINTS_TYPES:
         raise ConfigError(
             f"{name} has no points in Canvas",

@@ -178,6 +178,7 @@ def test_the_token_goes_nowhere_else_and_is_never_shown(
     ("change", "code", "says"),
     [
         ({"points": 10.0}, 2, "hw3 has 10 points in Canvas"),
+        ({"published": False}, 2, "hw3 is not published in Canvas"),
         ({"grading_type": "pass_fail"}, 2, "no points in Canvas"),
         ({"first": [(404, {}, "{}")]}, 2, f"no assignment {ASSIGNMENT} in the course {COURSE}"),
         ({"first": [(403, {}, "{}")]}, 3, "does not let this token grade"),
