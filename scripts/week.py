@@ -28,6 +28,7 @@ from week_files import STUDENTS, find_image, submit, write_canvas_export, write_
 from week_stage import (
     LABCTL,
     KeeperMachine,
+    announce,
     change_cloud,
     labctl,
     rehearse_aws,
@@ -86,10 +87,6 @@ class Week:
         lab = home / "ml-2026"
         where = lab if lab.exists() else home
         return labctl(*words, cwd=where, code=code, home=home, capture=True)
-
-
-def announce(text: str) -> None:
-    print(f"\n# {text}", flush=True)
 
 
 def create_course(week: Week) -> Figures:

@@ -213,7 +213,9 @@ def take_picture(url: str, file: Path) -> bool:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if chromium is None:
         return False
-    words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,800"]
+    words = [chromium, "--headless", "--disable-gpu", "--window-size=1280,800"]
+    # Chromium's sandbox does not work for root.
+    words += ["--no-sandbox"] if os.getuid() == 0 else []
     # The page never ends to load: the server sends events.
     quiet = subprocess.DEVNULL
     words += ["--timeout=4000", f"--screenshot={file}"]

@@ -11,11 +11,26 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN
 from labctl.cli.screen import print_json, print_table
 from labctl.courses.canvas import CanvasGradebook, CanvasTransfer
+from labctl.errors import UsageError
 from labctl.text import count_text
 
 if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.courses.records.folder import CourseFolder
+
+
+def check_options(assignment: str, to: str | None, is_export: bool) -> None:
+    """Raise UsageError if --send lacks --to, or --to writes a file as well."""
+    if to is None:
+        raise UsageError(
+            "--send needs --to", hint=f"labctl course grades {assignment} --to canvas --send"
+        )
+    if is_export:
+        raise UsageError(
+            "--to cannot be combined with --format or --out",
+            why="one sends grades, the others write a file",
+            hint=f"labctl course grades {assignment} --to {to}",
+        )
 
 
 def transfer_grades(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import WHY, make_staff, names_by_seat
+from labctl.cli.course_options import WHY, fit_names_by_seat, is_wide_screen, make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
@@ -27,9 +26,6 @@ with lazy_imports(__name__):
     from labctl.courses import allowances
 
 MAX_IDLE_ROWS = 5
-# columns from which on the tables have bars, whole names and servers
-WIDE = 100
-NARROW_NAME = 14
 
 
 @click.command("cost", short_help="Show cost per student, team and assignment, and a forecast.")
@@ -54,7 +50,7 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     elif csv_:
         click.echo(format_csv(course_costs), nl=False)
     else:
-        _print_costs(course_costs, _name_seats(course.folder))
+        _print_costs(course_costs, fit_names_by_seat(course.folder))
 
 
 def _seat_text(name: str) -> str:
@@ -62,19 +58,11 @@ def _seat_text(name: str) -> str:
     return f"({name[1:]})" if name.startswith(".") else name
 
 
-def _is_wide() -> bool:
-    return shutil.get_terminal_size((100, 24)).columns >= WIDE
-
-
-def _name_seats(folder: CourseFolder) -> dict[str, str]:
-    return names_by_seat(folder) if _is_wide() else names_by_seat(folder, NARROW_NAME)
-
-
 def _bar_text(share: float | None) -> str:
     """Return the share of a budget that is spent in percent, on a wide screen with a bar."""
     if share is None:
         return "-"
-    if not _is_wide():
+    if not is_wide_screen():
         return f"{share:4.0%}"
     filled = min(10, int(share * 10 + 0.5))
     return f"{'#' * filled}{'.' * (10 - filled)} {share:4.0%}"
@@ -147,7 +135,7 @@ def _print_idle(costs: CourseCosts, names: Mapping[str, str]) -> None:
     if rows:
         click.echo("\nthe most expensive idle hours")
         headings = ("SEAT", "NAME", "COST", "IDLE H", "FROM", "TO", "SERVER")
-        if _is_wide():
+        if is_wide_screen():
             print_table(rows, headings)
         else:
             print_table([row[:-1] for row in rows], headings[:-1])
@@ -216,7 +204,7 @@ def budget_command(
             command = f"labctl course budget {changed.seat} +0"
             click.echo(f"its server could not be updated; retry later: {command}", err=True)
         return
-    _print_budgets(seat_costs, _name_seats(course.folder))
+    _print_budgets(seat_costs, fit_names_by_seat(course.folder))
     if seat:
         _print_history(course.folder, seat.name)
 

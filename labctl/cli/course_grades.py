@@ -182,7 +182,8 @@ def grades_command(
             hint=f"labctl course grades {assignment} --tests",
         )
     course = open_course(ctx, yes=yes, quiet=json_)
-    _check_transfer(assignment, to, send, bool(format_ or out))
+    if to or send:
+        course_canvas.check_options(assignment, to, bool(format_ or out))
     if tests:
         _print_tests(course.folder, assignment, json_)
         return
@@ -218,19 +219,6 @@ def grades_command(
         print_grace(course.folder, assignment)
     if not json_:
         print_unreleased_changes(assignment, all_grades)
-
-
-def _check_transfer(assignment: str, to: str | None, send: bool, is_export: bool) -> None:
-    if send and not to:
-        raise UsageError(
-            "--send needs --to", hint=f"labctl course grades {assignment} --to canvas --send"
-        )
-    if to and is_export:
-        raise UsageError(
-            "--to cannot be combined with --format or --out",
-            why="one sends grades, the others write a file",
-            hint=f"labctl course grades {assignment} --to {to}",
-        )
 
 
 def _print_tests(folder: CourseFolder, assignment: str, json_: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,8 @@ with lazy_imports(__name__):
 
 # characters of a name in a table
 MAX_NAME = 24
+# columns from which on tables have whole names, and the length of a name below
+WIDE, NARROW_NAME = 100, 14
 F = TypeVar("F", bound=Callable[..., Any])
 WHY = click.option("--why", default="", help="Reason, recorded in the ledger.")
 
@@ -89,6 +92,16 @@ def names_by_seat(folder: CourseFolder, most: int = MAX_NAME) -> dict[str, str]:
     for student in folder.list_students(active_only=False):
         names.setdefault(student.seat, []).append(student.name or student.id)
     return {seat: shorten_name(", ".join(people), most) for seat, people in names.items()}
+
+
+def is_wide_screen() -> bool:
+    """Whether a table has room for whole names and bars."""
+    return shutil.get_terminal_size((100, 24)).columns >= WIDE
+
+
+def fit_names_by_seat(folder: CourseFolder) -> dict[str, str]:
+    """Return the names of seats, shorter on a narrow screen."""
+    return names_by_seat(folder, MAX_NAME if is_wide_screen() else NARROW_NAME)
 
 
 def shorten_name(text: str, most: int = MAX_NAME) -> str:

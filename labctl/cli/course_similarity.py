@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import make_staff, names_by_seat
+from labctl.cli.course_options import fit_names_by_seat, make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option
 from labctl.cli.screen import print_json, print_table
@@ -84,7 +84,7 @@ def similarity_command(ctx: click.Context, name: str, previous: Path | None, jso
 
 
 def _print_result(result: SimilarityResult, folder: CourseFolder) -> None:
-    names = names_by_seat(folder)
+    names = fit_names_by_seat(folder)
     rows = [
         (
             pair.name,

@@ -17,10 +17,11 @@ from labctl.courses.canvas_connection import (
     open_assignment,
     translate_errors,
 )
-from labctl.courses.grades import list_grades, match_imported_keys
+from labctl.courses.grades import list_grades
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
+from labctl.courses.records.roster_import import load_keys
 from labctl.errors import ConfigError, LabError, PolicyError
 from labctl.events import Progress, Question, Reporter
 from labctl.model import Value
@@ -97,7 +98,7 @@ class CanvasGradebook:
             _check_assignment(found, self._name, rules.points)
             submissions = self._read_submissions()
         grades = list_grades(self._folder, self._name, everybody=True)
-        keys = match_imported_keys(self._folder, "canvas")
+        keys = _load_ids(self._folder)
         return _compare(self._name, found.name, grades, keys, submissions, penalty)
 
     def send(self, transfer: CanvasTransfer, by: str, reporter: Reporter) -> CanvasTransfer:
@@ -153,6 +154,18 @@ class CanvasGradebook:
         return {str(submission.user_id): submission for submission in listed}
 
 
+def _load_ids(folder: CourseFolder) -> Mapping[str, str]:
+    """Return the students by Canvas's ids, from the imported rosters."""
+    keys = load_keys(folder.private).keys.get("canvas", {})
+    if not keys:
+        raise ConfigError(
+            "no roster from Canvas was imported",
+            why="it has the ids by which Canvas knows the students",
+            hint="labctl course roster FILE   # Grades, Export in Canvas",
+        )
+    return keys
+
+
 def _make_progress(done: int, total: int) -> Progress:
     return Progress(name="sending grades", done=done, total=total, unit="steps")
 
@@ -170,6 +183,12 @@ def _find_numbers(folder: CourseFolder, name: str) -> tuple[CanvasConfig, int]:
 
 
 def _check_assignment(found: _CanvasAssignment, name: str, points: float) -> None:
+    if not found.published:
+        raise ConfigError(
+            f"{name} is not published in Canvas",
+            why="Canvas takes no grades for it before",
+            hint=f"publish it, then labctl course grades {name} --to canvas",
+        )
     if found.grading_type not in POINTS_TYPES:
         raise ConfigError(
             f"{name} has no points in Canvas",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -234,22 +234,20 @@ def export_grades(
     With `rubric` and the format csv, labctl's own table has a column for each item and its grader.
     """
     all_grades = list_grades(folder, assignment, everybody=True)
-    _, table = read_table_file(find_newest_import(folder))
-    name = roster_formats.detect_format(table)
-    keys = match_imported_keys(folder, name)
-    return write_back(
-        table, name, assignment, all_grades, keys, to=to, penalty=penalty, rubric=rubric
-    )
-
-
-def match_imported_keys(folder: CourseFolder, name: str) -> Mapping[str, str]:
-    """Return the students by the key that rosters of the format `name` have for them.
-
-    If the keys were lost, students are matched again by mail address and name. ConfigError without
-    an imported roster.
-    """
     path = find_newest_import(folder)
     _, table = read_table_file(path)
+    keys = load_keys(folder.private)
+    name = roster_formats.detect_format(table)
+    # If the keys were lost, students are matched again by mail address and name.
     students = folder.list_students(active_only=False)
-    diff = compare(table, str(path), students, load_keys(folder.private), keep=True)
-    return diff.keys.keys.get(name, {})
+    diff = compare(table, str(path), students, keys, keep=True)
+    return write_back(
+        table,
+        name,
+        assignment,
+        all_grades,
+        diff.keys.keys[name],
+        to=to,
+        penalty=penalty,
+        rubric=rubric,
+    )

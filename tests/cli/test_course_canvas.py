@@ -178,6 +178,7 @@ def test_the_token_goes_nowhere_else_and_is_never_shown(
     ("change", "code", "says"),
     [
         ({"points": 10.0}, 2, "hw3 has 10 points in Canvas"),
+        ({"published": False}, 2, "hw3 is not published in Canvas"),
         ({"grading_type": "pass_fail"}, 2, "no points in Canvas"),
         ({"first": [(404, {}, "{}")]}, 2, f"no assignment {ASSIGNMENT} in the course {COURSE}"),
         ({"first": [(403, {}, "{}")]}, 3, "does not let this token grade"),
@@ -229,3 +230,10 @@ def test_wrong_settings_are_refused(
 def test_options_that_do_not_fit_together(course: Path, labctl: Labctl) -> None:
     for words in (["--send"], ["--to", "canvas", "--format", "csv"]):
         assert labctl("course", "grades", "hw3", *words).code == 2
+
+
+def test_without_canvas_ids_the_roster_is_missing(course: Path, labctl: Labctl) -> None:
+    (course / ".course" / "keys.json").unlink()
+    said = labctl(*SEND)
+    assert (said.code, "no roster from Canvas was imported" in said.err) == (2, True)
+    assert "labctl course roster FILE" in said.err

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from labctl.courses.collect import Collection, SeatSubmission
@@ -18,8 +17,6 @@ from labctl.courses.grading.results import GradeResults, GraderTest
 from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
 from labctl.courses.records.free_days import FreeDays
-from labctl.courses.similarity import SimilarityResult
-from labctl.courses.similarity_worker import SimilarPair, UncomparedFile
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -251,33 +248,6 @@ def test_what_is_missing_is_named_with_the_next_step(course: Path, labctl: Labct
     assert (stranger.code, "did you mean alice?" in stranger.err) == (4, True)
     for name in ("collect", "grade"):
         assert f"labctl course {name} hw3" in labctl("course", name, "--help").out
-
-
-def test_similar_code_is_for_review_and_names_the_page(
-    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = course / ".course" / "similarity" / "hw3" / "index.html"
-    pair = SimilarPair(
-        name="alice", other="previous:zoe-1", share=0.621, other_share=0.5, matched=400, files=()
-    )
-    skipped = (UncomparedFile(document="bob", path="a\x1b[2J.py", why="it is not text"),)
-    result = SimilarityResult(
-        assignment="hw3", submissions=2, previous=1, pairs=(pair,), skipped=skipped, page=page
-    )
-    answer(monkeypatch, "similarity.find_similar_code", result)
-    said = labctl("-C", "ml", "course", "similarity", "hw3")
-    assert said.code == 0
-    assert "Please review (not proof of misconduct)" in said.out
-    row = next(line for line in said.out.splitlines() if line.startswith("alice"))
-    assert row.split() == ["alice", "Alice", "62%", "previous:zoe-1", "-", "50%"]
-    assert f"for staff only: {page}" in said.err.replace("\n  ", " ")
-    assert "\x1b[2J" not in said.err
-    body = json.loads(labctl("-C", "ml", "course", "similarity", "hw3", "--json").out)
-    assert (body["pairs"][0]["share"], body["page"]) == (0.621, str(page))
-    answer(monkeypatch, "similarity.find_similar_code", msgspec.structs.replace(result, pairs=()))
-    said = labctl("-C", "ml", "course", "similarity", "hw3")
-    text = "No two of 2 submissions and 1 of an earlier year have much code in common.\n"
-    assert said.out == text
 
 
 def test_grades_show_staff_which_tests_failed(course: Path, labctl: Labctl) -> None:

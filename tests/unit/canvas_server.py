@@ -29,6 +29,7 @@ class Canvas:
     scores: dict[int, float | None]
     points: float = 100.0
     grading_type: str = "points"
+    published: bool = True
     # points that Canvas's own late policy takes off, by user id
     deducted: dict[int, float] = field(default_factory=dict)
     excused: set[int] = field(default_factory=set)
@@ -101,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path, query = self._split()
         if path == BASE:
-            about = {"points_possible": self.canvas.points, "published": True}
+            about = {"points_possible": self.canvas.points, "published": self.canvas.published}
             about |= {"grading_type": self.canvas.grading_type, "name": "HW 3"}
             self._reply({"id": ASSIGNMENT, "course_id": COURSE, **about})
         elif path == f"{BASE}/submissions":

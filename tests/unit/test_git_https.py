@@ -19,10 +19,17 @@ from own_certificate import make_certificate
 from labctl.courses import git_templates
 from labctl.courses.git_templates import is_fetched, read_commit
 
-BACKEND = Path("/usr/lib/git-core/git-http-backend")
-pytestmark = pytest.mark.skipif(
-    not BACKEND.exists() or not shutil.which("openssl"), reason="git has no http-backend here"
-)
+
+def find_backend() -> Path | None:
+    if shutil.which("git") is None:
+        return None
+    done = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True)
+    backend = Path(done.stdout.strip()) / "git-http-backend"
+    return backend if backend.exists() else None
+
+
+BACKEND = find_backend()
+pytestmark = pytest.mark.skipif(BACKEND is None, reason="git has no http-backend here")
 
 
 @dataclass

@@ -22,7 +22,6 @@ KINDS = (
     "collected",
     "graded",
     "released",
-    "canvas",
     "mark",
     "excuse",
     "regrade",
@@ -31,6 +30,7 @@ KINDS = (
     "left",
     "roster",
     "plan",
+    "canvas",
     "torn",
 )
 
