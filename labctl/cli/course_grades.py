@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.courses.allowances import GrantedExtension
     from labctl.courses.records.folder import CourseFolder
+    from labctl.courses.records.writeback import GradeExport
 
 with lazy_imports(__name__):
     from labctl.cli import course_canvas
@@ -175,18 +176,18 @@ def grades_command(
     labctl course grades hw3 --format canvas -o hw3.csv --release
     labctl course grades hw3 --to canvas
     """
-    if tests and (format_ or out or release):
-        raise UsageError(
-            "--tests cannot be combined with --format, --out or --release",
-            why="it shows staff what each test gave",
-            hint=f"labctl course grades {assignment} --tests",
-        )
-    course = open_course(ctx, yes=yes, quiet=json_)
     if to or send:
         course_canvas.check_options(assignment, to, bool(format_ or out))
     if tests:
-        _print_tests(course.folder, assignment, json_)
+        if format_ or out or release:
+            raise UsageError(
+                "--tests cannot be combined with --format, --out or --release",
+                why="it shows staff what each test gave",
+                hint=f"labctl course grades {assignment} --tests",
+            )
+        _print_tests(open_course(ctx, quiet=json_).folder, assignment, json_)
         return
+    course = open_course(ctx, yes=yes, quiet=json_)
     if release:
         _release(ctx, course, assignment)
     if to:
@@ -194,31 +195,34 @@ def grades_command(
             ctx, course, assignment, penalty=not no_penalty, send=send, json_=json_
         )
         return
-    export_format = format_ or ("own" if out else "")
     export = None
-    if export_format:
-        to = "" if export_format == "own" else export_format
+    if format_ or out:
+        form = "" if format_ == "own" else format_ or ""
         export = export_grades(
-            course.folder, assignment, to=to, penalty=not no_penalty, rubric=rubric
+            course.folder, assignment, to=form, penalty=not no_penalty, rubric=rubric
         )
-        if out:
-            out.write_bytes(export.data)
-        elif not json_:
-            click.echo(export.data, nl=False)
-        for note in export.notes:
-            click.echo(note, err=True)
+        _write_export(export, out, json_)
     all_grades = list_grades(course.folder, assignment)
     if json_:
         rows = [_make_report(grade) for grade in all_grades]
-        written_to = str(out) if out else ""
-        print_json({"assignment": assignment, "grades": rows, "written": written_to})
-    elif out:
-        click.echo(f"{out}: {export.format if export else ''}", err=True)
-    elif not export_format:
+        print_json({"assignment": assignment, "grades": rows, "written": str(out or "")})
+        return
+    if export is None:
         _print_grades(all_grades, course.folder, rubric)
         print_grace(course.folder, assignment)
-    if not json_:
-        print_unreleased_changes(assignment, all_grades)
+    print_unreleased_changes(assignment, all_grades)
+
+
+def _write_export(export: GradeExport, out: Path | None, json_: bool) -> None:
+    """Write the file, or print it unless only JSON may be printed."""
+    if out:
+        out.write_bytes(export.data)
+    elif not json_:
+        click.echo(export.data, nl=False)
+    for note in export.notes:
+        click.echo(note, err=True)
+    if out and not json_:
+        click.echo(f"{out}: {export.format}", err=True)
 
 
 def _print_tests(folder: CourseFolder, assignment: str, json_: bool) -> None:
