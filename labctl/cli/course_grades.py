@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from labctl.course import Course
     from labctl.courses.allowances import GrantedExtension
     from labctl.courses.records.folder import CourseFolder
-    from labctl.courses.records.writeback import GradeExport
 
 with lazy_imports(__name__):
     from labctl.courses import allowances
@@ -154,44 +153,41 @@ def grades_command(
     labctl course grades hw3 --tests
     labctl course grades hw3 --format canvas -o hw3.csv --release
     """
-    if tests:
-        if format_ or out or release:
-            raise UsageError(
-                "--tests cannot be combined with --format, --out or --release",
-                why="it shows staff what each test gave",
-                hint=f"labctl course grades {assignment} --tests",
-            )
-        _print_tests(open_course(ctx, quiet=json_).folder, assignment, json_)
-        return
+    if tests and (format_ or out or release):
+        raise UsageError(
+            "--tests cannot be combined with --format, --out or --release",
+            why="it shows staff what each test gave",
+            hint=f"labctl course grades {assignment} --tests",
+        )
     course = open_course(ctx, yes=yes, quiet=json_)
+    if tests:
+        _print_tests(course.folder, assignment, json_)
+        return
     if release:
         _release(ctx, course, assignment)
+    export_format = format_ or ("own" if out else "")
     export = None
-    if format_ or out:
-        to = "" if format_ == "own" else format_ or ""
+    if export_format:
+        to = "" if export_format == "own" else export_format
         export = export_grades(course.folder, assignment, to=to, penalty=not no_penalty)
-        _write_export(export, out, json_)
+        if out:
+            out.write_bytes(export.data)
+        elif not json_:
+            click.echo(export.data, nl=False)
+        for note in export.notes:
+            click.echo(note, err=True)
     all_grades = list_grades(course.folder, assignment)
     if json_:
         rows = [_make_report(grade) for grade in all_grades]
-        print_json({"assignment": assignment, "grades": rows, "written": str(out or "")})
-        return
-    if export is None:
+        written_to = str(out) if out else ""
+        print_json({"assignment": assignment, "grades": rows, "written": written_to})
+    elif out:
+        click.echo(f"{out}: {export.format if export else ''}", err=True)
+    elif not export_format:
         _print_grades(all_grades, course.folder)
         print_grace(course.folder, assignment)
-    print_unreleased_changes(assignment, all_grades)
-
-
-def _write_export(export: GradeExport, out: Path | None, json_: bool) -> None:
-    """Write the file, or print it unless only JSON may be printed."""
-    if out:
-        out.write_bytes(export.data)
-    elif not json_:
-        click.echo(export.data, nl=False)
-    for note in export.notes:
-        click.echo(note, err=True)
-    if out and not json_:
-        click.echo(f"{out}: {export.format}", err=True)
+    if not json_:
+        print_unreleased_changes(assignment, all_grades)
 
 
 def _print_tests(folder: CourseFolder, assignment: str, json_: bool) -> None:
