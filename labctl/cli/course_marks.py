@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, names_by_seat
@@ -18,11 +19,10 @@ from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.gradebook import points_text
 from labctl.courses.records.marks import list_notes
 from labctl.errors import LabError, UsageError
+from labctl.model import Value
 from labctl.text import count_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from labctl.courses.marking import GivenMark, MarkingTask
     from labctl.courses.records.folder import CourseFolder
     from labctl.courses.records.marks import RubricItem
@@ -58,7 +58,7 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
     assignment, json_ = options["assignment"], options["json_"]
     folder = open_course(ctx, quiet=json_).folder
     if not options["list_"] and not options["next_"]:
-        given = _record_mark(folder, options)
+        given = _record_mark(folder, msgspec.convert(options, MarkOptions))
         if json_:
             print_json({"mark": given})
         else:
@@ -74,26 +74,39 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
         _walk(folder, assignment)
 
 
-def _record_mark(folder: CourseFolder, options: Mapping[str, Any]) -> GivenMark:
+class MarkOptions(Value, frozen=True):
+    """The words and options of a command that gives one mark, or takes it back."""
+
+    assignment: str
+    name: str
+    item: str
+    points: str
+    note: str
+    alone: bool
+    replace: bool
+    undo: bool
+
+
+def _record_mark(folder: CourseFolder, options: MarkOptions) -> GivenMark:
     """Give the mark that the command's words name, or take it back."""
-    assignment, item, undo = options["assignment"], options["item"], options["undo"]
-    if not item or bool(options["points"]) == undo:
+    assignment = options.assignment
+    if not options.item or bool(options.points) == options.undo:
         raise UsageError(
             "a mark needs a student, an item and points",
             hint=f"labctl course mark {assignment} alice presentation 17\n"
             f"labctl course mark {assignment} alice presentation --undo",
         )
-    who = (folder, assignment, options["name"], item)
-    by, alone = find_acting_person(), options["alone"]
-    if undo:
-        return marking.take_back_mark(*who, by=by, alone=alone)
+    who = (folder, assignment, options.name, options.item)
+    by = find_acting_person()
+    if options.undo:
+        return marking.take_back_mark(*who, by=by, alone=options.alone)
     return marking.give_mark(
         *who,
-        options["points"],
-        note=options["note"],
+        options.points,
+        note=options.note,
         by=by,
-        alone=alone,
-        replace=options["replace"],
+        alone=options.alone,
+        replace=options.replace,
     )
 
 
