@@ -55,7 +55,7 @@ def regrades_command(
 
     \b
     labctl course regrades
-    labctl course regrades hw3 alice --answer "You are right: 18 instead of 15" --accept
+    labctl course regrades hw3 alice --answer "You are right: 18" --accept
     """
     if (answer is None and accept) or (answer is not None and not student):
         raise UsageError(
