@@ -36,6 +36,7 @@ from dashboard_bed import fill, make  # noqa: E402  # after the path above
 from guide_session import GUIDE, make_guide_session  # noqa: E402
 from report_facts import evaluation, facts  # noqa: E402
 from terminal import open_terminal  # noqa: E402
+from test_course_similarity import OWN, RENAMED, STARTER  # noqa: E402
 from test_profiler_trace import gpu_step, trace  # noqa: E402
 from test_submit import AT, HOST_KEY, checkpoint  # noqa: E402
 from test_top import ABOUT, NOW, PROCESS, seen  # noqa: E402
@@ -43,6 +44,12 @@ from transcripts import Session, list_steps  # noqa: E402
 
 from labctl.cli.screen import Screen  # noqa: E402
 from labctl.cli.top_screen import render_server  # noqa: E402
+from labctl.courses.similarity_page import write_pages  # noqa: E402
+from labctl.courses.similarity_worker import (  # noqa: E402
+    CodeDocument,
+    ComparisonRequest,
+    compare_documents,
+)
 from labctl.events import Progress, Step  # noqa: E402
 from labctl.insight.profile import read_page  # noqa: E402
 from labctl.insight.profiler.sitecustomize import PAGE_MARK, ProfiledProgram  # noqa: E402
@@ -218,6 +225,21 @@ def make_report(folder: Path, scratch: Path, browser: Browser) -> Iterator[Pictu
     yield Picture("report.png", "The results as one page", "labctl report")
 
 
+def make_similarity(folder: Path, scratch: Path, browser: Browser) -> Iterator[Picture]:
+    documents = (
+        CodeDocument(name="lovelace", files={"train.py": STARTER + OWN}),
+        CodeDocument(name="turing", files={"train.py": RENAMED + STARTER}),
+    )
+    request = ComparisonRequest(documents=documents, handed_out={"train.py": STARTER})
+    pairs = compare_documents(request).pairs
+    page = write_pages(scratch / "similar", "hw3", request, pairs, ROOT / "templates/similarity")
+    with browser.new_context(viewport={"width": 1280, "height": 720}) as context:
+        shown = context.new_page()
+        shown.goto((page.parent / "1.html").as_uri())
+        shown.screenshot(path=folder / "similarity.png")
+    yield Picture("similarity.png", "Similar code side by side", "labctl course similarity hw3")
+
+
 def make_course(folder: Path, scratch: Path, environ: Mapping[str, str]) -> Iterator[Picture]:
     (scratch / "planned").mkdir()
     bed = make(scratch / "planned")
@@ -267,6 +289,7 @@ def make_pictures(folder: Path) -> list[Picture]:
         return [
             *make_screens(folder, session),
             *make_report(folder, Path(scratch), browser),
+            *make_similarity(folder, Path(scratch), browser),
             *make_profile(folder, Path(scratch), browser),
             *make_course(folder, Path(scratch), session.environ),
             *make_dashboard(folder, Path(scratch), browser, session.environ),

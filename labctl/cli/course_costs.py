@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import WHY, make_staff
+from labctl.cli.course_options import WHY, fit_names_by_seat, is_wide_screen, make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
@@ -18,6 +18,8 @@ from labctl.lazy import lazy_imports
 from labctl.text import count_text, dollars_text, optional_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from labctl.courses.records.cost_report import CourseCosts, Forecast, SeatCost
     from labctl.courses.records.folder import CourseFolder
 
@@ -49,7 +51,7 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     elif csv_:
         click.echo(format_csv(course_costs), nl=False)
     else:
-        _print_costs(course_costs)
+        _print_costs(course_costs, fit_names_by_seat(course.folder))
 
 
 def _seat_text(name: str) -> str:
@@ -58,37 +60,17 @@ def _seat_text(name: str) -> str:
 
 
 def _bar_text(share: float | None) -> str:
-    """Draw the share of a budget that is spent as a bar of ten characters, and in percent."""
+    """Return the share of a budget that is spent in percent, on a wide screen with a bar."""
     if share is None:
         return "-"
+    if not is_wide_screen():
+        return f"{share:4.0%}"
     filled = min(10, int(share * 10 + 0.5))
     return f"{'#' * filled}{'.' * (10 - filled)} {share:4.0%}"
 
 
-def _print_costs(costs: CourseCosts) -> None:
-    rows = [
-        (
-            _seat_text(seat.seat),
-            optional_text(seat.usd, dollars_text),
-            f"{seat.hours:.1f}",
-            f"{seat.idle_hours:.1f}",
-            optional_text(seat.budget_usd, dollars_text),
-            optional_text(seat.left_usd, dollars_text),
-            _bar_text(seat.share),
-            ", ".join(seat.students) if seat.students != (seat.seat,) else "",
-        )
-        for seat in sorted(costs.seats, key=lambda seat: -seat.usd)
-        if seat.usd or seat.hours
-    ]
-    if rows:
-        headings = ("SEAT", "COST", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
-        if any(row[-1] for row in rows):
-            print_table(rows, headings)
-        else:
-            print_table([row[:-1] for row in rows], headings[:-1])
-    without_cost = len(costs.seats) - len(rows)
-    if without_cost:
-        click.echo(f"{'and ' if rows else ''}{count_text(without_cost, 'seat')} without cost")
+def _print_costs(costs: CourseCosts, names: Mapping[str, str]) -> None:
+    _print_seats(costs, names)
     if costs.assignments:
         click.echo()
         assignment_rows = [
@@ -101,7 +83,7 @@ def _print_costs(costs: CourseCosts) -> None:
             for one in costs.assignments
         ]
         print_table(assignment_rows, ("ASSIGNMENT", "COST", "HOURS", "SEATS"))
-    _print_idle(costs)
+    _print_idle(costs, names)
     total = optional_text(costs.usd, dollars_text)
     click.echo(f"\ntotal {total}, of which {optional_text(costs.idle_usd, dollars_text)} idle")
     for line in forecast_lines(costs.forecast):
@@ -110,10 +92,38 @@ def _print_costs(costs: CourseCosts) -> None:
         print_message("from the ledger; to query the provider: --refresh")
 
 
-def _print_idle(costs: CourseCosts) -> None:
+def _print_seats(costs: CourseCosts, names: Mapping[str, str]) -> None:
+    rows = [
+        (
+            _seat_text(seat.seat),
+            names.get(seat.seat, "-"),
+            optional_text(seat.usd, dollars_text),
+            f"{seat.hours:.1f}",
+            f"{seat.idle_hours:.1f}",
+            optional_text(seat.budget_usd, dollars_text),
+            optional_text(seat.left_usd, dollars_text),
+            _bar_text(seat.share),
+            ", ".join(seat.students) if seat.students != (seat.seat,) else "",
+        )
+        for seat in sorted(costs.seats, key=lambda seat: -seat.usd)
+        if seat.usd or seat.hours
+    ]
+    if rows:
+        headings = ("SEAT", "NAME", "COST", "HOURS", "IDLE H", "BUDGET", "LEFT", "USED", "TEAM")
+        if any(row[-1] for row in rows):
+            print_table(rows, headings)
+        else:
+            print_table([row[:-1] for row in rows], headings[:-1])
+    without_cost = len(costs.seats) - len(rows)
+    if without_cost:
+        click.echo(f"{'and ' if rows else ''}{count_text(without_cost, 'seat')} without cost")
+
+
+def _print_idle(costs: CourseCosts, names: Mapping[str, str]) -> None:
     rows = [
         (
             idle.seat,
+            names.get(idle.seat, "-"),
             optional_text(idle.usd, dollars_text),
             f"{idle.idle_hours:.1f}",
             time.strftime("%a %d %b %H:%M", time.localtime(idle.since)),
@@ -125,7 +135,11 @@ def _print_idle(costs: CourseCosts) -> None:
     ]
     if rows:
         click.echo("\nthe most expensive idle hours")
-        print_table(rows, ("SEAT", "COST", "IDLE H", "FROM", "TO", "SERVER"))
+        headings = ("SEAT", "NAME", "COST", "IDLE H", "FROM", "TO", "SERVER")
+        if is_wide_screen():
+            print_table(rows, headings)
+        else:
+            print_table([row[:-1] for row in rows], headings[:-1])
 
 
 def forecast_lines(forecast: Forecast) -> list[str]:
@@ -191,15 +205,16 @@ def budget_command(
             command = f"labctl course budget {changed.seat} +0"
             print_message(f"its server could not be updated; retry later: {command}")
         return
-    _print_budgets(seat_costs)
+    _print_budgets(seat_costs, fit_names_by_seat(course.folder))
     if seat:
         _print_history(course.folder, seat.name)
 
 
-def _print_budgets(seat_costs: list[SeatCost]) -> None:
+def _print_budgets(seat_costs: list[SeatCost], names: Mapping[str, str]) -> None:
     rows = [
         (
             one.seat,
+            names.get(one.seat, "-"),
             optional_text(one.budget_usd, dollars_text),
             optional_text(one.usd, dollars_text),
             optional_text(one.left_usd, dollars_text),
@@ -207,7 +222,7 @@ def _print_budgets(seat_costs: list[SeatCost]) -> None:
         )
         for one in seat_costs
     ]
-    print_table(rows, ("SEAT", "BUDGET", "SPENT", "LEFT", "USED"))
+    print_table(rows, ("SEAT", "NAME", "BUDGET", "SPENT", "LEFT", "USED"))
 
 
 def _print_history(folder: CourseFolder, seat: str) -> None:

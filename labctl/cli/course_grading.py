@@ -19,13 +19,14 @@ from labctl.cli.course_options import (
     print_grace,
     select_seats,
 )
+from labctl.cli.course_tests import print_dry_run
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
-from labctl.courses.grading.record import OUTPUT
+from labctl.courses.grading.record import OUTPUT, TESTS_OUTPUT
 from labctl.courses.grading.results import late_text
 from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from labctl.courses.code_folders import CodeFolder
-    from labctl.courses.grading_dry_run import DryRunResult
     from labctl.courses.grading_run import GradingResult, SeatGrade
     from labctl.courses.records.folder import CourseFolder
 
@@ -46,8 +46,6 @@ with lazy_imports(__name__):
     from labctl.courses import code_folders, grading_dry_run, grading_run
 
 TEMPORARY = 75
-# lines of a failed solution's output that a dry run shows
-MOST_OUTPUT_LINES = 20
 STATES = {
     "in": ("in", "green"),
     "missing": ("missing", "dim"),
@@ -115,7 +113,7 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
             _late_text(submission),
             str(submission.submissions or ""),
             bytes_text(submission.size) if submission.size else "",
-            clean(submission.why),
+            clean("; ".join(filter(None, [submission.free_days.text, submission.why]))),
         )
         for submission in collection.submissions
     ]
@@ -192,10 +190,11 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
 
     Two containers without a network grade each submission. The first runs the student's code and
     model on the inputs, and writes predictions. The second runs the staff's grader on these
-    predictions and the labels. A failed submission does not stop the others. To continue after an
-    interruption, run the command again: existing grades are kept. Without --release, students see
-    nothing. If every submission fails alike, none gets a grade, since the grading image may be the
-    cause; --dry-run tries it with the solution in grade.reference of course.yaml.
+    predictions and the labels. Hidden tests get two more containers. A failed submission does not
+    stop the others. To continue after an interruption, run the command again: existing grades are
+    kept. Without --release, students see nothing. If every submission fails alike, none gets a
+    grade, since the grading image may be the cause; --dry-run tries it with the solution in
+    grade.reference of course.yaml, and shows the points of each test.
 
     \b
     labctl course grade hw3 --dry-run
@@ -210,7 +209,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     if options["dry_run"]:
         result = grading_dry_run.try_reference(staff, name, keep=options["keep_server"])
         ctx.meta[SCREEN].stop_drawing()
-        _print_dry_run(result, json_)
+        print_dry_run(result, json_)
         ctx.exit(0 if result.outcome == "graded" else 1)
     only, group = options["only"], options["group"]
     seats = select_seats(course, only, group, name) if only or group else ()
@@ -267,25 +266,6 @@ def _require_plain_dry_run(options: Mapping[str, object]) -> None:
             why="a dry run grades your reference solution, and no submission",
             hint=f"labctl course grade {options['name']} --dry-run",
         )
-
-
-def _print_dry_run(result: DryRunResult, json_: bool) -> None:
-    """Print the result of a dry run: the score, or the failure with what the program printed."""
-    name = result.assignment
-    if json_:
-        print_json({"assignment": name, "dry_run": result})
-        return
-    if result.outcome == "graded":
-        score = f"{result.score:g}/{result.points:g}"
-        click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
-        print_message(f"Nothing was stored. next: labctl course grade {name}")
-        return
-    for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:
-        print_message(f"  {clean(line)}")
-    failed = click.style("failed", fg="red")
-    click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
-    again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
-    print_message(f"  next: {again}")
 
 
 def _print_grading(grading: GradingResult, folder: CourseFolder) -> None:
@@ -350,7 +330,14 @@ def _print_failures(grading: GradingResult, grades: Path) -> None:
         print_message(f"  {clean(grading.withheld)}")
     if failed:
         others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
-        print_message(f"  output: {grades / name / failed[0] / OUTPUT}{others}")
+        print_message(f"  output: {_find_output(grades / name / failed[0])}{others}")
     if grading.withheld:
         print_message(f"  next: labctl course grade {name} --dry-run   # tries your solution")
         print_message(f"  or:   labctl course grade {name} --accept-failures   # 0 points")
+
+
+def _find_output(directory: Path) -> Path:
+    """Return the file with the output of a failed submission: what tests printed, or its own."""
+    own, tests = directory / OUTPUT, directory / TESTS_OUTPUT
+    is_empty = not own.exists() or own.stat().st_size == 0
+    return tests if is_empty and tests.exists() else own

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
-    from labctl.courses import keys, publish, requests, rpc, seat_operations
+    from labctl.courses import keys, publish, regrades, requests, rpc, seat_operations
     from labctl.courses import scheduler as course_scheduler
     from labctl.courses.records import folder as course_folder
     from labctl.providers import course
@@ -173,6 +173,7 @@ def _dispatch_command(
             source,
             sink,
             restart_idle_timer,
+            lambda: regrades.RegradeDesk(folder),
         )
     else:
         raise PolicyError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,8 @@ with lazy_imports(__name__):
 
 # characters of a name in a table
 MAX_NAME = 24
+# columns from which on tables have whole names, and the length of a name below
+WIDE, NARROW_NAME = 100, 14
 F = TypeVar("F", bound=Callable[..., Any])
 WHY = click.option("--why", default="", help="Reason, recorded in the ledger.")
 
@@ -84,17 +87,27 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     return seats
 
 
-def names_by_seat(folder: CourseFolder) -> dict[str, str]:
-    """Return seat -> the name of its student, or the names of its team."""
+def names_by_seat(folder: CourseFolder, most: int = MAX_NAME) -> dict[str, str]:
+    """Return seat -> the name of its student, or the names of its team, in `most` characters."""
     names: dict[str, list[str]] = {}
     for student in folder.list_students(active_only=False):
         names.setdefault(student.seat, []).append(student.name or student.id)
-    return {seat: shorten_name(", ".join(people)) for seat, people in names.items()}
+    return {seat: shorten_name(", ".join(people), most) for seat, people in names.items()}
 
 
-def shorten_name(text: str) -> str:
+def is_wide_screen() -> bool:
+    """Whether a table has room for whole names and bars."""
+    return shutil.get_terminal_size((100, 24)).columns >= WIDE
+
+
+def fit_names_by_seat(folder: CourseFolder) -> dict[str, str]:
+    """Return the names of seats, shorter on a narrow screen."""
+    return names_by_seat(folder, MAX_NAME if is_wide_screen() else NARROW_NAME)
+
+
+def shorten_name(text: str, most: int = MAX_NAME) -> str:
     """Return a name that fits into a table."""
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def print_grace(folder: CourseFolder, assignment: str) -> None:

@@ -10,14 +10,14 @@ import click
 from labctl import shell
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import RUN, json_option, open_lab, require_name
+from labctl.cli.options import RUN, SCREEN, json_option, open_lab, require_name
 from labctl.cli.screen import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config.scalars import parse_duration
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.runs.evaluation import confidence_interval
-from labctl.text import bytes_text, names_text
+from labctl.text import bytes_text, count_text, names_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from labctl.sync.pull import PulledRun
 
 with lazy_imports(__name__):
+    from labctl.courses import saved_results
     from labctl.lifecycle import reconcile
     from labctl.runs import evaluate, missing_model, runs
     from labctl.runs import outputs as run_outputs
@@ -46,6 +47,11 @@ MOST_NAMED = 5
 @click.option(
     "--code", is_flag=True, help="Download code that was edited on the server, instead of results."
 )
+@click.option(
+    "--from-course",
+    is_flag=True,
+    help="Download what the course saved when it ended your server, to from-course/.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Keep downloading until the run has ended.")
 @json_option
 @click.pass_context
@@ -55,6 +61,7 @@ def pull_command(
     everything: bool,
     all_runs: bool,
     code: bool,
+    from_course: bool,
     follow: bool,
     json_: bool,
 ) -> None:
@@ -68,7 +75,16 @@ def pull_command(
     labctl pull --code
     """
     _require_effect(run, everything=everything, all_runs=all_runs, code=code, follow=follow)
+    if from_course and (run or everything or all_runs or code or follow):
+        raise UsageError(
+            "--from-course stands alone",
+            why="it downloads everything that the course has saved",
+            hint="labctl pull --from-course",
+        )
     lab = open_lab(ctx, quiet=json_)
+    if from_course:
+        _pull_from_course(lab, ctx, json_)
+        return
     if code:
         edits = lab_files.pull_code(lab.context, lab.context.get_server())
         if json_:
@@ -91,6 +107,23 @@ def pull_command(
             print_message(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}")
         if pulled.skipped:
             _print_how_to_continue(lab, pulled.run)
+
+
+def _pull_from_course(lab: Lab, ctx: click.Context, json_: bool) -> None:
+    """Download the results that the course's keeper saved."""
+    result = saved_results.fetch_saved_results(lab.context)
+    if not json_:
+        ctx.meta[SCREEN].stop_drawing()
+    if json_:
+        files = {"downloaded": result.downloaded, "present": result.present}
+        print_json({"directory": str(result.directory), **files, "skipped": result.skipped})
+        return
+    count = count_text(len(result.downloaded), "file")
+    size = f" ({bytes_text(result.size_bytes)})" if result.downloaded else ""
+    present = f", {len(result.present)} there already" if result.present else ""
+    click.echo(f"{saved_results.DIRECTORY}/: downloaded {count}{size}{present}")
+    for path in result.skipped:
+        click.echo(f"  skipped: {clean(path)}", err=True)
 
 
 def _print_how_to_continue(lab: Lab, run_id: str) -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import click
 
+from labctl.cli.course import open_course
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.commands.ansible import Host, build_inventory
 from labctl.config import (
+    Paths,
     is_trusted,
     list_secret_names,
     list_settings,
     list_trust_questions,
     set_secret,
 )
+from labctl.config.course import COURSE_FILE
+from labctl.config.reader import LAB_FILE
 
 
 @click.command("config")
@@ -53,13 +59,31 @@ def inventory_command(ctx: click.Context) -> None:
 
 @click.group("secret")
 def secret_command() -> None:
-    """Store values for the secrets that lab.yaml names.
+    """Store values for the secrets that lab.yaml names, and a course's token for Canvas.
 
-    The files have mode 0600. Values are never in argv or logs.
+    In a course's folder, the values are those of the course. The files have mode 0600. Values are
+    never in argv or logs.
 
     \b
     labctl secret set WANDB_API_KEY
     """
+
+
+class SecretOwner(NamedTuple):
+    """The lab or course whose secrets a command is about."""
+
+    paths: Paths
+    id: str
+    name: str
+
+
+def _find_owner(ctx: click.Context, *, quiet: bool = False) -> SecretOwner:
+    directory = Path(ctx.find_root().obj or ".")
+    if (directory / COURSE_FILE).is_file() and not (directory / LAB_FILE).is_file():
+        course = open_course(ctx, quiet=quiet)
+        return SecretOwner(course.paths, course.folder.id, course.config.name)
+    lab = open_lab(ctx, quiet=quiet)
+    return SecretOwner(lab.context.paths, lab.id, lab.config.name)
 
 
 @secret_command.command("set")
@@ -72,13 +96,13 @@ def _set(ctx: click.Context, name: str) -> None:
     labctl secret set WANDB_API_KEY
     pass wandb | labctl secret set WANDB_API_KEY
     """
-    lab = open_lab(ctx)
+    owner = _find_owner(ctx)
     if sys.stdin.isatty():
         value = click.prompt(f"value of {name}", hide_input=True, err=True)
     else:
         value = sys.stdin.read().rstrip("\n")
-    set_secret(lab.context.paths, lab.id, name, value)
-    print_message(f"stored {name} for {lab.config.name}")
+    set_secret(owner.paths, owner.id, name, value)
+    print_message(f"stored {name} for {owner.name}")
 
 
 @secret_command.command("list")
@@ -90,8 +114,8 @@ def _list(ctx: click.Context, json_: bool) -> None:
     \b
     labctl secret list
     """
-    lab = open_lab(ctx, quiet=json_)
-    names = list_secret_names(lab.context.paths, lab.id)
+    owner = _find_owner(ctx, quiet=json_)
+    names = list_secret_names(owner.paths, owner.id)
     if json_:
         print_json({"secrets": names})
     for name in [] if json_ else names:

@@ -17,6 +17,7 @@ from labctl.cli.submit_output import (
     print_done,
     print_feedback,
     print_receipts,
+    print_regrades,
     print_terms,
     print_verified,
 )
@@ -66,6 +67,11 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--receipts", is_flag=True, help="Download your receipts for this assignment.")
 @click.option("--grade", is_flag=True, help="Show your grade, if it has been released.")
+@click.option(
+    "--ask-regrade",
+    metavar="TEXT",
+    help="Ask staff to look at your released grade again; --grade shows the answer.",
+)
 @click.option("--key", is_flag=True, help="Print your public key for the instructor.")
 @yes_option
 @json_option
@@ -82,6 +88,7 @@ def submit_command(
     bundle: Path | None,
     receipts: bool,
     grade: bool,
+    ask_regrade: str | None,
     key: bool,
     yes: bool,
     json_: bool,
@@ -112,6 +119,8 @@ def submit_command(
     )
     if receipts:
         _fetch_receipts(lab, choice, json_)
+    elif ask_regrade is not None:
+        _ask_regrade(lab, choice, ask_regrade, json_)
     elif grade:
         _fetch_grade(lab, choice, json_)
     else:
@@ -203,8 +212,22 @@ def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None
     root = lab.config.root
     rules = submit.find_assignment(root, choice.assignment)
     with _suggest_again(), submit.open_receiver(lab.context, rules) as host:
-        feedback, path = receipts.fetch_feedback(root, rules, host)
+        fetched = receipts.fetch_feedback(root, rules, host)
     if json_:
-        print_json({"feedback": feedback, "path": str(path)})
+        regrades = [request._asdict() for request in fetched.regrades]
+        path = str(fetched.path)
+        print_json({"feedback": fetched.feedback, "path": path, "regrades": regrades})
         return
-    print_feedback(feedback, path, root)
+    print_feedback(fetched.feedback, fetched.path, root)
+    print_regrades(fetched.regrades)
+
+
+def _ask_regrade(lab: Lab, choice: submit.SubmissionChoice, text: str, json_: bool) -> None:
+    rules = submit.find_assignment(lab.config.root, choice.assignment)
+    with submit.open_receiver(lab.context, rules) as host:
+        number = receipts.ask_regrade(rules, host, text)
+    if json_:
+        print_json({"regrade": {"assignment": rules.name, "number": number}})
+        return
+    click.echo(f"request {number} for {rules.name} was sent to staff")
+    print_message("next: labctl submit --grade   # shows the answer")

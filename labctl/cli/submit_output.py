@@ -17,11 +17,14 @@ from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, duration_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from labctl.submissions.bundling import BundleContents
     from labctl.submissions.feedback import Feedback
     from labctl.submissions.receipt import Receipt
     from labctl.submissions.receipts import Verified
     from labctl.submissions.submit import SubmitResult, Terms
+    from labctl.wire.receiver import RegradeRecord
 
 with lazy_imports(__name__):
     from labctl.submissions import bundling
@@ -219,6 +222,18 @@ def print_feedback(feedback: Feedback, path: Path, root: Path) -> None:
     for line in feedback.text.splitlines():
         click.echo(clean(line))
     click.echo(f"complete feedback: {_relative_path(str(path), root)}")
+
+
+def print_regrades(regrades: Sequence[RegradeRecord]) -> None:
+    """Print a student's own regrade requests with staff's answers."""
+    for request in regrades:
+        click.echo(click.style(f"regrade request {request.number}:", bold=True))
+        click.echo(textwrap.indent(clean(request.text), "  "))
+        if not request.answered_at:
+            click.echo("  no answer yet")
+            continue
+        word = "accepted" if request.accepted else "declined"
+        click.echo(textwrap.indent(f"{word}: {clean(request.answer)}", "  "))
 
 
 def _relative_path(path: str, root: Path) -> str:

@@ -60,7 +60,12 @@ if TYPE_CHECKING:
         ServerConfig,
         ServiceConfig,
     )
-    from labctl.config.secrets import list_secret_names, read_secret_values, set_secret
+    from labctl.config.secrets import (
+        list_secret_names,
+        read_secret,
+        read_secret_values,
+        set_secret,
+    )
     from labctl.config.show import list_settings
 
 _MODULES = {
@@ -118,6 +123,7 @@ _MODULES = {
     ),
     "secrets": (
         "list_secret_names",
+        "read_secret",
         "read_secret_values",
         "set_secret",
     ),
@@ -170,6 +176,7 @@ __all__ = [
     "parse_price",
     "parse_size",
     "read_lab_id",
+    "read_secret",
     "read_secret_values",
     "set_secret",
     "student_key",

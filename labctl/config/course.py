@@ -14,6 +14,7 @@ from labctl.config.course_schema import (
     CourseConfig,
     CourseFile,
     GradingConfig,
+    LateRules,
 )
 from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
@@ -131,10 +132,13 @@ class _CourseConfigReader:
             per_student=file.per_student,
             hours=file.hours,
             term=file.term,
+            holidays=file.holidays,
+            missing=file.missing,
             ssh_from=file.ssh_from,
             store=lab.store,
             keeper=file.keeper,
             grading=grading,
+            canvas=file.canvas,
             assignments=file.assignments,
         )
 
@@ -216,6 +220,10 @@ class _CourseConfigReader:
         self.check_provider(self.nodes, "server.provider")
         for name, assignment in file.assignments.items():
             self.check_assignment(name, assignment)
+        for name in file.canvas.assignments if file.canvas else ():
+            if name not in file.assignments:
+                message = f"there is no assignment {quote(name)} in this file"
+                self.add_problem(f"canvas.assignments.{name}", message)
 
     def check_provider(self, nodes: dict[str, Node], path: str) -> None:
         """Refuse the provider of students: the course would request servers from itself."""
@@ -230,8 +238,19 @@ class _CourseConfigReader:
             self.problems.append(make_problem(provider, path, message))
 
     def check_assignment(self, name: str, assignment: AssignmentConfig) -> None:
+        path = f"assignments.{name}"
         if assignment.late and assignment.due is None:
-            self.add_problem(f"assignments.{name}", "`late` counts from `due`, which is missing")
+            self.add_problem(path, "`late` counts from `due`, which is missing")
+        if isinstance(assignment.late_rule, LateRules) and assignment.penalty_percent:
+            message = "`late` has a mapping: write the percent there, as `per_day`"
+            self.add_problem(f"{path}.penalty", message)
+        if assignment.graded_points < 0:
+            total = sum(assignment.rubric.values())
+            message = f"its items are worth {total:g} points, more than `points`"
+            self.add_problem(f"{path}.rubric", f"{message} ({assignment.points:g})")
+        if assignment.grade and assignment.graded_points == 0:
+            message = "the rubric has all of `points`, so `grade` would give none"
+            self.add_problem(f"{path}.grade", message)
 
     def add_problem(self, path: str, message: str) -> None:
         """Add a problem at the line of a dotted path of the file."""

@@ -23,11 +23,17 @@ from labctl.config.scalars import (
 )
 from labctl.config.schema import LabConfig
 from labctl.config.times import (
+    ANY_S,
     DEFAULT_GRACE_S,
     DEFAULT_MAX_BYTES,
+    Holiday,
     Moment,
+    parse_date,
+    parse_free_days,
     parse_grace,
+    parse_holiday,
     parse_late,
+    parse_missing,
     parse_moment,
     parse_part,
     parse_penalty,
@@ -43,6 +49,7 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DEFAULT_PREWARM_S = 20 * 60
 _EMAIL = re.compile(r"[^\s@,;<>()\"'\\]+@[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_SITE = re.compile(r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?/?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")
 
 
@@ -58,13 +65,6 @@ def parse_day_time(text: str) -> int:
     if match is None or int(match[2]) > 59 or int(match[1]) * 60 + int(match[2]) > 24 * 60:
         raise ValueError(f'{quote(text)} is not a time of day: write "10:00"')
     return int(match[1]) * 3600 + int(match[2]) * 60
-
-
-def parse_date(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{quote(text)} is not a date: write 2026-09-01") from None
 
 
 def parse_zone(text: str) -> str:
@@ -102,10 +102,44 @@ def parse_points(text: str) -> float:
     return float(text)
 
 
+def parse_part_points(text: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
+        raise ValueError(f"{quote(text)} is not a number of points")
+    return float(text)
+
+
+def parse_metric(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", text):
+        raise ValueError(f"{quote(text)} is not the name of a metric, such as accuracy")
+    return text
+
+
+def parse_measurement(text: str) -> float:
+    if not re.fullmatch(r"-?\d{1,9}(\.\d{1,9})?", text):
+        raise ValueError(f"{quote(text)} is not a value of the metric, such as 0.9")
+    return float(text)
+
+
 def parse_share(text: str) -> float:
     if not re.fullmatch(r"[01](\.\d{1,9})?", text) or float(text) > 1:
         raise ValueError(f"{quote(text)} is not a fraction from 0 to 1, such as 0.02")
     return float(text)
+
+
+def parse_canvas_url(text: str) -> str:
+    """Parse the address of a Canvas site. http is accepted on this machine only."""
+    match = _SITE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{quote(text)} is not a site's address: write https://canvas.example.edu")
+    if match["scheme"] == "http" and match["host"] not in ("127.0.0.1", "localhost"):
+        raise ValueError(f"{quote(text)}: use https, because the token would be sent unencrypted")
+    return text.rstrip("/")
+
+
+def parse_canvas_id(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,17}", text):
+        raise ValueError(f"{quote(text)} is not a number from an address in Canvas, such as 4711")
+    return int(text)
 
 
 def parse_count(text: str) -> int:
@@ -180,14 +214,29 @@ class KeeperConfig(Value, frozen=True):
     port: Annotated[int, Parsed(parse_port)] = 22
 
 
+class CanvasConfig(Value, frozen=True):
+    """The course in Canvas: its number, and that of each assignment, at the site `url`."""
+
+    url: Annotated[str, Parsed(parse_canvas_url)]
+    course: Annotated[int, Parsed(parse_canvas_id)]
+    assignments: dict[
+        Annotated[str, Parsed(parse_name)], Annotated[int, Parsed(parse_canvas_id)]
+    ] = msgspec.field(default_factory=dict)
+
+
 class GradeConfig(Value, frozen=True):
     """How one assignment is graded.
 
     `predict` runs the submission, in a container without the labels; `command` is the staff's
     grading command, in a container with them; () means labctl's own. `inputs` and `labels` are
-    paths below the folder. `timeout` in seconds, for each of the two containers. `tolerance` is the
+    paths below the folder. `timeout` in seconds, for each container. `tolerance` is the
     allowed difference between a student's claimed result and the measured one. `reference` is the
     directory, below the folder, of the staff's own solution with code/ and model/; "" for none.
+
+    `points` is what the grading command gives at most; None means what the tests leave. `scale`
+    maps values of `metric`, a key of the grader's `extra_data`, to points; between two values it is
+    linear, outside of them flat. `autograder` is a directory or zip in Gradescope's form, below the
+    folder, which replaces both commands; "" for none.
     """
 
     predict: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
@@ -197,33 +246,106 @@ class GradeConfig(Value, frozen=True):
     timeout: Duration = 600
     tolerance: Annotated[float, Parsed(parse_share)] = 0.02
     reference: Annotated[str, Parsed(parse_inside)] = ""
+    metric: Annotated[str, Parsed(parse_metric)] = ""
+    points: Annotated[float | None, Parsed(parse_points)] = None
+    scale: dict[
+        Annotated[float, Parsed(parse_measurement)], Annotated[float, Parsed(parse_part_points)]
+    ] = msgspec.field(default_factory=dict)
+    autograder: Annotated[str, Parsed(parse_inside)] = ""
+
+    def __post_init__(self) -> None:
+        if self.scale and len(self.scale) < 2:
+            raise ValueError("scale: give at least two values of the metric with their points")
+        most = max(self.scale.values(), default=0.0)
+        if self.scale and self.points is not None and most != self.points:
+            raise ValueError(f"scale gives {most:g} points at most, and points is {self.points:g}")
+        if self.scale and not most:
+            raise ValueError("scale gives no points")
+        if self.autograder and (self.has_commands or self.metric or self.scale):
+            raise ValueError(
+                "an autograder cannot be combined with predict, command, inputs, labels, metric "
+                "or scale: it gives the points itself"
+            )
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether a key says what the two commands are, or what they get."""
+        return bool(self.predict or self.command or self.inputs or self.labels)
+
+    @property
+    def metric_name(self) -> str:
+        """The metric that gives points; "" if the grader's score does."""
+        return self.metric or ("accuracy" if self.scale else "")
 
 
 class TestsConfig(Value, frozen=True):
-    """`public` is the directory, below the folder, of the tests that students get; "" for none."""
+    """Directories, below the folder, of pytest files; "" for none.
+
+    Students get the `public` ones. The `hidden` ones only grade.
+    """
 
     public: Annotated[str, Parsed(parse_inside)] = ""
+    hidden: Annotated[str, Parsed(parse_inside)] = ""
+
+
+class LateRules(Value, frozen=True):
+    """`late` as a mapping: percent off for each day begun, accepted until `at_most` seconds late.
+
+    `free_days` are the late days without a penalty that a student has over the term.
+    """
+
+    per_day: Annotated[int, Parsed(parse_penalty)] = 0
+    at_most: Annotated[int, Parsed(parse_late)] = ANY_S
+    free_days: Annotated[int, Parsed(parse_free_days)] = 0
 
 
 class AssignmentConfig(Value, frozen=True):
     """One assignment; its rules for time and size are those of the assignment's own file.
 
-    `late` in seconds (or moments.ANY_S), `penalty` in percent for each day begun. A submission at
+    `late` in seconds (or times.ANY_S), `penalty` in percent for each day begun. A submission at
     most `grace` seconds after the due time is on time. `template` says
     where the files come from that students start with: a template of labctl, a directory below the
-    folder, or a git address with a commit; "" for none.
+    folder, or a git address with a commit; "" for none. `points` is the total; people give those of
+    `rubric`, item by item, and the automatic grading gives `graded_points`.
     """
 
     template: Annotated[str, Parsed(parse_template)] = ""
     tests: TestsConfig = TestsConfig()
     due: Annotated[Moment | None, Parsed(parse_moment)] = None
-    late: Annotated[int, Parsed(parse_late)] = 0
-    penalty: Annotated[int, Parsed(parse_penalty)] = 0
+    late_rule: Annotated[int, Parsed(parse_late)] | LateRules = msgspec.field(
+        default=0, name="late"
+    )
+    penalty_percent: Annotated[int, Parsed(parse_penalty)] = msgspec.field(
+        default=0, name="penalty"
+    )
     grace: Annotated[int, Parsed(parse_grace)] = DEFAULT_GRACE_S
     max_size: Annotated[int, Parsed(parse_size)] = DEFAULT_MAX_BYTES
     require: tuple[Annotated[str, Parsed(parse_part)], ...] = ("model",)
     points: Annotated[float, Parsed(parse_points)] = 100.0
     grade: GradeConfig | None = None
+    rubric: dict[Annotated[str, Parsed(parse_name)], Annotated[float, Parsed(parse_points)]] = (
+        msgspec.field(default_factory=dict)
+    )
+    missing: Annotated[str, Parsed(parse_missing)] = ""
+
+    @property
+    def late(self) -> int:
+        rule = self.late_rule
+        return rule.at_most if isinstance(rule, LateRules) else rule
+
+    @property
+    def penalty(self) -> int:
+        rule = self.late_rule
+        return rule.per_day if isinstance(rule, LateRules) else self.penalty_percent
+
+    @property
+    def free_days(self) -> int:
+        return self.late_rule.free_days if isinstance(self.late_rule, LateRules) else 0
+
+    @property
+    def graded_points(self) -> float:
+        """What tests and the grading command are worth: the points that are not in the rubric."""
+        return round(self.points - sum(self.rubric.values()), 3)
 
 
 class CourseFile(Value, frozen=True):
@@ -235,9 +357,12 @@ class CourseFile(Value, frozen=True):
     per_student: PerStudent = PerStudent()
     hours: tuple[ClassHours, ...] = ()
     term: Term | None = None
+    holidays: tuple[Annotated[Holiday, Parsed(parse_holiday)], ...] = ()
+    missing: Annotated[str, Parsed(parse_missing)] = ""
     ssh_from: tuple[Annotated[str, Parsed(parse_network)], ...] = ()
     keeper: KeeperConfig | None = None
     grading: object = None
+    canvas: CanvasConfig | None = None
     assignments: dict[Annotated[str, Parsed(parse_name)], AssignmentConfig] = msgspec.field(
         default_factory=dict
     )
@@ -266,11 +391,18 @@ class CourseConfig(Value, frozen=True):
     per_student: PerStudent = PerStudent()
     hours: tuple[ClassHours, ...] = ()
     term: Term | None = None
+    holidays: tuple[Holiday, ...] = ()
+    missing: str = ""
     ssh_from: tuple[str, ...] = ()
     store: str = ""
     keeper: KeeperConfig | None = None
     grading: GradingConfig | None = None
+    canvas: CanvasConfig | None = None
     assignments: dict[str, AssignmentConfig] = msgspec.field(default_factory=dict)
+
+    def is_missing_zero(self, assignment: str) -> bool:
+        """Tell whether a missing submission of this assignment counts as 0 points."""
+        return (self.assignments[assignment].missing or self.missing) == "0"
 
     @property
     def image_reference(self) -> str:

@@ -1,4 +1,4 @@
-"""Values of secrets: from a per-lab file that only the user can read, then the environment."""
+"""Values of secrets: from a private file of the lab or course, then from the environment."""
 
 from __future__ import annotations
 
@@ -49,8 +49,23 @@ def read_secret_values(
     return {name: Secret(value) for name, value in values.items()}
 
 
-def set_secret(paths: Paths, lab_id: str, name: str, value: Secret | str) -> None:
-    """Store one secret of this lab; an empty value deletes it. UsageError for an invalid name."""
+def read_secret(paths: Paths, owner_id: str, name: str, environ: Mapping[str, str]) -> Secret:
+    """Return a secret that labctl itself uses, of a lab or a course; LabError if it has no value.
+
+    PolicyError if others can read the file.
+    """
+    value = _read_stored(_file(paths, owner_id)).get(name) or environ.get(name, "")
+    if not value:
+        raise LabError(
+            f"no value for {name}",
+            why="neither labctl nor the environment has it",
+            hint=f"labctl secret set {name}",
+        )
+    return Secret(value)
+
+
+def set_secret(paths: Paths, owner_id: str, name: str, value: Secret | str) -> None:
+    """Store a secret of a lab or course; an empty value deletes it. UsageError for a bad name."""
     try:
         parse_secret_name(name)
     except ValueError as error:
@@ -61,20 +76,20 @@ def set_secret(paths: Paths, lab_id: str, name: str, value: Secret | str) -> Non
             f"the value of {name} is too long or contains a NUL",
             hint=f"labctl secret set {name}   # in pieces, or as a file under data:",
         )
-    file = _file(paths, lab_id)
+    file = _file(paths, owner_id)
     stored = {**_read_stored(file), name: text}
     write_private(file, msgspec.json.encode({key: text for key, text in stored.items() if text}))
 
 
-def list_secret_names(paths: Paths, lab_id: str) -> list[str]:
-    """List the secrets that this lab's file has values for."""
-    return sorted(_read_stored(_file(paths, lab_id)))
+def list_secret_names(paths: Paths, owner_id: str) -> list[str]:
+    """List the secrets that the file of a lab or course has values for."""
+    return sorted(_read_stored(_file(paths, owner_id)))
 
 
-def _file(paths: Paths, lab_id: str) -> Path:
-    if not re.fullmatch(r"[0-9a-z-]{1,64}", lab_id):
-        raise ValueError(f"not a lab id: {lab_id!r}")
-    return paths.config_dir / "secrets" / f"{lab_id}.json"
+def _file(paths: Paths, owner_id: str) -> Path:
+    if not re.fullmatch(r"[0-9a-z-]{1,64}", owner_id):
+        raise ValueError(f"not the id of a lab or course: {owner_id!r}")
+    return paths.config_dir / "secrets" / f"{owner_id}.json"
 
 
 def _read_stored(file: Path) -> dict[str, str]:

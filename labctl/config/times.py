@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 
 from labctl.config.document import quote
 from labctl.config.scalars import format_duration, parse_duration
@@ -20,6 +20,8 @@ ANY_S = -1
 DEFAULT_GRACE_S = 600
 # The parts that an assignment may require in a bundle.
 PARTS = ("model", "logs", "report", "code", "evaluation")
+# How a missing submission counts: as 0 points, or as no grade.
+MISSING_RULES = ("0", "none")
 _LOCAL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?) ?(\S+)")
 _OFFSET = re.compile(r"Z|UTC|[+-]\d\d:\d\d")
 _PERCENT = re.compile(r"(\d{1,3})%?")
@@ -38,6 +40,29 @@ class Moment(Value, frozen=True):
     def __str__(self) -> str:
         zone = timezone(timedelta(seconds=self.offset_s))
         return datetime.fromtimestamp(self.at, zone).isoformat()
+
+
+class Holiday(Value, frozen=True):
+    """The days from `first` to `last`, without class and without late days."""
+
+    first: date
+    last: date
+
+
+def parse_date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{quote(text)} is not a date: write 2026-09-01") from None
+
+
+def parse_holiday(text: str) -> Holiday:
+    """Parse `2026-12-24`, or `2026-12-25..2027-01-06`, which includes both days."""
+    first, dots, last = text.partition("..")
+    holiday = Holiday(first=parse_date(first), last=parse_date(last if dots else first))
+    if holiday.last < holiday.first:
+        raise ValueError(f"{quote(text)} ends before it begins")
+    return holiday
 
 
 def parse_moment(text: str) -> Moment:
@@ -120,6 +145,21 @@ def parse_penalty(text: str) -> int:
             f"{quote(text)} is not a penalty: write percent for each day begun, such as 10%"
         )
     return int(match[1])
+
+
+def parse_free_days(text: str) -> int:
+    if not re.fullmatch(r"\d{1,3}", text):
+        raise ValueError(f"{quote(text)} is not a number of days, such as 4")
+    return int(text)
+
+
+def parse_missing(text: str) -> str:
+    if text not in MISSING_RULES:
+        raise ValueError(
+            f"{quote(text)} is not a rule for missing submissions: write 0, "
+            "or none, which leaves them without a grade"
+        )
+    return text
 
 
 def parse_part(text: str) -> str:

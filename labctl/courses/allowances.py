@@ -9,17 +9,19 @@ import re
 
 from labctl.config.document import quote
 from labctl.config.scalars import parse_duration
-from labctl.config.times import ANY_S, Moment
+from labctl.config.times import Moment
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.collect import find_rules
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.spending import allowance_usd, read_due_extensions
+from labctl.courses.records.timetable import list_pauses
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.events import Note
 from labctl.model import Value
 from labctl.servers import attempts, guard
+from labctl.submissions.assignment import judge
 from labctl.submissions.receiver import Receiver
 
 _DOLLARS = re.compile(r"([+-]?)([0-9]{1,6}(?:\.[0-9]{1,2})?)")
@@ -156,13 +158,13 @@ def extend_due_time(
                 seconds=seconds,
             )
     apply_extensions(folder, assignment)
-    due_at = rules.due.at + seconds
+    status = judge(rules, rules.due.at, seconds, rules.grace, list_pauses(folder.config))
     return DueTimeExtension(
         assignment=assignment,
         student=student,
         seconds=seconds,
-        due=Moment(at=due_at, offset_s=rules.due.offset_s),
-        closes_at=None if rules.late == ANY_S else due_at + max(rules.late, rules.grace),
+        due=Moment(at=rules.due.at + seconds, offset_s=rules.due.offset_s),
+        closes_at=status.closes_at,
     )
 
 

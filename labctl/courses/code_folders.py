@@ -54,7 +54,7 @@ def _write_code(
     is_new = not directory.exists()
     if is_new:
         with tempfile.TemporaryDirectory(dir=into, prefix=f".{name}-") as draft:
-            _unpack_code(Path(submission.bundle), Path(draft) / name)
+            _unpack(Path(submission.bundle), Path(draft) / name, (CODE,), CODE)
             if handed_out:
                 text = "".join(_list_differences(Path(draft) / name, handed_out))
                 diff.write_text(text, encoding="utf-8", errors="replace")
@@ -67,15 +67,29 @@ def _write_code(
     )
 
 
-def _unpack_code(file: Path, directory: Path) -> None:
-    """Write the code of a bundle; no file is executable, none is a link."""
+def unpack_parts(file: Path, into: Path, name: str, prefixes: tuple[str, ...]) -> Path:
+    """Write the members of a bundle with these prefixes to `into`/`name`, unless it exists."""
+    directory = into / name
+    if not directory.exists():
+        with tempfile.TemporaryDirectory(dir=into, prefix=f".{name}-") as draft:
+            _unpack(file, Path(draft) / name, prefixes)
+            try:
+                (Path(draft) / name).rename(directory)
+            except OSError:
+                if not directory.is_dir():  # not another grader's copy of the same submission
+                    raise
+    return directory
+
+
+def _unpack(file: Path, directory: Path, prefixes: tuple[str, ...], cut: str = "") -> None:
+    """Write members of a bundle, without the prefix `cut`; none is executable, none is a link."""
     directory.mkdir()
     with file.open("rb") as stream:
         _, members = bundle.inspect(stream)
         for member in members:
-            if not member.path.startswith(CODE):
+            if not member.path.startswith(prefixes):
                 continue
-            target = directory / member.path.removeprefix(CODE)
+            target = directory / member.path.removeprefix(cut)
             target.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
             with os.fdopen(os.open(target, flags, 0o644), "wb") as out:

@@ -5,8 +5,6 @@ The last submission of a seat that the rules accept counts, extensions included.
 
 from __future__ import annotations
 
-import calendar
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -17,11 +15,15 @@ from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import quote
 from labctl.config.reader import find_nearest
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
+from labctl.courses.lateness import compute_free_days, parse_received_at, reduce_penalty
 from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.free_days import FreeDays
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
+from labctl.courses.records.timetable import list_pauses
 from labctl.errors import NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
+from labctl.submissions.assignment import count_late_days
 from labctl.submissions.receipt import Receipt
 from labctl.submissions.receiver import Receiver
 
@@ -37,7 +39,7 @@ class SeatSubmission(Value, frozen=True):
     `missing`: nothing was submitted. `damaged`: the bundle no longer matches its receipt. `closed`:
     everything came too late. `bundle` is the path of the file. `late_s` and `penalty` (percent)
     follow the rules and extensions of now; `in_grace_s` are the seconds after the due time of a
-    submission within the grace period.
+    submission within the grace period. The penalty is that of the days that no free day covers.
     """
 
     seat: str
@@ -49,6 +51,7 @@ class SeatSubmission(Value, frozen=True):
     late_s: int = 0
     penalty: int = 0
     in_grace_s: int = 0
+    free_days: FreeDays = FreeDays()
     run: str = ""
     size: int = 0
     sha256: str = ""
@@ -95,13 +98,18 @@ def collect(
         )
     # A receiver that an earlier version published to has no grace period yet.
     receiver.set_grace(name, rules.grace if rules.due else 0)
+    receiver.set_pauses(list_pauses(folder.config))
     fetched, refused = _fetch_posts(receiver, name, profile)
     all_seats = list_assignment_seats(folder, name, by=by)
     chosen = choose_seats(all_seats, seats)
     results = list(receiver.check(name))
     damage = {_submission_id(subject): why for subject, why in results if why}
     receipts = [subject for subject, why in results if not why and isinstance(subject, Receipt)]
-    handed = tuple(_choose_submission(receiver, name, seat, receipts, damage) for seat in chosen)
+    handed = _apply_free_days(
+        folder,
+        name,
+        [_choose_submission(receiver, name, seat, receipts, damage) for seat in chosen],
+    )
     members = {member for seat in all_seats for member in (seat.name, *seat.students)}
     submitters = {_submission_id(subject).split("/")[0] for subject, _ in results}
     _record_collected(folder, name, handed, by)
@@ -182,6 +190,23 @@ def _choose_submission(
     return missing
 
 
+def _apply_free_days(
+    folder: CourseFolder, name: str, submissions: Iterable[SeatSubmission]
+) -> tuple[SeatSubmission, ...]:
+    """Return the submissions with the free days that they spend, and the penalty that is left."""
+    submissions, rules = tuple(submissions), folder.config.assignments[name]
+    days = {one.seat: count_late_days(one.late_s, rules.grace) for one in submissions}
+    free_days = compute_free_days(folder, name, days)
+    return tuple(
+        msgspec.structs.replace(
+            one, free_days=spent, penalty=reduce_penalty(rules, one.late_s, spent)
+        )
+        if (spent := free_days.get(one.seat)) and spent.used
+        else one
+        for one in submissions
+    )
+
+
 def _without_submission(
     missing: SeatSubmission, state: State, why: str, submissions: int
 ) -> SeatSubmission:
@@ -196,11 +221,6 @@ def _without_submission(
 
 def _damage_text(places: list[str], damage: dict[str, str]) -> str:
     return "; ".join(f"{place}: {damage[place]}" for place in places)
-
-
-def parse_received_at(receipt: Receipt) -> float:
-    """Return the Unix time of a receipt."""
-    return float(calendar.timegm(time.strptime(receipt.received, "%Y-%m-%dT%H:%M:%SZ")))
 
 
 def _record_collected(

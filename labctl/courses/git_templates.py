@@ -134,6 +134,8 @@ def _run_git(repository: Path, words: Sequence[str], *, most_bytes: int = 0) -> 
         "GIT_SSH_COMMAND": "ssh -o BatchMode=yes",
         **copy_environment(),
         "GIT_TERMINAL_PROMPT": "0",
+        # An editor's or desktop's program would ask for a password in a window.
+        "GIT_ASKPASS": "",
         "GIT_ALLOW_PROTOCOL": "https:ssh:file",
         "GIT_NO_LAZY_FETCH": "1",
         "LC_ALL": "C",

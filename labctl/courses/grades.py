@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 import msgspec
 
+from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import quote
 from labctl.config.reader import find_nearest
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.creation import find_newest_import
 from labctl.courses.grade_store import GradeStore
+from labctl.courses.grading.record import RESULTS
+from labctl.courses.grading.results import GraderTest, parse_results
+from labctl.courses.lateness import (
+    DeadlineJudge,
+    compute_free_days,
+    reduce_penalty,
+)
 from labctl.courses.records import roster_formats
+from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.gradebook import Grade, Stamp, read_grades
+from labctl.courses.records.free_days import FreeDays
+from labctl.courses.records.gradebook import (
+    Grade,
+    Stamp,
+    add_marks,
+    count_missing,
+    excuse,
+    read_grades,
+)
+from labctl.courses.records.marks import list_items, read_marks
 from labctl.courses.records.released_grades import (
     as_released,
     draft_released_line,
@@ -24,7 +43,47 @@ from labctl.courses.records.roster_import import compare, load_keys, read_table_
 from labctl.courses.records.student import Student
 from labctl.courses.records.writeback import GradeExport, write_back
 from labctl.errors import NotFoundError
+from labctl.model import Value
+from labctl.submissions.assignment import DeadlineStatus, count_late_days
 from labctl.submissions.receiver import Receiver
+
+
+class StudentTests(Value, frozen=True):
+    """The tests in one student's results.json, or their team's; () without any."""
+
+    student: str
+    tests: tuple[GraderTest, ...] = ()
+
+    @property
+    def failed(self) -> tuple[GraderTest, ...]:
+        """The tests that did not give all of their points."""
+        return tuple(
+            test
+            for test in self.tests
+            if test.status == "failed" or (test.score or 0.0) < (test.max_score or 0.0)
+        )
+
+
+def list_student_tests(folder: CourseFolder, assignment: str) -> list[StudentTests]:
+    """Return the tests of each student of the course, with those that students never see.
+
+    NotFoundError if course.yaml has no such assignment.
+    """
+    grades = list_current_grades(folder, assignment, folder.list_students(active_only=True))
+    store = GradeStore(folder, assignment)
+    return [
+        StudentTests(student=grade.student, tests=_read_tests(store, grade)) for grade in grades
+    ]
+
+
+def _read_tests(store: GradeStore, grade: Grade) -> tuple[GraderTest, ...]:
+    if not grade.owner or grade.score is None:
+        return ()
+    text = (store.grade_directory(grade.owner) / RESULTS).read_text(errors="replace")
+    try:
+        return parse_results(text, grade.points).tests
+    except ValueError:
+        return ()
 
 
 def list_grades(folder: CourseFolder, assignment: str, *, everybody: bool = False) -> list[Grade]:
@@ -44,15 +103,7 @@ def list_current_grades(
     folder: CourseFolder, assignment: str, students: Sequence[Student]
 ) -> list[Grade]:
     """Return the present grades of these students, corrections included, released or not."""
-    rules = folder.config.assignments.get(assignment)
-    if rules is None:
-        names = list(folder.config.assignments)
-        near = find_nearest(assignment, names)
-        raise NotFoundError(
-            f"there is no assignment {quote(assignment)}",
-            why=f"course.yaml has {', '.join(names) or 'none yet'}",
-            hint=f"labctl course grades {near}" if near else f"edit {folder.config.path}",
-        )
+    rules = _find_rules(folder, assignment)
     released = list_released_lines(folder.ledger.list_entries(kind="released"), assignment)
     all_seats = list_assignment_seats(folder, assignment)
     seats = {student: seat.name for seat in all_seats for student in seat.students}
@@ -66,12 +117,48 @@ def list_current_grades(
         seats,
     )
     grade_store = GradeStore(folder, assignment)
-    return [
+    corrected = [
         msgspec.structs.replace(
             grade, corrected=bool(grade.owner) and grade_store.is_corrected(grade.owner)
         )
         for grade in stored
     ]
+    return _apply_decisions(folder, assignment, corrected, all_seats)
+
+
+def _find_rules(folder: CourseFolder, assignment: str) -> AssignmentConfig:
+    rules = folder.config.assignments.get(assignment)
+    if rules is None:
+        names = list(folder.config.assignments)
+        near = find_nearest(assignment, names)
+        raise NotFoundError(
+            f"there is no assignment {quote(assignment)}",
+            why=f"course.yaml has {', '.join(names) or 'none yet'}",
+            hint=f"labctl course grades {near}" if near else f"edit {folder.config.path}",
+        )
+    return rules
+
+
+def _apply_decisions(
+    folder: CourseFolder, assignment: str, grades: Sequence[Grade], seats: Sequence[Seat]
+) -> list[Grade]:
+    """Add the marks, the excuses, and what counts for missing submissions."""
+    rules, entries = folder.config.assignments[assignment], folder.ledger.list_entries()
+    marks, excuses = read_marks(entries, assignment), read_excuses(entries, assignment)
+    closed = set[str]()
+    if folder.config.is_missing_zero(assignment):
+        deadline = DeadlineJudge(folder, assignment)
+        for seat in seats:
+            if deadline.has_closed(seat):
+                closed.update(seat.students)
+    decided = []
+    for grade in grades:
+        items = list_items(rules.rubric, marks.get(grade.student, {}))
+        grade = add_marks(grade, rules.graded_points, items)
+        if (reason := excuses.get((assignment, grade.student))) is not None:
+            grade = excuse(grade, reason.text)
+        decided.append(count_missing(grade) if grade.student in closed else grade)
+    return decided
 
 
 def record_released_scores(folder: CourseFolder, assignment: str, by: str = "") -> None:
@@ -104,13 +191,48 @@ def _stamps(folder: CourseFolder, assignment: str, seats: Sequence[Seat]) -> dic
         own = [stamps[owner] for owner in (seat.name, *seat.students) if owner in stamps]
         if own:
             stamps[seat.name] = max(own, key=lambda stamp: stamp.received)
-    return stamps
+    return stamps | _judge_stamps(folder, assignment, seats, stamps)
+
+
+def _judge_stamps(
+    folder: CourseFolder, assignment: str, seats: Sequence[Seat], stamps: Mapping[str, Stamp]
+) -> dict[str, Stamp]:
+    """Return the stamps of seats and their students, by the rules and extensions of now."""
+    deadline, status = DeadlineJudge(folder, assignment), dict[str, DeadlineStatus]()
+    rules = deadline.rules
+    for seat in seats:
+        if seat.name in stamps:
+            received_at = datetime.fromisoformat(stamps[seat.name].received).timestamp()
+            status[seat.name] = deadline.judge(seat, received_at)
+    days = {name: count_late_days(one.late_s, rules.grace) for name, one in status.items()}
+    free_days = compute_free_days(folder, assignment, days)
+    judged = {}
+    for seat in seats:
+        if seat.name not in status:
+            continue
+        late_s, spent = status[seat.name].late_s, free_days.get(seat.name, FreeDays())
+        stamp = msgspec.structs.replace(
+            stamps[seat.name],
+            late_s=late_s,
+            penalty=reduce_penalty(rules, late_s, spent),
+            free_days=spent,
+        )
+        judged.update(dict.fromkeys((seat.name, *seat.students), stamp))
+    return judged
 
 
 def export_grades(
-    folder: CourseFolder, assignment: str, *, to: str = "", penalty: bool = True
+    folder: CourseFolder,
+    assignment: str,
+    *,
+    to: str = "",
+    penalty: bool = True,
+    rubric: bool = False,
 ) -> GradeExport:
-    """Return the grades in the format of the newest import, or in format `to`; write nothing."""
+    """Return the grades in the format of the newest import, or in format `to`; write nothing.
+
+    With `rubric` and the format csv, labctl's own table has a column for each item and its grader.
+    """
     all_grades = list_grades(folder, assignment, everybody=True)
     path = find_newest_import(folder)
     _, table = read_table_file(path)
@@ -120,5 +242,12 @@ def export_grades(
     students = folder.list_students(active_only=False)
     diff = compare(table, str(path), students, keys, keep=True)
     return write_back(
-        table, name, assignment, all_grades, diff.keys.keys[name], to=to, penalty=penalty
+        table,
+        name,
+        assignment,
+        all_grades,
+        diff.keys.keys[name],
+        to=to,
+        penalty=penalty,
+        rubric=rubric,
     )

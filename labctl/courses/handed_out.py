@@ -26,10 +26,15 @@ def hash_handed_out_files(folder: CourseFolder, templates: Path) -> frozenset[st
 
     Starters that were replaced count too: a student may still have their files.
     """
-    directories = {name for names in BUILT_IN.values() for name in names}
-    roots = [folder.path / HANDOUTS, *(templates / name for name in directories)]
-    hashes = {hash_file(path) for root in roots for path in _list_files(root)}
+    hashes = {hash_file(path) for path in list_handed_out_files(folder, templates)}
     return frozenset(hashes | _list_starter_hashes(folder))
+
+
+def list_handed_out_files(folder: CourseFolder, templates: Path) -> Iterator[Path]:
+    """Yield the files of the handouts, with the published starters, and of labctl's templates."""
+    directories = {name for names in BUILT_IN.values() for name in names}
+    for root in (folder.path / HANDOUTS, *(templates / name for name in sorted(directories))):
+        yield from _list_files(root)
 
 
 def record_handed_out(folder: CourseFolder, starter: Starter) -> None:

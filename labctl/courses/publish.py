@@ -13,6 +13,7 @@ from labctl.courses.costs import escape_formula
 from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_address
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.timetable import list_pauses
 from labctl.courses.starters import list_published
 from labctl.errors import ConnectError, NotFoundError
 from labctl.lazy import lazy_imports
@@ -37,6 +38,7 @@ def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
     """
     receiver = Receiver(folder.drop)
     public = receiver.init()
+    receiver.set_pauses(list_pauses(folder.config))
     keeper, changed = keeper_address(folder), []
     for name, rules in folder.config.assignments.items():
         published = Assignment(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.config.times import ANY_S
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.collect import find_rules
 from labctl.courses.grade_store import GradeStore, list_owners
 from labctl.courses.grades import list_current_grades, record_released_scores
-from labctl.courses.grading.feedback import render_page
+from labctl.courses.grading.feedback import render_page, render_text
 from labctl.courses.grading.record import FEEDBACK, RESULTS, GradeRecord, build_results
-from labctl.courses.grading.results import parse_results, without_lateness_note
+from labctl.courses.grading.results import parse_results, select_shown, without_lateness_note
+from labctl.courses.grading.totals import add_items, build_total_record, describe_marks
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
@@ -23,6 +26,7 @@ from labctl.courses.records.released_grades import (
     draft_released_line,
     list_released_lines,
 )
+from labctl.courses.records.spending import read_due_extensions
 from labctl.courses.records.student import Student
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.events import Question, Reporter, SilentReporter
@@ -30,18 +34,38 @@ from labctl.model import Value
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 
+# Students without marks that an error names.
+MOST_NAMED = 5
+
 
 class ReleaseResult(Value, frozen=True):
     """The result of a release: `students` can read their feedback now.
 
-    `waiting` seats have no grade to release. `changes` lists grades that were released before with
-    another score.
+    `waiting` seats and students have no grade to release, `unmarked` says which of them lack marks.
+    `changes` lists grades that were released before with another score.
     """
 
     assignment: str
     students: tuple[str, ...]
     waiting: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    unmarked: tuple[str, ...] = ()
+
+
+class _SeatRelease(Value, frozen=True):
+    """A seat's grades: `ready` can be released, `waiting` cannot yet. Excused ones are neither."""
+
+    seat: Seat
+    record: GradeRecord | None
+    ready: tuple[Grade, ...]
+    waiting: tuple[Grade, ...]
+
+    @property
+    def waiting_names(self) -> tuple[str, ...]:
+        """The seat, or those of its students who wait while others do not."""
+        if not self.ready:
+            return (self.seat.name,) if self.waiting or not self.seat.students else ()
+        return tuple(grade.student for grade in self.waiting)
 
 
 def release_grades(
@@ -54,33 +78,25 @@ def release_grades(
 ) -> ReleaseResult:
     """Write `feedback.html` for each grade, make it available to students, and update the ledger.
 
-    Seats whose grading failed are left out. Repeating it updates the feedback. If a released score
-    would change, `reporter` asks for consent first: PolicyError without it, and nothing is
-    released. NotFoundError if nothing is graded yet.
+    Grades that failed or lack marks are left out, and named. Repeating it updates the feedback. If
+    a released score would change, `reporter` asks for consent first: PolicyError without it, and
+    nothing is released. NotFoundError if there is nothing to release yet.
     """
     find_rules(folder, name)
     record_released_scores(folder, name, by)
     grade_store = GradeStore(folder, name, by)
     chosen = choose_seats(list_assignment_seats(folder, name, by=by), seats)
-    records = {seat.name: grade_store.read_record(seat.name) for seat in chosen}
-    graded = [
-        (seat, record)
-        for seat in chosen
-        if (record := records[seat.name]) is not None and record.raw
-    ]
-    students = [Student(id=student) for seat, _ in graded for student in seat.students]
-    if not students:
-        raise NotFoundError(
-            f"{name} has no graded submission yet", hint=f"labctl course grade {name}"
-        )
+    releases = _list_releases(grade_store, chosen)
+    grades = [grade for release in releases for grade in release.ready]
+    unmarked = _list_unmarked(releases)
+    if not grades:
+        raise _make_nothing_error(name, unmarked)
     lines = list_released_lines(folder.ledger.list_entries(kind="released"), name)
-    grades = list_current_grades(folder, name, students)
     before = {grade.student: as_released(grade, lines.get(grade.student)) for grade in grades}
     changes = [change_text(grade) for grade in before.values() if grade.unreleased is not None]
     _require_consent(name, changes, reporter or SilentReporter())
-    now = {grade.student: grade for grade in grades}
-    for _, record in graded:
-        _publish_feedback(grade_store, record, now)
+    for release in releases:
+        _publish_feedback(grade_store, release)
     drafts = [
         draft_released_line(name, grade, by, before[grade.student].change) for grade in grades
     ]
@@ -89,10 +105,58 @@ def release_grades(
     )
     return ReleaseResult(
         assignment=name,
-        students=tuple(dict.fromkeys(student.id for student in students)),
-        waiting=tuple(seat.name for seat in chosen if (seat, records[seat.name]) not in graded),
+        students=tuple(grade.student for grade in grades),
+        waiting=tuple(one for release in releases for one in release.waiting_names),
         changes=tuple(changes),
+        unmarked=unmarked,
     )
+
+
+def _list_unmarked(releases: Sequence[_SeatRelease]) -> tuple[str, ...]:
+    """Return the students who lack marks, each with what is missing."""
+    return tuple(
+        f"{grade.student}: {grade.problem}"
+        for release in releases
+        for grade in release.waiting
+        if grade.items and (grade.stamp.number or any(item.mark for item in grade.items))
+    )
+
+
+def _make_nothing_error(name: str, unmarked: Sequence[str]) -> NotFoundError:
+    if not unmarked:
+        return NotFoundError(
+            f"{name} has no graded submission yet", hint=f"labctl course grade {name}"
+        )
+    return NotFoundError(
+        f"{name} has no complete grade yet",
+        why="; ".join(unmarked[:MOST_NAMED]),
+        hint=f"labctl course mark {name} --next",
+    )
+
+
+def _list_releases(grade_store: GradeStore, seats: Sequence[Seat]) -> list[_SeatRelease]:
+    """Return what can be released for each seat."""
+    students = [Student(id=student) for seat in seats for student in seat.students]
+    grades = {
+        grade.student: grade
+        for grade in list_current_grades(grade_store.folder, grade_store.name, students)
+    }
+    releases = []
+    for seat in seats:
+        record = grade_store.read_record(seat.name)
+        record = record if record is not None and record.raw else None
+        own = [grades[one] for one in seat.students if not grades[one].excused]
+        ready = tuple(grade for grade in own if _is_ready(grade, record))
+        waiting = tuple(grade for grade in own if grade not in ready)
+        releases.append(_SeatRelease(seat=seat, record=record, ready=ready, waiting=waiting))
+    return releases
+
+
+def _is_ready(grade: Grade, record: GradeRecord | None) -> bool:
+    """Tell whether a grade can be released. A damaged correction is reported when it is read."""
+    if not grade.items:
+        return record is not None
+    return grade.score is not None and any(item.mark for item in grade.items)
 
 
 def _require_consent(name: str, changes: Sequence[str], reporter: Reporter) -> None:
@@ -112,16 +176,25 @@ def _is_change(draft: CourseLedgerDraft, line: CourseLedgerEntry | None) -> bool
     return line is None or line.detail != draft.detail
 
 
-def _publish_feedback(
-    grade_store: GradeStore, record: GradeRecord, grades: Mapping[str, Grade]
-) -> None:
-    """Give each student of a seat their own feedback, with the corrections for them."""
-    receiver = Receiver(grade_store.folder.drop)
-    for owner in list_owners(record):
-        feedback = _build_feedback(
-            grade_store, _apply_correction(grade_store, owner, record, grades.get(owner))
-        )
-        write_private(grade_store.grade_directory(owner) / FEEDBACK, feedback.page.encode())
+def _publish_feedback(grade_store: GradeStore, release: _SeatRelease) -> None:
+    """Give each student of a seat their own feedback, with the corrections and marks for them."""
+    receiver, record = Receiver(grade_store.folder.drop), release.record
+    grades = {grade.student: grade for grade in release.ready}
+    owners = list(grades)
+    if record is not None and any(not grade.items for grade in release.ready):
+        left_out = set(release.seat.students) - set(grades)
+        owners = [owner for owner in list_owners(record) if owner not in left_out]
+    for owner in owners:
+        own, grade = record, grades.get(owner)
+        if own is not None:
+            own = _apply_correction(grade_store, owner, own, grade)
+        if grade is not None and grade.items:
+            own = build_total_record(grade_store.name, release.seat.name, grade, own)
+        assert own is not None
+        feedback = _build_feedback(grade_store, own, grade)
+        directory = grade_store.grade_directory(owner)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(directory / FEEDBACK, feedback.page.encode())
         receiver.release_feedback(grade_store.name, owner, feedback)
 
 
@@ -146,6 +219,7 @@ def _apply_correction(
         points=record.points,
         penalty=record.penalty,
         late_s=record.late_s,
+        free_days=record.free_days.text,
     )
     return msgspec.structs.replace(
         record,
@@ -156,13 +230,30 @@ def _apply_correction(
     )
 
 
-def _build_feedback(grade_store: GradeStore, record: GradeRecord) -> Feedback:
-    results = build_results(record)
+def _build_feedback(grade_store: GradeStore, record: GradeRecord, grade: Grade | None) -> Feedback:
+    is_closed = _has_closed(grade_store.folder, record.assignment)
+    results = select_shown(build_results(record), is_closed=is_closed)
+    if grade is not None and grade.items:
+        text = "\n".join(filter(None, [describe_marks(grade), results.output]))
+        results = add_items(msgspec.structs.replace(results, output=text), grade.items)
     return Feedback(
         assignment=record.assignment,
         number=record.number,
         score=record.score or 0.0,
         points=record.points,
-        text=results.output,
+        text=render_text(results),
         page=render_page(record, results, grade_store.read_output(record.seat)),
     )
+
+
+def _has_closed(folder: CourseFolder, assignment: str) -> bool:
+    """Whether no student can submit any more, or all are late if late work is always accepted.
+
+    An assignment without a due time never closes.
+    """
+    rules = find_rules(folder, assignment)
+    if rules.due is None:
+        return False
+    late_s = 0 if rules.late == ANY_S else max(rules.late, rules.grace)
+    extensions = read_due_extensions(folder.ledger.list_entries(kind="due"), assignment)
+    return time.time() > rules.due.at + late_s + max([0, *extensions.values()])

@@ -9,6 +9,8 @@
     ended      id                              -> why the seat's last server ended, or null
     extend     id seconds
     starter    assignment sha256 offset            -> a part of the assignment's starter
+    saved                                          -> files, the seat's saved results
+    saved-file path offset                         -> a part of one of them
 
 A failure is {"error": {kind, what, why, hint}}. The forced command names the student; a request in
 the name of another is refused. The limits of course.yaml are enforced here: no request can get a
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from labctl.courses import starters
+from labctl.courses import saved_files, starters
 from labctl.courses.claims import SeatClaim, ServerActions, SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
@@ -47,10 +49,12 @@ from labctl.wire.keeper import (
     END_SEAT_SERVER,
     EXPLAIN_SEAT_END,
     EXTEND_SEAT_SERVER,
+    FETCH_SAVED_FILE,
     FETCH_STARTER,
     FIND_SEAT_SERVER,
     GREET_KEEPER,
     LIST_OFFERS,
+    LIST_SAVED_FILES,
     LIST_SEAT_SERVERS,
     CreateSeatServerReply,
     CreateSeatServerRequest,
@@ -60,6 +64,7 @@ from labctl.wire.keeper import (
     ExplainSeatEndRequest,
     ExtendSeatServerReply,
     ExtendSeatServerRequest,
+    FetchSavedFileRequest,
     FetchStarterRequest,
     FindSeatServerReply,
     FindSeatServerRequest,
@@ -68,6 +73,8 @@ from labctl.wire.keeper import (
     KeeperRequest,
     ListOffersReply,
     ListOffersRequest,
+    ListSavedFilesReply,
+    ListSavedFilesRequest,
     ListSeatServersReply,
     ListSeatServersRequest,
     OfferRecord,
@@ -94,6 +101,8 @@ VERBS: dict[str, Verb[Any, Any]] = {
         EXPLAIN_SEAT_END,
         EXTEND_SEAT_SERVER,
         FETCH_STARTER,
+        LIST_SAVED_FILES,
+        FETCH_SAVED_FILE,
     )
 }
 # The requests of `labctl course check`, which are those of a student before `up`.
@@ -207,6 +216,10 @@ class RequestHandler:
             return self._greet(seat, student)
         if isinstance(request, FetchStarterRequest):
             return starters.read_part(self.folder, request)
+        if isinstance(request, ListSavedFilesRequest):
+            return ListSavedFilesReply(saved_files.list_saved_files(self.folder, seat))
+        if isinstance(request, FetchSavedFileRequest):
+            return saved_files.read_saved_part(self.folder, seat, request)
         if isinstance(request, ListOffersRequest):
             offers = self._offers(seat, _parse(Need, request.need))
             return ListOffersReply(tuple(make_record(OfferRecord, offer) for offer in offers))

@@ -120,11 +120,13 @@ class CourseTasks:
     def apply_class_hours(self, snapshot: CourseSnapshot) -> None:
         """Bring servers up before class, and end unused ones after it."""
         config = self.staff.folder.config
-        current, lesson = find_phase(config.hours, config.term, self.now())
+        current, lesson = find_phase(config.hours, config.term, self.now(), config.holidays)
         if current != "off" and lesson is not None:
             self._bring_up_missing_servers(snapshot, lesson)
             return
-        over = find_just_ended(config.hours, config.term, self.now(), AFTER_CLASS_S)
+        over = find_just_ended(
+            config.hours, config.term, self.now(), AFTER_CLASS_S, config.holidays
+        )
         if over is not None:
             self._end_after_class(snapshot, self.now() - over.ends)
 

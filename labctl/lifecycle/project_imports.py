@@ -106,7 +106,7 @@ def read_imports(file: Path) -> ModuleImports:
     """Return what a module or notebook imports; nothing if it is not valid Python."""
     try:
         text = read_source(file)
-        tree = ast.parse(_read_cells(text) if file.suffix == ".ipynb" else text)
+        tree = ast.parse(read_notebook_code(text) if file.suffix == ".ipynb" else text)
     except (SyntaxError, ValueError, RecursionError):
         return ModuleImports()
     names: set[str] = set()
@@ -121,7 +121,7 @@ def read_imports(file: Path) -> ModuleImports:
     return ModuleImports(names=frozenset(names), is_relative=is_relative)
 
 
-def _read_cells(notebook: str) -> str:
+def read_notebook_code(notebook: str) -> str:
     """Return the code of a notebook without IPython's own commands; ValueError if it is not one."""
     cells = msgspec.json.decode(notebook, type=_NotebookFile).cells
     lines = [

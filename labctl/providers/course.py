@@ -51,24 +51,30 @@ from labctl.wire.keeper import (
     END_SEAT_SERVER,
     EXPLAIN_SEAT_END,
     EXTEND_SEAT_SERVER,
+    FETCH_SAVED_FILE,
     FETCH_STARTER,
     FIND_SEAT_SERVER,
     GREET_KEEPER,
     LIST_OFFERS,
+    LIST_SAVED_FILES,
     LIST_SEAT_SERVERS,
     STARTER_MOST_BYTES,
     CreateSeatServerRequest,
     EndSeatServerRequest,
     ExplainSeatEndRequest,
     ExtendSeatServerRequest,
+    FetchSavedFileReply,
+    FetchSavedFileRequest,
     FetchStarterReply,
     FetchStarterRequest,
     FindSeatServerRequest,
     GreetKeeperRequest,
     ListOffersRequest,
+    ListSavedFilesRequest,
     ListSeatServersRequest,
     NeedRecord,
     OfferRecord,
+    SavedFileRecord,
     SeatGreetingRecord,
     SeatServerRecord,
 )
@@ -85,7 +91,7 @@ _KEEPER = re.compile(
 )
 _HOST_KEY = re.compile(r"[a-z0-9@.-]{1,60} [A-Za-z0-9+/]{40,2000}={0,2}")
 _SAVED = {
-    "home": "its results are in the course's folder: ask your instructor",
+    "home": "the course has saved its results: labctl pull --from-course",
     "disk": "its results are on its disk, which was kept: ask your instructor",
 }
 _SEAT = re.compile(r"[0-9a-f]{12}")
@@ -162,6 +168,14 @@ class CourseProvider:
         return download_starter(
             lambda request: self._request(FETCH_STARTER, request), assignment, sha256
         )
+
+    def list_saved_files(self) -> tuple[SavedFileRecord, ...]:
+        """List the results that the keeper saved when servers of the student's seat ended."""
+        return self._request(LIST_SAVED_FILES, ListSavedFilesRequest()).files
+
+    def fetch_saved_part(self, path: str, offset: int) -> FetchSavedFileReply:
+        """Return a part of one of these files."""
+        return self._request(FETCH_SAVED_FILE, FetchSavedFileRequest(path, offset))
 
     def offers(self, need: Need) -> list[Offer]:
         reply = self._request(LIST_OFFERS, ListOffersRequest(make_record(NeedRecord, need)))

@@ -6,6 +6,7 @@ Times are Unix seconds. The file is YAML, read like lab.yaml: all problems at on
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -114,6 +115,10 @@ class Assignment(Value, frozen=True):
         return self.assignment
 
 
+# Stretches of Unix time that do not count as late, such as holidays: ordered and disjoint.
+Pauses = Sequence[tuple[int, int]]
+
+
 class DeadlineRules(Protocol):
     """What `judge` needs of an assignment's file, or of an assignment in course.yaml."""
 
@@ -143,28 +148,56 @@ class DeadlineStatus(Value, frozen=True):
 
 
 def judge(
-    rules: DeadlineRules, at: float, extension_s: int = 0, grace_s: int = 0
+    rules: DeadlineRules,
+    at: float,
+    extension_s: int = 0,
+    grace_s: int = 0,
+    pauses: Pauses = (),
 ) -> DeadlineStatus:
     """Judge a bundle that is complete at Unix time `at`. The last second is still in time.
 
     `extension_s` moves the due time, and with it the end of the late period. Up to `grace_s` after
-    it nothing is late; the days of the penalty begin after that.
+    it nothing is late; the days of the penalty begin after that. Time in a pause does not count.
     """
     if rules.due is None:
         return DeadlineStatus(due_at=None, closes_at=None, accepted=True)
     due_at = rules.due.at + extension_s
-    closes_at = None if rules.late == ANY_S else due_at + max(rules.late, grace_s)
-    late_s = max(0, int(at) - due_at)
-    days = -(-max(0, late_s - grace_s) // DAY_S)
+    closes_at = None if rules.late == ANY_S else _add_time(due_at, max(rules.late, grace_s), pauses)
+    late_s = _count_time(due_at, int(at), pauses)
     is_late = late_s > grace_s
     return DeadlineStatus(
         due_at=due_at,
         closes_at=closes_at,
         accepted=closes_at is None or int(at) <= closes_at,
         late_s=late_s if is_late else 0,
-        penalty=min(100, days * rules.penalty),
+        penalty=compute_penalty(count_late_days(late_s, grace_s), rules.penalty),
         in_grace_s=0 if is_late else late_s,
     )
+
+
+def count_late_days(late_s: int, grace_s: int = 0) -> int:
+    """Return the days of the penalty that have begun; they begin after the grace period."""
+    return -(-max(0, late_s - grace_s) // DAY_S)
+
+
+def compute_penalty(days: int, percent: int) -> int:
+    """Return the penalty for so many late days, in percent."""
+    return min(100, days * percent)
+
+
+def _count_time(since: int, until: int, pauses: Pauses) -> int:
+    """Return the seconds from `since` to `until` outside the pauses; 0 if it is over."""
+    paused = sum(max(0, min(until, end) - max(since, begin)) for begin, end in pauses)
+    return max(0, until - since - paused)
+
+
+def _add_time(since: int, seconds: int, pauses: Pauses) -> int:
+    """Return when this many seconds outside the pauses have passed since `since`."""
+    until = since + seconds
+    for begin, end in pauses:
+        if begin < until and end > since:
+            until += end - max(begin, since)
+    return until
 
 
 def load_assignment(path: Path, *, hint: str = "") -> Assignment:

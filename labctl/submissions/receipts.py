@@ -11,13 +11,14 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from labctl.errors import NotFoundError, PolicyError
+from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.model import Value
 from labctl.submissions import posting, receipt
 from labctl.submissions.assignment import Assignment
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver_host import ReceiverHost
+from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord
 
 
 class Verified(Value, frozen=True):
@@ -84,16 +85,22 @@ def fetch(
     return [(store_receipt(root, rules, signed), signed.receipt) for signed in receipts], refused
 
 
-def fetch_feedback(
-    root: Path, rules: Assignment, host: ReceiverHost | None
-) -> tuple[Feedback, Path]:
+class FetchedFeedback(Value, frozen=True):
+    """Released feedback, the `path` of its page here, and the student's regrade requests."""
+
+    feedback: Feedback
+    path: Path
+    regrades: tuple[RegradeRecord, ...] = ()
+
+
+def fetch_feedback(root: Path, rules: Assignment, host: ReceiverHost | None) -> FetchedFeedback:
     """Fetch and store the released feedback; NotFoundError if nothing was released yet."""
     if host is None:
         raise NotFoundError(
             f"{rules.name} is submitted through a bucket, which cannot return grades",
             hint="ask your instructor for your grade",
         )
-    feedback = host.feedback()
+    feedback, regrades = host.feedback()
     if feedback is None:
         raise NotFoundError(
             f"your grade for {rules.name} has not been released yet",
@@ -105,7 +112,23 @@ def fetch_feedback(
     draft = path.with_suffix(".new")
     draft.write_text(feedback.page, encoding="utf-8")
     draft.replace(path)
-    return feedback, path
+    return FetchedFeedback(feedback=feedback, path=path, regrades=regrades)
+
+
+def ask_regrade(rules: Assignment, host: ReceiverHost | None, text: str) -> int:
+    """Ask staff for a regrade; return the number of the request."""
+    if host is None:
+        raise NotFoundError(
+            f"{rules.name} is submitted through a bucket, which takes no requests",
+            hint="ask your instructor",
+        )
+    if len(text.strip()) > MOST_REGRADE_CHARS:
+        raise UsageError(
+            f"the request has {len(text.strip())} characters",
+            why=f"at most {MOST_REGRADE_CHARS} are sent",
+            hint="shorten it, and name the part of the grade that it is about",
+        )
+    return host.ask_regrade(text)
 
 
 def find_last_receipt(root: Path, rules: Assignment) -> Path:

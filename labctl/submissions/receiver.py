@@ -4,6 +4,7 @@
     assignments/NAME.yaml              the rules, as students have them
     extensions/NAME.json               each student's extension in seconds
     grace.json                         each assignment's grace period in seconds
+    pauses.json                        stretches of Unix time that do not count as late
     incoming/NAME/STUDENT/SHA256.SIZE  what has arrived so far
     submissions/NAME/STUDENT/0001/     bundle.tar and receipt.json
     feedback/NAME/STUDENT.json         what a student may read of their grade
@@ -40,7 +41,13 @@ from labctl.errors import (
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.submissions import feedback, receipt
-from labctl.submissions.assignment import Assignment, DeadlineStatus, judge, load_assignment
+from labctl.submissions.assignment import (
+    Assignment,
+    DeadlineStatus,
+    Pauses,
+    judge,
+    load_assignment,
+)
 from labctl.submissions.examination import examine_confined
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.intake import Arrived, Expected, check_arrived, stamp
@@ -53,7 +60,7 @@ with lazy_imports(__name__):
 KEY = "signing-key"
 LOG = "receipts.jsonl"
 # Not in an assignment's file: earlier versions of students' labctl refuse unknown keys there.
-GRACE = "grace.json"
+GRACE, PAUSES = "grace.json", "pauses.json"
 BUNDLE, RECEIPT = "bundle.tar", "receipt.json"
 # For one student and one assignment.
 MOST_SUBMISSIONS = 100
@@ -161,6 +168,23 @@ class Receiver:
             return {}
         return msgspec.json.decode(data, type=dict[str, int])
 
+    def read_pauses(self) -> Pauses:
+        """Return the stretches of time that do not count as late, set with `set_pauses`."""
+        try:
+            data = (self.directory / PAUSES).read_bytes()
+        except FileNotFoundError:
+            return ()
+        return msgspec.json.decode(data, type=tuple[tuple[int, int], ...])
+
+    def set_pauses(self, pauses: Pauses) -> None:
+        """Set the stretches of time that do not count as late, in all assignments."""
+        if tuple(self.read_pauses()) == tuple(pauses):
+            return
+        with self._lock(self.directory / "extensions"):
+            draft = (self.directory / PAUSES).with_suffix(".new")
+            draft.write_bytes(msgspec.json.encode(pauses))
+            draft.replace(self.directory / PAUSES)
+
     def standing(self, name: str, student: str, at: float | None = None) -> DeadlineStatus:
         """Judge a student's submission at Unix time `at`, by default now."""
         return judge(
@@ -168,6 +192,7 @@ class Receiver:
             self.now() if at is None else at,
             self.extensions(name).get(student, 0),
             self.grace_s(name),
+            self.read_pauses(),
         )
 
     def receipts(self, name: str, student: str) -> list[Signed]:

@@ -30,17 +30,20 @@ from labctl.submissions.service import PART_BYTES
 from labctl.wire.codec import MessageError
 from labctl.wire.line_requests import encode_request
 from labctl.wire.receiver import (
+    ASK_REGRADE,
     BEGIN_UPLOAD,
     FINISH_UPLOAD,
     GREET_RECEIVER,
     LIST_RECEIPTS,
     READ_FEEDBACK,
     SEND_PART,
+    AskRegradeRequest,
     BeginUploadRequest,
     FinishUploadRequest,
     GreetReceiverRequest,
     ListReceiptsRequest,
     ReadFeedbackRequest,
+    RegradeRecord,
     SendPartRequest,
 )
 from labctl.wire.verbs import Reply, Request, Verb
@@ -100,11 +103,17 @@ class ReceiverHost:
         reply = self.send_request(LIST_RECEIPTS, request)
         return [self._convert(signed, Signed) for signed in reply.receipts]
 
-    def feedback(self) -> Feedback | None:
-        """Return the student's released feedback, or None before the release."""
+    def feedback(self) -> tuple[Feedback | None, tuple[RegradeRecord, ...]]:
+        """Return the student's released feedback (None before that) and their regrade requests."""
         request = ReadFeedbackRequest(self.rules.name)
         reply = self.send_request(READ_FEEDBACK, request)
-        return None if reply.feedback is None else self._convert(reply.feedback, Feedback)
+        if reply.feedback is None:
+            return None, reply.regrades
+        return self._convert(reply.feedback, Feedback), reply.regrades
+
+    def ask_regrade(self, text: str) -> int:
+        """Ask for a regrade; return the number of the request."""
+        return self.send_request(ASK_REGRADE, AskRegradeRequest(self.rules.name, text)).number
 
     def send(
         self, file: BinaryIO, sha256: str, size: int, on_bytes: Callable[[int], None]

@@ -5,7 +5,9 @@
     part      assignment sha256 size offset length, bytes -> offset
     finish    assignment sha256 size                    -> signed
     receipts  assignment                                -> receipts, the student's own
-    feedback  assignment                                -> feedback, the student's own, or null
+    feedback  assignment                                -> feedback, the student's own, or null,
+                                                           and their regrade requests
+    regrade   assignment text                           -> number
 
 A failure is {"error": {kind, what, why, hint}}. There are no other requests: no bundle is ever
 returned, and only the forced command names the student.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
@@ -28,12 +30,15 @@ from labctl.submissions.receiver import Receiver
 from labctl.submissions.student_requests import parse_student_request
 from labctl.wire.codec import to_json
 from labctl.wire.receiver import (
+    ASK_REGRADE,
     BEGIN_UPLOAD,
     FINISH_UPLOAD,
     GREET_RECEIVER,
     LIST_RECEIPTS,
     READ_FEEDBACK,
     SEND_PART,
+    AskRegradeReply,
+    AskRegradeRequest,
     BeginUploadReply,
     BeginUploadRequest,
     FinishUploadReply,
@@ -45,12 +50,14 @@ from labctl.wire.receiver import (
     ReadFeedbackRequest,
     ReceiverGreetingRecord,
     ReceiverRequest,
+    RegradeRecord,
     SendPartReply,
     SendPartRequest,
 )
 from labctl.wire.verbs import Verb
 
-MOST_LINE_BYTES = 4096
+# A regrade request of 1000 characters, as JSON writes them outside ASCII, is 12 kB.
+MOST_LINE_BYTES = 16 * 1024
 PART_BYTES = 8 * 1024 * 1024
 VERBS: dict[str, Verb[Any, Any]] = {
     verb.name: verb
@@ -61,8 +68,19 @@ VERBS: dict[str, Verb[Any, Any]] = {
         FINISH_UPLOAD,
         LIST_RECEIPTS,
         READ_FEEDBACK,
+        ASK_REGRADE,
     )
 }
+
+
+class RegradeRequests(Protocol):
+    """A course's regrade requests; a receiver without a course has none."""
+
+    def record_request(self, assignment: str, student: str, text: str) -> int:
+        """Record a request and return its number; PolicyError if it is not allowed now."""
+
+    def list_for(self, assignment: str, student: str) -> tuple[RegradeRecord, ...]:
+        """Return the student's own requests."""
 
 
 def check_request(original: str) -> None:
@@ -84,8 +102,12 @@ def serve(
     source: BinaryIO,
     sink: BinaryIO,
     alive: Callable[[], None] = lambda: None,
+    regrades: Callable[[], RegradeRequests] | None = None,
 ) -> None:
-    """Answer one student's requests until the input ends. `alive` is called for each."""
+    """Answer one student's requests until the input ends. `alive` is called for each.
+
+    `regrades` makes a course's regrade requests when one of them is needed.
+    """
     while line := source.readline(MOST_LINE_BYTES):
         alive()
         part = b""
@@ -100,7 +122,7 @@ def serve(
         except EOFError:
             return
         try:
-            reply = _answer_request(receiver, student, request, part)
+            reply = _answer_request(receiver, student, request, part, regrades)
         except LabError as error:
             reply = as_reply(error)
         except OSError as error:
@@ -122,7 +144,11 @@ def _read_request(line: bytes, student: str) -> ReceiverRequest:
 
 
 def _answer_request(
-    receiver: Receiver, student: str, request: ReceiverRequest, part: bytes
+    receiver: Receiver,
+    student: str,
+    request: ReceiverRequest,
+    part: bytes,
+    regrades: Callable[[], RegradeRequests] | None,
 ) -> NamedTuple:
     name = request.assignment
     if isinstance(request, GreetReceiverRequest):
@@ -131,7 +157,14 @@ def _answer_request(
     if isinstance(request, ListReceiptsRequest):
         return ListReceiptsReply(tuple(receiver.receipts(name, student)))
     if isinstance(request, ReadFeedbackRequest):
-        return ReadFeedbackReply(receiver.feedback(name, student))
+        own = regrades().list_for(name, student) if regrades else ()
+        return ReadFeedbackReply(receiver.feedback(name, student), own)
+    if isinstance(request, AskRegradeRequest):
+        if regrades is None:
+            raise PolicyError(
+                "this receiver takes no regrade requests", why="it does not belong to a course"
+            )
+        return AskRegradeReply(regrades().record_request(name, student, request.text))
     bundle = (name, student, request.sha256, request.size)
     if isinstance(request, SendPartRequest):
         return SendPartReply(receiver.write(*bundle, request.offset, part))
@@ -163,7 +196,7 @@ def _make_disk_error(error: OSError) -> LabError:
 
 
 def _send_reply(sink: BinaryIO, reply: NamedTuple) -> None:
-    """Write a reply as JSON. An upload's offset or receipt is left out if it has none."""
-    left_out = isinstance(reply, BeginUploadReply)
+    """Write a reply as JSON. What an upload or feedback does not have is left out."""
+    left_out = isinstance(reply, BeginUploadReply | ReadFeedbackReply)
     sink.write(msgspec.json.encode(to_json(reply, drop_defaults=left_out)) + b"\n")
     sink.flush()

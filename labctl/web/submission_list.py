@@ -14,7 +14,7 @@ import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
 from labctl.errors import LabError
-from labctl.submissions.assignment import judge
+from labctl.submissions.assignment import Pauses, judge
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import LOG, Receiver
 from labctl.web.downloads import has_report
@@ -35,6 +35,7 @@ class SubmissionList:
         self._assignments: Mapping[str, AssignmentConfig] = {}
         # assignment -> student -> seconds
         self._extensions: dict[str, dict[str, int]] = {}
+        self._pauses: Pauses = ()
         self._file = drop / LOG
         # submissions whose bundles contain a report, and those whose bundle was not opened yet
         self._with_report: set[SubmissionId] = set()
@@ -80,6 +81,8 @@ class SubmissionList:
         for name in self._assignments:
             with contextlib.suppress(OSError, msgspec.MsgspecError):  # keep the last ones
                 self._extensions[name] = self._receiver.extensions(name)
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            self._pauses = self._receiver.read_pauses()
 
     def _open_bundles(self) -> None:
         """Open the bundles of the newest receipts, a few at a time: only some contain a report."""
@@ -107,7 +110,8 @@ class SubmissionList:
         if rules is None:
             return msgspec.structs.replace(submission, has_report=has_report)
         extension_s = self._extensions.get(submission.assignment, {}).get(submission.by, 0)
-        standing = judge(rules, parse_received_at(submission.received), extension_s, rules.grace)
+        received_at = parse_received_at(submission.received)
+        standing = judge(rules, received_at, extension_s, rules.grace, self._pauses)
         return msgspec.structs.replace(
             submission,
             late_s=standing.late_s,

@@ -10,6 +10,7 @@ from .verbs import Verb
 
 # bytes of one part of a starter, and of the largest starter that is accepted
 STARTER_PART_BYTES, STARTER_MOST_BYTES = 512 * 1024, 32 * 1024 * 1024
+SAVED_PART_BYTES = 2 * 1024 * 1024
 
 
 class CourseRecord(NamedTuple):
@@ -230,6 +231,38 @@ class FetchStarterReply(NamedTuple):
     version: int = 1
 
 
+class ListSavedFilesRequest(NamedTuple):
+    """List the results that the keeper saved of the student's seat when its servers ended."""
+
+
+class SavedFileRecord(NamedTuple):
+    """A saved file, with its path below the seat's runs."""
+
+    path: str
+    size_bytes: int
+
+
+class ListSavedFilesReply(NamedTuple):
+    files: Tuple[SavedFileRecord, ...]
+    version: int = 1
+
+
+class FetchSavedFileRequest(NamedTuple):
+    """Fetch a part of a saved file, from `offset` on."""
+
+    path: str
+    offset: int
+
+
+class FetchSavedFileReply(NamedTuple):
+    """At most SAVED_PART_BYTES in base64, and the file's size; with the last part, its hash."""
+
+    data: str
+    size_bytes: int
+    sha256: str = ""
+    version: int = 1
+
+
 KeeperRequest = Union[
     GreetKeeperRequest,
     ListOffersRequest,
@@ -240,6 +273,8 @@ KeeperRequest = Union[
     ExplainSeatEndRequest,
     ExtendSeatServerRequest,
     FetchStarterRequest,
+    ListSavedFilesRequest,
+    FetchSavedFileRequest,
 ]
 ENROLL = Verb("enrol", EnrollRequest, EnrollReply)
 GREET_KEEPER = Verb("hello", GreetKeeperRequest, GreetKeeperReply)
@@ -251,3 +286,5 @@ END_SEAT_SERVER = Verb("terminate", EndSeatServerRequest, EndSeatServerReply)
 EXPLAIN_SEAT_END = Verb("ended", ExplainSeatEndRequest, ExplainSeatEndReply)
 EXTEND_SEAT_SERVER = Verb("extend", ExtendSeatServerRequest, ExtendSeatServerReply)
 FETCH_STARTER = Verb("starter", FetchStarterRequest, FetchStarterReply)
+LIST_SAVED_FILES = Verb("saved", ListSavedFilesRequest, ListSavedFilesReply)
+FETCH_SAVED_FILE = Verb("saved-file", FetchSavedFileRequest, FetchSavedFileReply)

@@ -99,10 +99,39 @@ class ReadFeedbackRequest(NamedTuple):
     assignment: str
 
 
+# Characters of a regrade request.
+MOST_REGRADE_CHARS = 1000
+
+
+class RegradeRecord(NamedTuple):
+    """A student's request to grade again; `answered_at` is 0 before staff has answered."""
+
+    number: int
+    at: float
+    text: str
+    answer: str = ""
+    accepted: bool = False
+    answered_at: float = 0.0
+
+
 class ReadFeedbackReply(NamedTuple):
-    """The feedback, None before its release."""
+    """The feedback, None before its release, and the student's requests to grade again."""
 
     feedback: object
+    regrades: Tuple[RegradeRecord, ...] = ()
+
+
+class AskRegradeRequest(NamedTuple):
+    """Ask staff to grade the student's own submission again."""
+
+    assignment: str
+    text: str
+
+
+class AskRegradeReply(NamedTuple):
+    """The number of the request, from 1."""
+
+    number: int
 
 
 ReceiverRequest = Union[
@@ -112,6 +141,7 @@ ReceiverRequest = Union[
     FinishUploadRequest,
     ListReceiptsRequest,
     ReadFeedbackRequest,
+    AskRegradeRequest,
 ]
 GREET_RECEIVER = Verb("hello", GreetReceiverRequest, GreetReceiverReply)
 BEGIN_UPLOAD = Verb("begin", BeginUploadRequest, BeginUploadReply)
@@ -119,3 +149,4 @@ SEND_PART = Verb("part", SendPartRequest, SendPartReply)
 FINISH_UPLOAD = Verb("finish", FinishUploadRequest, FinishUploadReply)
 LIST_RECEIPTS = Verb("receipts", ListReceiptsRequest, ListReceiptsReply)
 READ_FEEDBACK = Verb("feedback", ReadFeedbackRequest, ReadFeedbackReply)
+ASK_REGRADE = Verb("regrade", AskRegradeRequest, AskRegradeReply)

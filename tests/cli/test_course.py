@@ -256,8 +256,16 @@ def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path)
     ledger.append("down", seat="ada", **about)
     said = in_course(labctl, "cost")
     assert said.code == 0
-    assert "ada" in said.out
+    rows = [line.split() for line in said.out.splitlines() if line.startswith("ada")]
+    assert [row[:4] for row in rows] == [
+        ["ada", "Ada", "Lovelace", "$4.00"],
+        ["ada", "Ada", "Lovelace", "$3.00"],
+    ]
     assert "the most expensive idle hours" in said.out
+    budgets = in_course(labctl, "budget").out.splitlines()
+    assert next(line for line in budgets if line.startswith("ada ")).split()[1:3] == [
+        *("Ada", "Lovelace")
+    ]
     found = read(in_course(labctl, "cost", "--json"))["costs"]
     assert (found["usd"], found["idle_usd"]) == (4.0, 3.0)
     assert found["assignments"][0]["assignment"] == "hw3"

@@ -13,9 +13,10 @@ from labctl.courses.collect import Collection, SeatSubmission
 from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.record import GradeRecord
-from labctl.courses.grading.results import GradeResults
+from labctl.courses.grading.results import GradeResults, GraderTest
 from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
+from labctl.courses.records.free_days import FreeDays
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -123,6 +124,22 @@ def test_a_failure_of_all_is_shown_with_its_cause_its_log_and_the_next_commands(
     assert f"{course}/.course/grades/hw3/alice/output.txt, and of 1 more beside it" in said.err
     assert "next: labctl course grade hw3 --dry-run" in said.err
     assert "nothing was released" in said.err
+    place = course / ".course" / "grades" / "hw3" / "alice"
+    place.mkdir(parents=True)
+    (place / "output.txt").touch()
+    (place / "tests.txt").write_text("hidden tests:")
+    assert f"{place}/tests.txt, and" in labctl("-C", "ml", "course", "grade", "hw3").err
+
+
+TRIED_TESTS = (
+    GraderTest(name="accuracy", score=37.5, max_score=40, output="accuracy 0.96"),
+    GraderTest(name="test_a.py::test_x", score=60, max_score=60, visibility="hidden"),
+)
+TRIED_TABLE = [
+    "POINTS   VISIBLE          TEST               ",
+    "37.5/40  after_published  accuracy           accuracy 0.96",
+    "60/60    hidden           test_a.py::test_x  ",
+]
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -137,12 +154,14 @@ def test_a_dry_run_says_what_its_solution_got(
         score=0 if failed else 97.5,
         message="its program ended with 1: ImportError: torch" if failed else "",
         output="Traceback\nImportError: torch" if failed else "",
+        tests=() if failed else TRIED_TESTS,
     )
     answer(monkeypatch, "grading_dry_run.try_reference", result)
     said = labctl("-C", "ml", "course", "grade", "hw3", "--dry-run")
     assert said.code == (1 if failed else 0)
     text = "failed  its program ended with 1: ImportError: torch" if failed else "graded 97.5/100"
-    assert said.out == f"assignments/hw3/solution: {text}\n"
+    assert said.out.splitlines()[0] == f"assignments/hw3/solution: {text}"
+    assert said.out.splitlines()[1:] == ([] if failed else TRIED_TABLE)
     assert ("  Traceback\n" in said.err) is failed
     body = json.loads(labctl("-C", "ml", "course", "grade", "hw3", "--dry-run", "--json").out)
     assert body["dry_run"]["score"] == result.score
@@ -189,6 +208,24 @@ def test_a_changed_bundle_makes_collect_fail(
     assert (why in said.err) is damaged
 
 
+def test_collect_says_why_a_late_submission_has_no_penalty(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = SeatSubmission(
+        seat="alice",
+        students=("alice",),
+        state="in",
+        received="2026-11-30T10:00:00Z",
+        late_s=2 * 86_400,
+        free_days=FreeDays(used=2, total=4),
+    )
+    answer(monkeypatch, "collect.collect", Collection(assignment="hw3", submissions=(late,)))
+    row = labctl("-C", "ml", "course", "collect", "hw3").out.splitlines()[1]
+    assert "2 d" in row
+    assert "off" not in row
+    assert row.endswith("uses 2 of 4 free days")
+
+
 def test_collect_writes_the_code_where_it_is_asked_to(
     course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -211,3 +248,42 @@ def test_what_is_missing_is_named_with_the_next_step(course: Path, labctl: Labct
     assert (stranger.code, "did you mean alice?" in stranger.err) == (4, True)
     for name in ("collect", "grade"):
         assert f"labctl course {name} hw3" in labctl("course", name, "--help").out
+
+
+def test_grades_show_staff_which_tests_failed(course: Path, labctl: Labctl) -> None:
+    tests = [
+        {"name": "t.py::a\x1b[2J", "score": 0, "max_score": 5, "visibility": "hidden"},
+        {"name": "t.py::b", "score": 5, "max_score": 5},
+    ]
+    place = course / ".course" / "grades" / "hw3" / "alice"
+    place.mkdir(parents=True)
+    (place / "results.json").write_text(json.dumps({"score": 5, "tests": tests}))
+    said = labctl("-C", "ml", "course", "grades", "hw3", "--tests")
+    assert said.code == 0
+    rows = [line.split() for line in said.out.splitlines()]
+    assert rows == [
+        ["STUDENT", "NAME", "PASSED", "FAILED"],
+        ["alice", "Alice", "1/2", "a\ufffd[2J"],
+        ["bob", "Bob", "-"],
+    ]
+    body = json.loads(labctl("-C", "ml", "course", "grades", "hw3", "--tests", "--json").out)
+    assert [len(one["tests"]) for one in body["students"]] == [2, 0]
+    both = labctl("-C", "ml", "course", "grades", "hw3", "--tests", "--release")
+    assert (both.code, "cannot be combined" in both.err) == (2, True)
+
+
+def test_the_plan_shows_points_and_what_does_not_add_up(course: Path, labctl: Labctl) -> None:
+    hidden = course / "hidden"
+    hidden.mkdir()
+    (hidden / "probe.py").write_text("def f(): ...")
+    (hidden / "test_a.py").write_text("@pytest.mark.points(60)\ndef test_a(outputs): ...")
+    text = COURSE.replace("grade: {", "tests: {hidden: hidden}, grade: {metric: f1, ")
+    (course / "course.yaml").write_text(text)
+    said = labctl("-C", "ml", "course", "plan", "--offline")
+    assert said.code == 0
+    assert "hw3: 100 points: 40 for f1, 60 for 1 hidden test\n" in said.out
+    (course / "course.yaml").write_text(text.replace("{metric", "{points: 50, metric"))
+    wrong = labctl("-C", "ml", "course", "plan", "--offline")
+    assert wrong.code == 2
+    assert "line 3" in wrong.err
+    assert "do not add up to 100: grade 50, hidden tests 60 make 110" in wrong.err

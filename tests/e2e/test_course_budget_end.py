@@ -175,4 +175,5 @@ def reads_why(course: CourseBed, lab: Path) -> bool:
     """Whether alice reads why her server ended: once the keeper has looked at the server again."""
     status = course.labctl("alice", "status", "--refresh", cwd=lab)[0]
     assert "for an unknown reason" not in status
-    return "its budget is used up; its results are in the course's folder" in status
+    why = "its budget is used up; the course has saved its results: labctl pull --from-course"
+    return why in status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -18,6 +19,7 @@ from course_bed import CourseBed, course_bed, keeping
 from submit_bed import COMMAND_S, SSHD
 
 from labctl.config import find_paths, student_key
+from labctl.courses.context import SEATS
 from labctl.courses.invitation import JoinFile, derive_enrollment_key
 from labctl.courses.keys import AuthorizedKeys, keeper_dir
 from labctl.courses.preflight import _check_keys
@@ -26,6 +28,7 @@ from labctl.courses.rpc import socket_path
 from labctl.model import Server
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.connection_limits import MAX_CONNECTIONS, hold_connection
+from labctl.wire.keeper import SAVED_PART_BYTES
 
 pytestmark = pytest.mark.skipif(
     not (Path(SSHD).exists() and shutil.which("ssh")), reason="there is no sshd on this machine"
@@ -243,3 +246,40 @@ def test_without_a_keeper_handing_in_works_and_servers_are_told_of(bed: CourseBe
     )
     with keeping(bed):
         assert "container" in bed.labctl("carol", "offers", cwd=lab)[0]
+
+
+def run_as_staff(bed: CourseBed, *words: str) -> str:
+    argv, environ = bed.command(*words)
+    done = subprocess.run(
+        argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_marks_an_answer_and_saved_results_reach_their_student(bed: CourseBed) -> None:
+    file = bed.course.path / "course.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("late: 48h", "late: 48h, points: 10, rubric: {text: 10}"))
+    join = ("join", str(bed.invited("alice")), "--yes", "--json")
+    lab = Path(json.loads(bed.labctl("alice", *join)[0])["joined"]["directory"])
+    words = ("submit", "--assignment", "assignments/hw3.yaml")
+    run_as_staff(bed, "mark", "hw3", "alice", "text", "7", "--note", "short")
+    refused = bed.labctl("alice", *words, "--ask-regrade", "why 7?", cwd=lab, code=3)[1]
+    assert "has not been released yet" in refused
+    run_as_staff(bed, "grades", "hw3", "--release")
+    bed.labctl("alice", *words, "--ask-regrade", "why 7?", cwd=lab)
+    assert "  | why 7?" in run_as_staff(bed, "regrades", "hw3")
+    run_as_staff(bed, "regrades", "hw3", "alice", "--answer", "see the note")
+    shown = bed.labctl("alice", *words, "--grade", cwd=lab)[0]
+    assert "hw3: 7 of 10 points" in shown
+    assert "short" in shown
+    assert "declined: see the note" in shown
+
+    log = bed.course.path / SEATS / "alice" / "runs" / "r1" / "logs" / "train.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(os.urandom(SAVED_PART_BYTES + 1))
+    with keeping(bed):
+        said = bed.labctl("alice", "pull", "--from-course", cwd=lab)[0]
+    assert "from-course/: downloaded 1 file" in said
+    assert (lab / "from-course" / "r1" / "logs" / "train.log").read_bytes() == log.read_bytes()

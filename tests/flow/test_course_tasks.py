@@ -288,6 +288,20 @@ def test_servers_are_there_before_class_and_once_only(kept: Kept) -> None:
     assert [one.lab_id for one in kept.course.cloud.machines.values()] == [by_id[lost].lab_id]
 
 
+def test_no_server_is_made_for_a_class_on_a_holiday(kept: Kept) -> None:
+    file = kept.course.folder.path / "course.yaml"
+    text = file.read_text()
+    file.write_text(f"{text}holidays: [{CLASS_START:%Y-%m-%d}]\n")
+    kept.course.folder.refresh()
+    kept.at = CLASS + 600
+    kept.round()
+    assert kept.course.cloud.machines == {}
+    file.write_text(text)
+    kept.course.folder.refresh()
+    kept.round()
+    assert kept.course.cloud.machines != {}
+
+
 def test_after_class_what_is_not_used_goes(kept: Kept) -> None:
     kept.course.add("alice", price=0.0)
     kept.course.add("owls", price=0.0)

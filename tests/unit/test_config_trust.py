@@ -232,7 +232,7 @@ def test_names_that_no_secret_may_have(places: Paths, name: str) -> None:
 
 @pytest.mark.parametrize("lab_id", ["../../x", "", "a/b", "A"])
 def test_a_lab_id_never_leads_out_of_the_directory(places: Paths, lab_id: str) -> None:
-    with pytest.raises(ValueError, match="not a lab id"):
+    with pytest.raises(ValueError, match="not the id of a lab or course"):
         set_secret(places, lab_id, "A", "x")
 
 

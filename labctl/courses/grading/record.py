@@ -9,10 +9,13 @@ import msgspec
 from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.results import GradeResults, lateness_note, subtract_penalty
+from labctl.courses.records.free_days import FreeDays
 from labctl.model import Value
 
 VERSION = 1
 FILE, RESULTS, OUTPUT = "grade.json", "results.json", "output.txt"
+# What was printed in containers that had staff's tests; students never get it.
+TESTS_OUTPUT = "tests.txt"
 FEEDBACK = "feedback.html"
 # `failed`: the submission's program did not produce predictions. `error`: the grading failed.
 Outcome = Literal["graded", "failed", "error"]
@@ -44,6 +47,7 @@ class GradeRecord(Value, frozen=True):
     points: float
     late_s: int = 0
     penalty: int = 0
+    free_days: FreeDays = FreeDays()
     raw: GradeResults | None = None
     score: float | None = None
     comparison: AccuracyComparison = AccuracyComparison()
@@ -56,7 +60,7 @@ class GradeRecord(Value, frozen=True):
     version: int = VERSION
 
 
-class GradeStamp(Value, frozen=True):
+class GradeStamp(Value, frozen=True, omit_defaults=True):
     """What labctl adds to results.json, below `labctl` in its `extra_data`.
 
     `penalty` is in percent of the assignment's `points`, and `counts` is the score less the
@@ -71,6 +75,8 @@ class GradeStamp(Value, frozen=True):
     received: str
     bundle_sha256: str
     claim: AccuracyComparison
+    # Left out if none was used, as by versions without free days.
+    free_days: FreeDays = FreeDays()
 
 
 def encode(record: GradeRecord) -> bytes:
@@ -107,8 +113,11 @@ def build_results(record: GradeRecord) -> GradeResults:
         received=record.received,
         bundle_sha256=record.bundle_sha256,
         claim=record.comparison,
+        free_days=record.free_days if record.free_days.used else FreeDays(),
     )
-    note = lateness_note(raw.score, record.points, record.penalty, record.late_s)
+    note = lateness_note(
+        raw.score, record.points, record.penalty, record.late_s, record.free_days.text
+    )
     return msgspec.structs.replace(
         raw,
         output="\n".join(filter(None, [raw.output, note])),

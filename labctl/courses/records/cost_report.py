@@ -272,7 +272,9 @@ def compute_forecast(
     if until is None:
         return Forecast(until=None, basis="", expected_usd=None, at_most_usd=at_most)
     hours_left = (
-        timetable.class_hours(config.hours, config.term, now, until) if until > now else 0.0
+        timetable.class_hours(config.hours, config.term, now, until, config.holidays)
+        if until > now
+        else 0.0
     )
     pace = compute_usd_per_day(stretches, now)
     price = compute_mean_price(stretches)

@@ -10,6 +10,8 @@ import msgspec
 
 from labctl.courses.grading.record import RESULTS
 from labctl.courses.grading.results import decode_results, parse_number
+from labctl.courses.records.free_days import FreeDays
+from labctl.courses.records.marks import RubricItem, list_unmarked, sum_marks
 from labctl.courses.records.student import Student
 from labctl.model import Value
 
@@ -23,6 +25,7 @@ class Stamp(Value, frozen=True):
     received: str = ""
     late_s: int = 0
     penalty: int = 0
+    free_days: FreeDays = FreeDays()
 
 
 class _Extra(Value, frozen=True):
@@ -47,6 +50,9 @@ _UNREADABLE = StoredResults(problem="its results.json cannot be read")
 class Grade(Value, frozen=True):
     """One student's grade. `score` is as graded; if it is None, `problem` says why.
 
+    With a rubric, `score` is `automatic` (what the automatic grading gave) plus the marks of
+    `items`, once all of them are there. `excused` students have no score.
+
     `final` is the score less the penalty in percent of the assignment's points, at least 0. `owner`
     is the student or team whose file was read. A released grade shows what was released:
     `unreleased` is the present grade if it differs, and `change` says why.
@@ -63,6 +69,9 @@ class Grade(Value, frozen=True):
     corrected: bool = False
     unreleased: Grade | None = None
     change: str = ""
+    automatic: float | None = None
+    items: tuple[RubricItem, ...] = ()
+    excused: bool = False
 
     @property
     def penalty_points(self) -> float:
@@ -71,6 +80,39 @@ class Grade(Value, frozen=True):
     @property
     def final(self) -> float | None:
         return None if self.score is None else max(0.0, self.score - self.penalty_points)
+
+
+def add_marks(grade: Grade, graded_points: float, items: tuple[RubricItem, ...]) -> Grade:
+    """Return the grade with the marks of a rubric; without a score while one is missing.
+
+    `graded_points` is what the automatic grading is worth; with 0 it is not waited for.
+    """
+    if not items:
+        return msgspec.structs.replace(grade, automatic=grade.score)
+    marked = msgspec.structs.replace(grade, automatic=grade.score, items=items)
+    unmarked = list_unmarked(items)
+    if grade.score is None and (graded_points or grade.owner):
+        return marked
+    if len(unmarked) == len(items) and not grade.stamp.number and not grade.owner:
+        return marked
+    if unmarked:
+        problem = f"not marked yet: {', '.join(unmarked)}"
+        return msgspec.structs.replace(marked, score=None, problem=problem)
+    score = round((grade.score or 0.0) + sum_marks(items), 3)
+    return msgspec.structs.replace(marked, score=score, problem="")
+
+
+def excuse(grade: Grade, text: str) -> Grade:
+    """Return the grade of an excused student: no score, and the reason."""
+    return msgspec.structs.replace(grade, score=None, problem=text, excused=True)
+
+
+def count_missing(grade: Grade) -> Grade:
+    """Return the grade of a closed assignment in which a missing submission counts as 0."""
+    if grade.score is not None or grade.excused or grade.owner or grade.stamp.number:
+        return grade
+    problem = "nothing was submitted, which counts as 0"
+    return msgspec.structs.replace(grade, score=sum_marks(grade.items), problem=problem)
 
 
 def read_grades(

@@ -61,8 +61,17 @@ class Ledger:
         )
         return self.append_all([draft])[0]
 
-    def append_all(self, drafts: Sequence[CourseLedgerDraft]) -> list[CourseLedgerEntry]:
-        """Append lines together, with one sync to disk."""
+    def append_all(
+        self,
+        drafts: Sequence[CourseLedgerDraft],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[CourseLedgerEntry]:
+        """Append lines together, with one sync to disk.
+
+        `check` is called while no other process can append; it may read the lines. If it raises an
+        error, nothing is appended.
+        """
         for draft in drafts:
             if draft.kind not in KINDS:
                 raise ValueError(f"{draft.kind!r} is not a kind of ledger line")
@@ -71,6 +80,7 @@ class Ledger:
         try:
             with self._lock_file() as file:
                 number = self._repair_end(file)
+                check()
                 entries = [
                     CourseLedgerEntry(
                         n=number + place,

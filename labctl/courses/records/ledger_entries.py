@@ -22,10 +22,15 @@ KINDS = (
     "collected",
     "graded",
     "released",
+    "mark",
+    "excuse",
+    "regrade",
+    "answered",
     "joined",
     "left",
     "roster",
     "plan",
+    "canvas",
     "torn",
 )
 

@@ -107,8 +107,16 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
             <= timetable.term_end(config.term, zone)
         ):
             yield f"{name} is due outside the term"
-        if rules.grade and not config.grading:
-            yield f"{name} has `grade:`, but there is no `grading:` server to run it on"
+        if any(begin <= rules.due.at < end for begin, end in timetable.list_pauses(config)):
+            yield f"{name} is due on a holiday"
+        if rules.rubric and rules.graded_points and not (rules.grade or rules.tests.hidden):
+            yield (
+                f"{name}: {rules.graded_points:g} of its {rules.points:g} points are not in the "
+                f"rubric, and it has no `grade:`; set points: {sum(rules.rubric.values()):g}"
+            )
+        if (rules.grade or rules.tests.hidden) and not config.grading:
+            key = "grade" if rules.grade else "tests.hidden"
+            yield f"{name} has `{key}:`, but there is no `grading:` server to run it on"
 
 
 def describe_assignments(config: CourseConfig) -> list[str]:
@@ -126,6 +134,7 @@ def _describe_late_rule(rules: AssignmentConfig) -> str:
     late = {0: "later is not accepted", ANY_S: "later is always accepted"}
     text = late.get(rules.late) or f"accepted for {duration_text(rules.late)}"
     parts.append(text + (f", -{rules.penalty}% a day" if rules.late and rules.penalty else ""))
+    parts += [f"{rules.free_days} free days over the term"] if rules.free_days else []
     return "; ".join(parts)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from labctl.courses.records.gradebook import Grade, Stamp, points_text
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
+from labctl.courses.records.marks import RubricItem
 
 KIND = "released"
 
@@ -31,20 +32,29 @@ def is_complete(line: CourseLedgerEntry) -> bool:
 
 def draft_released_line(assignment: str, grade: Grade, by: str, why: str = "") -> CourseLedgerDraft:
     """Return the ledger's line for the release of a grade."""
+    stamp = msgspec.to_builtins(grade.stamp)
+    if not grade.stamp.free_days.used:
+        del stamp["free_days"]  # as in the lines of versions without free days
     detail = {
         "assignment": assignment,
         "seat": grade.team or grade.student,
         "score": grade.score,
         "points": grade.points,
-        "stamp": msgspec.to_builtins(grade.stamp),
+        "stamp": stamp,
         "corrected": grade.corrected,
     }
+    if grade.items:
+        detail["automatic"] = grade.automatic
+        detail["items"] = msgspec.to_builtins(grade.items)
     return CourseLedgerDraft(kind=KIND, student=grade.student, by=by, why=why, detail=detail)
 
 
 def as_released(grade: Grade, line: CourseLedgerEntry | None) -> Grade:
-    """Return the grade that was released to this student, or `grade` itself if none was."""
-    if line is None or not is_complete(line):
+    """Return the grade that was released to this student, or `grade` itself if none was.
+
+    An excuse counts at once.
+    """
+    if grade.excused or line is None or not is_complete(line):
         return grade
     detail = line.detail
     seat = str(detail["seat"])
@@ -57,10 +67,18 @@ def as_released(grade: Grade, line: CourseLedgerEntry | None) -> Grade:
         released=True,
         owner=grade.owner,
         corrected=bool(detail["corrected"]),
+        automatic=detail.get("automatic", detail["score"]),
+        items=msgspec.convert(detail.get("items", ()), tuple[RubricItem, ...]),
     )
-    if (before.score, before.final, before.points) == (grade.score, grade.final, grade.points):
+    if _list_values(before) == _list_values(grade):
         return before
     return msgspec.structs.replace(before, unreleased=grade, change=_reason_text(before, grade))
+
+
+def _list_values(grade: Grade) -> tuple[object, ...]:
+    """Return what a student sees of a grade, and a release would change."""
+    marks = [(item.name, item.points, item.mark and item.mark.points) for item in grade.items]
+    return grade.score, grade.final, grade.points, marks
 
 
 def change_text(grade: Grade) -> str:
@@ -78,6 +96,10 @@ def _reason_text(before: Grade, now: Grade) -> str:
         reasons.append(f"from {now.team or now.student} instead of {before.team or before.student}")
     if now.corrected:
         reasons.append("corrected by hand")
+    given = {item.name: item.mark and item.mark.points for item in before.items}
+    for item in now.items:
+        if item.mark and item.mark.points != given.get(item.name):
+            reasons.append(f"{item.name} marked {points_text(item.mark.points)}")
     if now.stamp.number != before.stamp.number:
         reasons.append(f"submission {now.stamp.number} instead of {before.stamp.number}")
     if now.stamp.penalty != before.stamp.penalty:

@@ -8,6 +8,7 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from labctl.config.course_schema import DAYS, ClassHours, CourseConfig, Term
+from labctl.config.times import Holiday
 from labctl.model import Value
 
 HOUR_S = 3600.0
@@ -23,7 +24,12 @@ class Lesson(Value, frozen=True):
     ends: float
 
 
-def list_lessons(hours: Iterable[ClassHours], term: Term | None, at: float) -> list[Lesson]:
+def list_lessons(
+    hours: Iterable[ClassHours],
+    term: Term | None,
+    at: float,
+    holidays: Sequence[Holiday] = (),
+) -> list[Lesson]:
     """Return the meetings from two days before to eight days after `at`, in order.
 
     When clocks change, an hour that is skipped starts after the change, and of an hour that occurs
@@ -35,7 +41,8 @@ def list_lessons(hours: Iterable[ClassHours], term: Term | None, at: float) -> l
         today = datetime.fromtimestamp(at, zone).date()
         for shift in range(-2, 9):
             day = today + timedelta(days=shift)
-            if DAYS[day.weekday()] in slot.days and _is_in_term(day, term):
+            is_class_day = _is_in_term(day, term) and not _is_holiday(day, holidays)
+            if DAYS[day.weekday()] in slot.days and is_class_day:
                 begins, ends = (
                     _to_timestamp(day, second, zone) for second in (slot.begins, slot.ends)
                 )
@@ -44,11 +51,16 @@ def list_lessons(hours: Iterable[ClassHours], term: Term | None, at: float) -> l
 
 
 def find_phase(
-    hours: Iterable[ClassHours], term: Term | None, now: float
+    hours: Iterable[ClassHours],
+    term: Term | None,
+    now: float,
+    holidays: Sequence[Holiday] = (),
 ) -> tuple[Phase, Lesson | None]:
     """Return the phase of the class at `now`, and its meeting: of several, the last to end."""
     current = [
-        lesson for lesson in list_lessons(hours, term, now) if lesson.warm <= now < lesson.ends
+        lesson
+        for lesson in list_lessons(hours, term, now, holidays)
+        if lesson.warm <= now < lesson.ends
     ]
     if not current:
         return "off", None
@@ -57,10 +69,14 @@ def find_phase(
 
 
 def find_just_ended(
-    hours: Iterable[ClassHours], term: Term | None, now: float, within_s: float
+    hours: Iterable[ClassHours],
+    term: Term | None,
+    now: float,
+    within_s: float,
+    holidays: Sequence[Holiday] = (),
 ) -> Lesson | None:
     """Return the meeting that ended in the last `within_s` seconds, unless one is active now."""
-    every = list_lessons(hours, term, now)
+    every = list_lessons(hours, term, now, holidays)
     if any(lesson.warm <= now < lesson.ends for lesson in every):
         return None
     ended = [lesson for lesson in every if lesson.ends <= now < lesson.ends + within_s]
@@ -69,6 +85,10 @@ def find_just_ended(
 
 def _is_in_term(day: date, term: Term | None) -> bool:
     return term is None or term.first <= day <= term.last
+
+
+def _is_holiday(day: date, holidays: Iterable[Holiday]) -> bool:
+    return any(holiday.first <= day <= holiday.last for holiday in holidays)
 
 
 def _to_timestamp(day: date, second: int, zone: ZoneInfo) -> float:
@@ -83,7 +103,11 @@ def _to_timestamp(day: date, second: int, zone: ZoneInfo) -> float:
 
 
 def class_hours(
-    hours: Sequence[ClassHours], term: Term | None, since: float, until: float
+    hours: Sequence[ClassHours],
+    term: Term | None,
+    since: float,
+    until: float,
+    holidays: Sequence[Holiday] = (),
 ) -> float:
     """Return the hours of class between two Unix times, prewarming included.
 
@@ -92,7 +116,7 @@ def class_hours(
     upcoming: set[Lesson] = set()
     at = since
     while at < until + WEEK_S:
-        upcoming.update(list_lessons(hours, term, at))
+        upcoming.update(list_lessons(hours, term, at, holidays))
         at += WEEK_S
     total, at = 0.0, since
     for lesson in sorted(upcoming, key=lambda lesson: (lesson.warm, lesson.ends)):
@@ -110,6 +134,21 @@ def find_zone(config: CourseConfig) -> tzinfo:
         return ZoneInfo(names[0])
     offsets = [timezone(timedelta(seconds=due.offset_s)) for due in dues if due.offset_s]
     return offsets[0] if offsets else UTC
+
+
+def list_pauses(config: CourseConfig) -> tuple[tuple[int, int], ...]:
+    """Return the holidays as stretches of Unix time in the course's zone, ordered and disjoint."""
+    zone, pauses = find_zone(config), list[tuple[int, int]]()
+    for holiday in sorted(config.holidays, key=lambda one: (one.first, one.last)):
+        begin, end = (
+            round(datetime.combine(day, datetime.min.time(), zone).timestamp())
+            for day in (holiday.first, holiday.last + timedelta(days=1))
+        )
+        if pauses and begin <= pauses[-1][1]:
+            begin, end = pauses[-1][0], max(end, pauses[-1][1])
+            pauses.pop()
+        pauses.append((begin, end))
+    return tuple(pauses)
 
 
 def local_time_text(at: float, zone: tzinfo) -> str:

@@ -35,6 +35,8 @@ PLAIN = (
     *("assignment", "student", "team", "score", "penalty_percent", "final", "points"),
     *("received", "late_s", "problem"),
 )
+# What a learning platform reads as excused; with the others, the cell stays as it was.
+EXCUSED = {"canvas": "EX"}
 Rows = list[Sequence[str]]
 
 
@@ -63,11 +65,13 @@ def write_back(
     *,
     to: str = "",
     penalty: bool = True,
+    rubric: bool = False,
 ) -> GradeExport:
     """Return the grades in the format `to`, by default that of the table, in the table's shape.
 
     `name` is the table's format; `keys` maps its keys to students' ids. UsageError if the table
-    lacks the identity columns of `to`: they are never invented.
+    lacks the identity columns of `to`: they are never invented. `rubric` writes labctl's own table
+    as csv, with the marks.
     """
     to = to or name
     if to not in (name, "csv"):
@@ -76,12 +80,14 @@ def write_back(
             why=f"it lacks the columns by which {to} identifies students",
             hint=f"labctl course grades {assignment} --format {name}   # or csv",
         )
-    if to == "csv" and name != "csv":
+    if to == "csv" and (rubric or name != "csv"):
         return GradeExport(data=_write_plain(grades, assignment, penalty), format="csv")
     by_student = {grade.student: grade for grade in grades}
     graded = {key: by_student[owner] for key, owner in keys.items() if owner in by_student}
+    excused = EXCUSED.get(to, "")
     texts = {
-        key: points_text(grade.final if penalty else grade.score) for key, grade in graded.items()
+        key: excused if grade.excused else points_text(grade.final if penalty else grade.score)
+        for key, grade in graded.items()
     }
     rows, notes = _WRITERS[to](table, _Marks(assignment=assignment, graded=graded, texts=texts))
     listed_ids = {keys.get(person.key) for person in roster_formats.read_people(table, name, [])}
@@ -218,13 +224,22 @@ def _fill_column(
 
 def _write_plain(grades: Iterable[Grade], assignment: str, penalty: bool) -> bytes:
     """Return labctl's own CSV of the grades, by students' ids."""
-    rows: Rows = [PLAIN]
+    grades = list(grades)
+    names = [item.name for grade in grades[:1] for item in grade.items]
+    columns = [column for name in names for column in (name, f"{name}_by")]
+    rows: Rows = [(*PLAIN, *columns)]
     for grade in grades:
         final = points_text(grade.final if penalty else grade.score)
         percent, late_s = str(grade.stamp.penalty), str(grade.stamp.late_s)
         first = (assignment, grade.student, grade.team, points_text(grade.score), percent, final)
         last = (points_text(grade.points), grade.stamp.received, late_s, escape(grade.problem))
-        rows.append((*first, *last))
+        marks = [item.mark for item in grade.items]
+        given = [
+            cell
+            for mark in marks
+            for cell in ((points_text(mark.points), escape(mark.by)) if mark else ("", ""))
+        ]
+        rows.append((*first, *last, *given))
     return TableShape().write(rows)
 
 

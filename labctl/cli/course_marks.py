@@ -1,0 +1,266 @@
+"""The commands course mark and course excuse: points by hand, and excused students."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from labctl.cli.course import open_course
+from labctl.cli.course_options import WHY, find_acting_person, names_by_seat
+from labctl.cli.exit_codes import clean
+from labctl.cli.options import json_option
+from labctl.cli.screen import print_json, print_table
+from labctl.cli.wrapping import print_message
+from labctl.courses import marking
+from labctl.courses.assignment_seats import list_assignment_seats
+from labctl.courses.records.gradebook import points_text
+from labctl.courses.records.marks import list_notes
+from labctl.errors import LabError, UsageError
+from labctl.model import Value
+from labctl.text import count_text
+
+if TYPE_CHECKING:
+    from labctl.courses.marking import GivenMark, MarkingTask
+    from labctl.courses.records.folder import CourseFolder
+    from labctl.courses.records.marks import RubricItem
+
+# earlier notes that `mark --next` offers
+MOST_NOTES = 5
+
+
+@click.command("mark", short_help="Give points for the items of a rubric.")
+@click.argument("assignment")
+@click.argument("name", metavar="[STUDENT]", default="")
+@click.argument("item", metavar="[ITEM]", default="")
+@click.argument("points", metavar="[POINTS]", default="")
+@click.option("--note", default="", help="A note that the student reads with the grade.")
+@click.option("--alone", is_flag=True, help="Mark only this student, not the whole team.")
+@click.option("--replace", is_flag=True, help="Replace a mark that another grader has given.")
+@click.option("--undo", is_flag=True, help="Take the mark back.")
+@click.option("--next", "next_", is_flag=True, help="Go through what is unmarked, and ask.")
+@click.option("--list", "list_", is_flag=True, help="List what is unmarked.")
+@json_option
+@click.pass_context
+def mark_command(ctx: click.Context, /, **options: Any) -> None:
+    """Give STUDENT (and their team) POINTS for ITEM of the rubric of ASSIGNMENT.
+
+    Several graders can mark at the same time. A mark of another grader is replaced only with
+    --replace; the ledger keeps every mark with who gave it (labctl course --as NAME).
+
+    \b
+    labctl course mark hw3 --list
+    labctl course mark hw3 alice presentation 17 --note "clear slides"
+    labctl course mark hw3 --next
+    """
+    assignment, json_ = options["assignment"], options["json_"]
+    folder = open_course(ctx, quiet=json_).folder
+    if not options["list_"] and not options["next_"]:
+        given = _record_mark(folder, msgspec.convert(options, MarkOptions))
+        if json_:
+            print_json({"mark": given})
+        else:
+            _print_mark(given)
+        return
+    if options["name"] or (options["next_"] and (options["list_"] or json_)):
+        raise UsageError(
+            "--list and --next stand alone", hint=f"labctl course mark {assignment} --list"
+        )
+    if options["list_"]:
+        _print_tasks(folder, assignment, json_)
+    else:
+        _walk(folder, assignment)
+
+
+class MarkOptions(Value, frozen=True):
+    """The words and options of a command that gives one mark, or takes it back."""
+
+    assignment: str
+    name: str
+    item: str
+    points: str
+    note: str
+    alone: bool
+    replace: bool
+    undo: bool
+
+
+def _record_mark(folder: CourseFolder, options: MarkOptions) -> GivenMark:
+    """Give the mark that the command's words name, or take it back."""
+    assignment = options.assignment
+    if not options.item or bool(options.points) == options.undo:
+        raise UsageError(
+            "a mark needs a student, an item and points",
+            hint=f"labctl course mark {assignment} alice presentation 17\n"
+            f"labctl course mark {assignment} alice presentation --undo",
+        )
+    who = (folder, assignment, options.name, options.item)
+    by = find_acting_person()
+    if options.undo:
+        return marking.take_back_mark(*who, by=by, alone=options.alone)
+    return marking.give_mark(
+        *who,
+        options.points,
+        note=options.note,
+        by=by,
+        alone=options.alone,
+        replace=options.replace,
+    )
+
+
+def _print_mark(given: GivenMark) -> None:
+    students, most = ", ".join(given.students), points_text(given.most)
+    before = given.before
+    was = f" (was {points_text(before.points)}, by {before.by or 'unknown'})" if before else ""
+    if given.points is None:
+        click.echo(f"{students}: {given.item} is unmarked again{clean(was)}")
+        return
+    click.echo(f"{students}: {given.item} {points_text(given.points)} of {most}{clean(was)}")
+
+
+def _print_tasks(folder: CourseFolder, assignment: str, json_: bool) -> None:
+    tasks = marking.list_marking_tasks(folder, assignment)
+    if json_:
+        print_json({"assignment": assignment, "unmarked": tasks})
+        return
+    if not tasks:
+        click.echo(f"Every submission for {assignment} is marked.")
+        return
+    names = names_by_seat(folder)
+    rows = [
+        (seat, names.get(seat, "-"), number, items)
+        for seat, number, items in marking.describe_tasks(tasks)
+    ]
+    print_table(rows, ("SEAT", "NAME", "SUBMISSION", "UNMARKED (POINTS)"), cut=False)
+    print_message(f"next: labctl course mark {assignment} --next")
+
+
+def _walk(folder: CourseFolder, assignment: str) -> None:
+    """Ask for a mark for each unmarked item, seat by seat."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "--next asks for each mark, and this is not a terminal",
+            hint=f"labctl course mark {assignment} --list\n"
+            f"labctl course mark {assignment} STUDENT ITEM POINTS",
+        )
+    by, marked = find_acting_person(), 0
+    tasks = marking.list_marking_tasks(folder, assignment)
+    print_message("Enter points, s to skip, or q to stop.")
+    for position, task in enumerate(tasks, 1):
+        _print_task(folder, assignment, task, f"{position} of {len(tasks)}")
+        for item in task.items:
+            answer = _ask_points(folder, assignment, task, item, by)
+            if answer == "q":
+                print_message(f"{count_text(marked, 'mark')} given")
+                return
+            marked += answer != "s"
+    print_message(f"{count_text(marked, 'mark')} given; nothing is left")
+
+
+def _print_task(folder: CourseFolder, assignment: str, task: MarkingTask, position: str) -> None:
+    names = names_by_seat(folder).get(task.seat, "")
+    number = f", submission {task.number}" if task.number else ", no submission"
+    heading = f"{task.seat} ({clean(names)}){number}, {position}"
+    click.echo(f"\n{click.style(heading, bold=True)}")
+    (seat,) = folder.choose_seats([task.seat], list_assignment_seats(folder, assignment))
+    try:
+        paths = marking.write_readable_files(folder, assignment, seat)
+    except LabError as error:  # a damaged bundle can still be marked
+        print_message(f"  {clean(error.what)}")
+        return
+    for part, path in paths.items():
+        click.echo(f"  {part:<11} {clean(str(path))}")
+
+
+def _ask_points(
+    folder: CourseFolder, assignment: str, task: MarkingTask, item: RubricItem, by: str
+) -> str:
+    """Ask until a mark is given, skipped or stopped; return the answer."""
+    while True:
+        question = f"{item.name} (0-{points_text(item.points)})"
+        points: str = click.prompt(question, default="s", show_default=False).strip()
+        if points in ("s", "q"):
+            return points
+        try:
+            marking.parse_points(points, assignment, task.seat, item.name, item.points)
+            note = _ask_note(folder, assignment, item.name)
+            given = marking.give_mark(
+                folder,
+                assignment,
+                task.seat,
+                item.name,
+                points,
+                note=note,
+                by=by,
+                only=task.unmarked[item.name],
+            )
+        except LabError as error:
+            print_message(clean(f"{error.what}: {error.why}" if error.why else error.what))
+            if isinstance(error, UsageError):
+                continue
+            return "s"  # another grader was faster
+        _print_mark(given)
+        return points
+
+
+def _ask_note(folder: CourseFolder, assignment: str, item: str) -> str:
+    """Ask for a note; a number chooses one that was given for this item before."""
+    notes = list_notes(folder.ledger.list_entries(kind="mark"), assignment, item, MOST_NOTES)
+    for number, note in enumerate(notes, 1):
+        print_message(f"  {number}  {clean(textwrap.shorten(note, 70))}")
+    answer: str = click.prompt("  note", default="", show_default=False).strip()
+    if answer.isdecimal() and 1 <= int(answer) <= len(notes):
+        return notes[int(answer) - 1]
+    return answer
+
+
+@click.command("excuse", short_help="Excuse a student from an assignment.")
+@click.argument("assignment", default="")
+@click.argument("name", metavar="[STUDENT]", default="")
+@click.option("--undo", is_flag=True, help="Take the excuse back.")
+@WHY
+@json_option
+@click.pass_context
+def excuse_command(
+    ctx: click.Context, assignment: str, name: str, undo: bool, why: str, json_: bool
+) -> None:
+    """Excuse STUDENT from ASSIGNMENT: it has no grade, and costs no points or free days.
+
+    The name of a team excuses all of its students. Without STUDENT, the command lists the excuses
+    in force.
+
+    \b
+    labctl course excuse hw3 alice --why "ill, with a note"
+    labctl course excuse hw3 alice --undo
+    labctl course excuse
+    """
+    folder = open_course(ctx, quiet=json_).folder
+    if not name:
+        _print_excuses(folder, assignment, json_)
+        return
+    changed = marking.set_excuse(
+        folder, assignment, name, excused=not undo, by=find_acting_person(), why=why
+    )
+    if json_:
+        print_json({"assignment": assignment, "excused": not undo, "changed": changed})
+        return
+    state = "is not excused any more" if undo else "is excused"
+    for student in changed:
+        click.echo(f"{student} {state}: {assignment}")
+    if not changed:
+        click.echo(f"{name}: nothing to change")
+
+
+def _print_excuses(folder: CourseFolder, assignment: str, json_: bool) -> None:
+    excuses = marking.list_excuses(folder, assignment)
+    if json_:
+        print_json({"excuses": excuses})
+        return
+    rows = [(one.assignment, one.student, clean(one.by), clean(one.why)) for one in excuses]
+    if rows:
+        print_table(rows, ("ASSIGNMENT", "STUDENT", "BY", "WHY"))
+    else:
+        click.echo("No student is excused.")

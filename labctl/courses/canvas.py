@@ -1,0 +1,281 @@
+"""Sending released grades to Canvas.
+
+What Canvas has already is not sent, so that a repeated transfer sends only the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from labctl.config import Paths, copy_environment, read_secret
+from labctl.config.course_schema import CanvasConfig
+from labctl.courses.canvas_connection import (
+    TOKEN,
+    load_assignment,
+    open_assignment,
+    translate_errors,
+)
+from labctl.courses.grades import list_grades
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.gradebook import Grade, points_text
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
+from labctl.courses.records.roster_import import load_keys
+from labctl.errors import ConfigError, LabError, PolicyError
+from labctl.events import Progress, Question, Reporter
+from labctl.model import Value
+from labctl.retry import poll_until
+
+# Grades in one request: a failed one leaves the others sent.
+BATCH = 50
+PROGRESS_S = 300.0
+# Grading types whose grades are points or percent, as labctl's are.
+POINTS_TYPES = ("points", "percent")
+# A smaller difference comes from rounding: labctl sends three decimal places.
+SAME_POINTS = 0.0006
+
+
+class CanvasChange(Value, frozen=True):
+    """A grade that differs from Canvas's: texts of the points, `before` "" without one there."""
+
+    student: str
+    canvas_id: str
+    before: str
+    after: str
+
+
+class CanvasTransfer(Value, frozen=True):
+    """What a transfer changes in Canvas, or has changed.
+
+    `same` grades are there already. `failed` are students whose grade Canvas did not take. `notes`
+    say which grades are left out, and why.
+    """
+
+    assignment: str
+    title: str
+    changes: tuple[CanvasChange, ...]
+    same: int
+    notes: tuple[str, ...] = ()
+    sent: int = 0
+    failed: tuple[str, ...] = ()
+
+
+class _CanvasAssignment(Value, frozen=True):
+    name: str
+    points_possible: float | None = None
+    grading_type: str = "points"
+    published: bool = True
+
+
+class _CanvasSubmission(Value, frozen=True):
+    """`entered_score` is the score before Canvas's own penalty for lateness."""
+
+    user_id: int
+    score: float | None = None
+    entered_score: float | None = None
+    excused: bool | None = None
+
+    @property
+    def points(self) -> float | None:
+        return self.score if self.entered_score is None else self.entered_score
+
+
+class CanvasGradebook:
+    """An assignment of course.yaml in Canvas."""
+
+    def __init__(self, folder: CourseFolder, paths: Paths, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._config, self._number = _find_numbers(folder, name)
+        token = read_secret(paths, folder.id, TOKEN, copy_environment())
+        self._assignment = open_assignment(self._config, self._number, token)
+
+    def plan(self, *, penalty: bool = True) -> CanvasTransfer:
+        """Compare the released grades with Canvas's. Without `penalty`, lateness does not count."""
+        rules = self._folder.config.assignments[self._name]
+        with translate_errors(self._config, self._name):
+            found = msgspec.convert(vars(load_assignment(self._assignment)), _CanvasAssignment)
+            _check_assignment(found, self._name, rules.points)
+            submissions = self._read_submissions()
+        grades = list_grades(self._folder, self._name, everybody=True)
+        keys = _load_ids(self._folder)
+        return _compare(self._name, found.name, grades, keys, submissions, penalty)
+
+    def send(self, transfer: CanvasTransfer, by: str, reporter: Reporter) -> CanvasTransfer:
+        """Send the changes and verify them; return the transfer with `sent` and `failed`.
+
+        `reporter` must agree before grades that Canvas has are replaced: PolicyError without.
+        A failed request leaves earlier ones in effect: LabError, and another transfer sends the
+        rest.
+        """
+        _require_consent(transfer, reporter)
+        changes = transfer.changes
+        for begin in range(0, len(changes), BATCH):
+            reporter.emit(_make_progress(begin, len(changes)))
+            self._send_batch(changes[begin : begin + BATCH], by)
+        reporter.emit(_make_progress(len(changes), len(changes)))
+        with translate_errors(self._config, self._name):
+            submissions = self._read_submissions()
+        failed = [change.student for change in changes if not _is_there(change, submissions)]
+        return msgspec.structs.replace(
+            transfer, sent=len(changes) - len(failed), failed=tuple(failed)
+        )
+
+    def _send_batch(self, changes: Sequence[CanvasChange], by: str) -> None:
+        """Send some grades and wait until Canvas has worked them off. The ledger gets a line."""
+        data = {change.canvas_id: {"posted_grade": change.after} for change in changes}
+        with translate_errors(self._config, self._name):
+            progress = self._assignment.submissions_bulk_update(grade_data=data)
+            ended = poll_until(
+                lambda: progress.query().workflow_state in ("completed", "failed"),
+                pause_s=0.2,
+                longest_pause_s=5.0,
+                deadline_s=PROGRESS_S,
+            )
+        # A failed job may have taken some of the grades: they are read back afterwards.
+        detail = {
+            "assignment": self._name,
+            "grades": {change.student: change.after for change in changes},
+        }
+        self._folder.ledger.append_all([CourseLedgerDraft(kind="canvas", by=by, detail=detail)])
+        if not ended:
+            raise LabError(
+                f"Canvas did not finish within {PROGRESS_S:g} s",
+                why="it works grades off in the background; they may still arrive",
+                hint=f"labctl course grades {self._name} --to canvas   # shows what is missing",
+            )
+
+    def _read_submissions(self) -> dict[str, _CanvasSubmission]:
+        """Return the submissions by Canvas's id of the student: each has one, also without work."""
+        listed = [
+            msgspec.convert(vars(submission), _CanvasSubmission)
+            for submission in self._assignment.get_submissions()
+        ]
+        return {str(submission.user_id): submission for submission in listed}
+
+
+def _load_ids(folder: CourseFolder) -> Mapping[str, str]:
+    """Return the students by Canvas's ids, from the imported rosters."""
+    keys = load_keys(folder.private).keys.get("canvas", {})
+    if not keys:
+        raise ConfigError(
+            "no roster from Canvas was imported",
+            why="it has the ids by which Canvas knows the students",
+            hint="labctl course roster FILE   # Grades, Export in Canvas",
+        )
+    return keys
+
+
+def _make_progress(done: int, total: int) -> Progress:
+    return Progress(name="sending grades", done=done, total=total, unit="steps")
+
+
+def _find_numbers(folder: CourseFolder, name: str) -> tuple[CanvasConfig, int]:
+    canvas = folder.config.canvas
+    if canvas is None or name not in canvas.assignments:
+        key = "canvas" if canvas is None else f"canvas.assignments.{name}"
+        raise ConfigError(
+            f"course.yaml has no {key}",
+            why="labctl must know the course and the assignment in Canvas",
+            hint=f"edit {folder.config.path}: docs/grading.md shows the lines",
+        )
+    return canvas, canvas.assignments[name]
+
+
+def _check_assignment(found: _CanvasAssignment, name: str, points: float) -> None:
+    if not found.published:
+        raise ConfigError(
+            f"{name} is not published in Canvas",
+            why="Canvas takes no grades for it before",
+            hint=f"publish it, then labctl course grades {name} --to canvas",
+        )
+    if found.grading_type not in POINTS_TYPES:
+        raise ConfigError(
+            f"{name} has no points in Canvas",
+            why=f"its grading type there is {found.grading_type[:40]!a}",
+            hint='in Canvas, choose "Display Grade as: Points"',
+        )
+    if found.points_possible is None or abs(found.points_possible - points) > SAME_POINTS:
+        raise ConfigError(
+            f"{name} has {points_text(found.points_possible) or 'no'} points in Canvas",
+            why=f"course.yaml has {points_text(points)}",
+            hint=f"change one of them, then labctl course grades {name} --to canvas",
+        )
+
+
+def _compare(
+    name: str,
+    title: str,
+    grades: Sequence[Grade],
+    keys: Mapping[str, str],
+    submissions: Mapping[str, _CanvasSubmission],
+    penalty: bool,
+) -> CanvasTransfer:
+    """Return what differs. `keys` has the students by Canvas's ids."""
+    ids = {student: key for key, student in keys.items()}
+    changes, same, waiting, excused, unknown = [], 0, [], [], []
+    for grade in grades:
+        points = grade.final if penalty else grade.score
+        if points is None:
+            continue
+        submission = submissions.get(ids.get(grade.student, ""))
+        if not grade.released:
+            waiting.append(grade.student)
+        elif submission is None:
+            unknown.append(grade.student)
+        elif submission.excused:
+            excused.append(grade.student)
+        elif _has_points(submission, points):
+            same += 1
+        else:
+            changes.append(
+                CanvasChange(
+                    student=grade.student,
+                    canvas_id=ids[grade.student],
+                    before=points_text(submission.points),
+                    after=points_text(points),
+                )
+            )
+    notes = [
+        f"{text}: {', '.join(students[:10])}{' ...' if len(students) > 10 else ''}"
+        for text, students in (
+            (f"not released yet (labctl course grades {name} --release)", waiting),
+            ("excused in Canvas, so not sent", excused),
+            ("not in the assignment in Canvas, or not in an imported roster of it", unknown),
+        )
+        if students
+    ]
+    if any(_has_canvas_penalty(submission) for submission in submissions.values()):
+        notes.append("Canvas's own late policy takes points off as well: turn it off there")
+    return CanvasTransfer(
+        assignment=name, title=title, changes=tuple(changes), same=same, notes=tuple(notes)
+    )
+
+
+def _has_points(submission: _CanvasSubmission, points: float) -> bool:
+    return submission.points is not None and abs(submission.points - points) < SAME_POINTS
+
+
+def _has_canvas_penalty(submission: _CanvasSubmission) -> bool:
+    scores = submission.score, submission.entered_score
+    return None not in scores and scores[0] != scores[1]
+
+
+def _is_there(change: CanvasChange, submissions: Mapping[str, _CanvasSubmission]) -> bool:
+    submission = submissions.get(change.canvas_id)
+    return submission is not None and _has_points(submission, float(change.after))
+
+
+def _require_consent(transfer: CanvasTransfer, reporter: Reporter) -> None:
+    replaced = [change for change in transfer.changes if change.before]
+    if not replaced:
+        return
+    lines = [f"{one.student}: {one.before} -> {one.after}" for one in replaced]
+    count = "1 grade" if len(lines) == 1 else f"{len(lines)} grades"
+    question = f"replace {count} of {transfer.assignment} that Canvas has?"
+    if not reporter.confirm(Question(question=question, detail="\n".join(lines))):
+        raise PolicyError(
+            "nothing was sent",
+            why=f"{count} that Canvas has would change",
+            hint=f"labctl course grades {transfer.assignment} --to canvas --send --yes",
+        )

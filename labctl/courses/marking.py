@@ -1,0 +1,308 @@
+"""Marking: people give points for the items of a rubric, and excuse students.
+
+Graders may work at the same time: a mark is checked and written while no other can be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from labctl.config.document import quote
+from labctl.config.reader import find_nearest
+from labctl.courses.assignment_seats import list_assignment_seats
+from labctl.courses.code_folders import unpack_parts
+from labctl.courses.collect import find_rules
+from labctl.courses.grades import list_current_grades
+from labctl.courses.grading.results import clean_text
+from labctl.courses.lateness import DeadlineJudge, find_counting_receipt
+from labctl.courses.records.excuses import Excuse, draft_excuse_line, read_excuses
+from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.gradebook import Grade, points_text
+from labctl.courses.records.marks import (
+    ItemMark,
+    RubricItem,
+    draft_mark_line,
+    list_unmarked,
+    read_marks,
+)
+from labctl.courses.records.student import Student
+from labctl.errors import ConfigError, NotFoundError, PolicyError, UsageError
+from labctl.model import Value
+from labctl.submissions.receiver import Receiver
+
+MOST_NOTE_CHARS = 2000
+# Parts of a submission that people read; models are left out.
+READABLE = ("code/", "report.html", "logs/", "evaluation.json")
+NOTEBOOK = ".ipynb"
+
+
+class GivenMark(Value, frozen=True):
+    """A mark for these students; `points` None if it was taken back. `before` was replaced."""
+
+    assignment: str
+    item: str
+    students: tuple[str, ...]
+    points: float | None
+    most: float
+    before: ItemMark | None = None
+
+
+class MarkingTask(Value, frozen=True):
+    """A seat whose students lack marks. `items` are those that any of them lacks.
+
+    `unmarked` are the students who lack each item.
+    """
+
+    seat: str
+    students: tuple[str, ...]
+    number: int
+    items: tuple[RubricItem, ...]
+    unmarked: dict[str, tuple[str, ...]]
+
+
+def give_mark(
+    folder: CourseFolder,
+    assignment: str,
+    name: str,
+    item: str,
+    text: str,
+    *,
+    note: str = "",
+    by: str = "",
+    alone: bool = False,
+    only: Sequence[str] = (),
+    replace: bool = False,
+) -> GivenMark:
+    """Give the students of a seat `text` points for an item; with `alone`, only that student.
+
+    `only` limits it to these students of the seat.
+
+    PolicyError if another grader has marked the item, unless `replace`; UsageError for points that
+    the item does not have.
+    """
+    most = _find_item(folder, assignment, item)
+    points = parse_points(text, assignment, name, item, most)
+    seat, students = _choose_students(folder, assignment, name, alone, by)
+    students = tuple(one for one in students if one in only) if only else students
+    note = _clean_note(note)
+    ledger = folder.ledger
+    before: list[ItemMark] = []
+
+    def check() -> None:
+        marks = read_marks(ledger.list_entries(kind="mark"), assignment)
+        own = [mark for one in students if (mark := marks.get(one, {}).get(item))]
+        others = [one for one in own if one.by != by]
+        if others and not replace:
+            raise PolicyError(
+                f"{name} has {points_text(others[0].points)} points for {item} already",
+                why=f"{others[0].by or 'another grader'} gave them",
+                hint=f"labctl course mark {assignment} {name} {item} {text} --replace",
+            )
+        before[:] = own
+
+    ledger.append_all(
+        [
+            draft_mark_line(assignment, seat.name, one, item, points, by=by, note=note)
+            for one in students
+        ],
+        check=check,
+    )
+    return GivenMark(
+        assignment=assignment,
+        item=item,
+        students=students,
+        points=points,
+        most=most,
+        before=before[0] if before else None,
+    )
+
+
+def take_back_mark(
+    folder: CourseFolder,
+    assignment: str,
+    name: str,
+    item: str,
+    *,
+    by: str = "",
+    alone: bool = False,
+) -> GivenMark:
+    """Take back a mark: the item is unmarked again. NotFoundError if it has no mark."""
+    most = _find_item(folder, assignment, item)
+    seat, students = _choose_students(folder, assignment, name, alone, by)
+    marks = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
+    own = {one: mark for one in students if (mark := marks.get(one, {}).get(item))}
+    if not own:
+        raise NotFoundError(
+            f"{name} has no mark for {item}", hint=f"labctl course mark {assignment} --list"
+        )
+    folder.ledger.append_all(
+        [draft_mark_line(assignment, seat.name, one, item, None, by=by) for one in own]
+    )
+    return GivenMark(
+        assignment=assignment,
+        item=item,
+        students=tuple(own),
+        points=None,
+        most=most,
+        before=next(iter(own.values())),
+    )
+
+
+def list_marking_tasks(folder: CourseFolder, assignment: str) -> list[MarkingTask]:
+    """Return the seats with unmarked items, in the roster's order.
+
+    Excused students, and seats that submitted nothing and have no mark, need none.
+    """
+    _require_rubric(folder, assignment)
+    seats = list_assignment_seats(folder, assignment)
+    students = [Student(id=one) for seat in seats for one in seat.students]
+    grades = {grade.student: grade for grade in list_current_grades(folder, assignment, students)}
+    tasks = []
+    for seat in seats:
+        own = [grades[one] for one in seat.students if not grades[one].excused]
+        has_work = any(
+            grade.stamp.number or grade.owner or any(item.mark for item in grade.items)
+            for grade in own
+        )
+        if has_work and (task := _make_task(seat, own)) is not None:
+            tasks.append(task)
+    return tasks
+
+
+def _make_task(seat: Seat, grades: Sequence[Grade]) -> MarkingTask | None:
+    """Return what is unmarked in these grades of a seat; None if nothing is."""
+    unmarked: dict[str, tuple[str, ...]] = {}
+    for grade in grades:
+        for name in list_unmarked(grade.items):
+            unmarked[name] = (*unmarked.get(name, ()), grade.student)
+    if not unmarked:
+        return None
+    return MarkingTask(
+        seat=seat.name,
+        students=tuple(grade.student for grade in grades),
+        number=max(grade.stamp.number for grade in grades),
+        items=tuple(item for item in grades[0].items if item.name in unmarked),
+        unmarked=unmarked,
+    )
+
+
+def write_readable_files(folder: CourseFolder, assignment: str, seat: Seat) -> dict[str, Path]:
+    """Unpack what people read of a seat's submission; return part -> its path.
+
+    The files are below `.course/marking`, none of them executable. {} if nothing was submitted.
+    """
+    receiver = Receiver(folder.drop)
+    receipt = find_counting_receipt(receiver, DeadlineJudge(folder, assignment), assignment, seat)
+    if receipt is None:
+        return {}
+    into = folder.private / "marking" / assignment
+    into.mkdir(mode=0o700, parents=True, exist_ok=True)
+    bundle = receiver.find_bundle(assignment, receipt.student, receipt.number)
+    home = unpack_parts(bundle, into, f"{seat.name}-{receipt.student}-{receipt.number}", READABLE)
+    paths = {name.rstrip("/").split(".")[0]: home / name for name in READABLE}
+    notebooks = sorted((home / "code").rglob(f"*{NOTEBOOK}"))
+    if notebooks:
+        paths["notebook"] = notebooks[0]
+    return {part: path for part, path in paths.items() if path.exists()}
+
+
+def set_excuse(
+    folder: CourseFolder,
+    assignment: str,
+    name: str,
+    *,
+    excused: bool,
+    by: str = "",
+    why: str = "",
+) -> tuple[str, ...]:
+    """Excuse a student, or all students of a team, or take it back; return who changed."""
+    find_rules(folder, assignment)
+    (seat,) = folder.choose_seats([name], list_assignment_seats(folder, assignment, by=by))
+    students = seat.students if name == seat.name else (name,)
+    excuses = read_excuses(folder.ledger.list_entries(kind="excuse"), assignment)
+    why = _clean_note(why)
+
+    def is_same(student: str) -> bool:
+        known = excuses.get((assignment, student))
+        return (known is not None and known.why == why) if excused else known is None
+
+    changed = tuple(one for one in students if not is_same(one))
+    folder.ledger.append_all(
+        [
+            draft_excuse_line(assignment, seat.name, one, excused=excused, by=by, why=why)
+            for one in changed
+        ]
+    )
+    return changed
+
+
+def list_excuses(folder: CourseFolder, assignment: str = "") -> list[Excuse]:
+    """List the excuses in force, of one assignment or of all, by assignment and student."""
+    if assignment:
+        find_rules(folder, assignment)
+    excuses = read_excuses(folder.ledger.list_entries(kind="excuse"), assignment)
+    return [excuse for _, excuse in sorted(excuses.items())]
+
+
+def _require_rubric(folder: CourseFolder, assignment: str) -> Mapping[str, float]:
+    rubric = find_rules(folder, assignment).rubric
+    if not rubric:
+        raise ConfigError(
+            f"{assignment} has no rubric",
+            why="only the items of a rubric are marked by hand",
+            hint=f"edit {folder.config.path}: rubric: {{code: 20, presentation: 20}}",
+        )
+    return rubric
+
+
+def _find_item(folder: CourseFolder, assignment: str, item: str) -> float:
+    """Return what an item is worth; NotFoundError suggests the nearest name."""
+    rubric = _require_rubric(folder, assignment)
+    if item not in rubric:
+        near = find_nearest(item, rubric)
+        raise NotFoundError(
+            f"the rubric of {assignment} has no item {quote(item)}",
+            why=f"did you mean {near}?" if near else f"it has {', '.join(rubric)}",
+            hint=f"labctl course mark {assignment} --list",
+        )
+    return rubric[item]
+
+
+def parse_points(text: str, assignment: str, name: str, item: str, most: float) -> float:
+    """Return the points for an item that is worth `most`; UsageError for anything else."""
+    hint = f"labctl course mark {assignment} {name} {item} {points_text(most)}"
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
+        raise UsageError(f"{quote(text)} is not a number of points", hint=hint)
+    if float(text) > most:
+        raise UsageError(
+            f"{item} is worth {points_text(most)} points, and {text} is more",
+            hint=f"{hint}   # at most",
+        )
+    return float(text)
+
+
+def _choose_students(
+    folder: CourseFolder, assignment: str, name: str, alone: bool, by: str
+) -> tuple[Seat, tuple[str, ...]]:
+    """Return the seat, and who gets the mark: all of its students, or `name` alone."""
+    (seat,) = folder.choose_seats([name], list_assignment_seats(folder, assignment, by=by))
+    if alone and name not in seat.students:
+        raise UsageError(
+            f"--alone marks one student, and {name} is a team",
+            hint=f"labctl course mark {assignment} {seat.students[0]} ITEM POINTS --alone",
+        )
+    return seat, (name,) if alone else seat.students
+
+
+def _clean_note(note: str) -> str:
+    """Return a note without control characters: it is shown in terminals and pages."""
+    return clean_text(note.strip(), MOST_NOTE_CHARS)
+
+
+def describe_tasks(tasks: Sequence[MarkingTask]) -> Iterable[tuple[str, str, str]]:
+    """Return the seat, the number of the submission, and what is unmarked, for each task."""
+    for task in tasks:
+        items = ", ".join(f"{item.name} ({points_text(item.points)})" for item in task.items)
+        yield task.seat, str(task.number or ""), items

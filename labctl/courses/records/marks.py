@@ -1,0 +1,132 @@
+"""Marks: the points that people give for the items of a rubric, as lines of the ledger. Pure.
+
+Every mark that was ever given stays in the ledger; the last one for a student and an item counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from labctl.courses.grading.results import GraderTest
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
+from labctl.model import Value
+
+KIND = "mark"
+
+
+class ItemMark(Value, frozen=True):
+    """The points for one item, given by `by` at Unix time `at`, with a note for the student."""
+
+    points: float
+    note: str = ""
+    by: str = ""
+    at: float = 0.0
+
+
+class RubricItem(Value, frozen=True):
+    """One item of the rubric, worth `points`, and a student's mark; None if it is not marked."""
+
+    name: str
+    points: float
+    mark: ItemMark | None = None
+
+
+# item -> mark
+StudentMarks = Mapping[str, ItemMark]
+
+
+def read_marks(
+    entries: Iterable[CourseLedgerEntry], assignment: str
+) -> dict[str, dict[str, ItemMark]]:
+    """Return student -> item -> the mark that counts. A mark that was taken back is left out."""
+    marks: dict[str, dict[str, ItemMark]] = {}
+    for entry in entries:
+        if entry.kind != KIND or entry.detail.get("assignment") != assignment:
+            continue
+        item, points = str(entry.detail.get("item", "")), entry.detail.get("points")
+        own = marks.setdefault(entry.student, {})
+        if points is None:
+            own.pop(item, None)
+        else:
+            own[item] = ItemMark(points=float(points), note=entry.why, by=entry.by, at=entry.at)
+    return marks
+
+
+def list_items(rubric: Mapping[str, float], marks: StudentMarks) -> tuple[RubricItem, ...]:
+    """Return the rubric with a student's marks.
+
+    A mark above its item's points does not count: course.yaml was changed since it was given.
+    """
+    return tuple(
+        RubricItem(
+            name=name,
+            points=points,
+            mark=mark if (mark := marks.get(name)) and mark.points <= points else None,
+        )
+        for name, points in rubric.items()
+    )
+
+
+def list_unmarked(items: Iterable[RubricItem]) -> list[str]:
+    """Return the names of the items without a mark."""
+    return [item.name for item in items if item.mark is None]
+
+
+def sum_marks(items: Iterable[RubricItem]) -> float:
+    """Return the points that were given so far."""
+    return round(sum(item.mark.points for item in items if item.mark), 3)
+
+
+def draft_mark_line(
+    assignment: str,
+    seat: str,
+    student: str,
+    item: str,
+    points: float | None,
+    *,
+    by: str = "",
+    note: str = "",
+) -> CourseLedgerDraft:
+    """Return the ledger's line for a mark; without points it takes the mark back."""
+    detail = {"assignment": assignment, "item": item, "points": points}
+    return CourseLedgerDraft(kind=KIND, seat=seat, student=student, by=by, why=note, detail=detail)
+
+
+def list_notes(
+    entries: Iterable[CourseLedgerEntry], assignment: str, item: str, most: int
+) -> list[str]:
+    """Return the notes given for an item so far, the most frequent first."""
+    notes = Counter(
+        entry.why
+        for entry in entries
+        if entry.kind == KIND
+        and entry.why
+        and (entry.detail.get("assignment"), entry.detail.get("item")) == (assignment, item)
+    )
+    return [note for note, _ in notes.most_common(most)]
+
+
+def as_test(item: RubricItem) -> GraderTest:
+    """Return a marked item as a line of the results, where the student reads it."""
+    mark = item.mark
+    note = " - ".join(filter(None, [mark.note, mark.by and f"marked by {mark.by}"])) if mark else ""
+    return GraderTest(
+        name=item.name,
+        score=mark.points if mark else None,
+        max_score=item.points,
+        output=note,
+        visibility="after_published",
+    )
+
+
+def describe_items(items: Sequence[RubricItem]) -> str:
+    """Return a line for each item: "code: 17 of 20 (ann) clear names"."""
+    lines = []
+    for item in items:
+        if item.mark is None:
+            lines.append(f"{item.name}: not marked yet, of {item.points:g}")
+            continue
+        by = f" ({item.mark.by})" if item.mark.by else ""
+        lines.append(f"{item.name}: {item.mark.points:g} of {item.points:g}{by} {item.mark.note}")
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,135 @@
+"""Regrades: students ask through the receiver's connection, staff lists and answers."""
+
+from __future__ import annotations
+
+from labctl.config.document import quote
+from labctl.courses.collect import find_rules
+from labctl.courses.grading.results import clean_text
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.regrade_requests import (
+    RegradeRequest,
+    draft_answer_line,
+    draft_request_line,
+    read_regrades,
+    refuse_request,
+)
+from labctl.errors import NotFoundError, PolicyError, UsageError
+from labctl.submissions.receiver import Receiver
+from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord
+
+MOST_ANSWER_CHARS = 2000
+
+
+class RegradeDesk:
+    """What the receiver's connections need of a course to answer one student."""
+
+    def __init__(self, folder: CourseFolder) -> None:
+        self.folder = folder
+
+    def record_request(self, assignment: str, student: str, text: str) -> int:
+        """Record a request; return its number.
+
+        PolicyError before the grade is released, while an earlier request is open, and after
+        MOST_REQUESTS of them. UsageError for an empty or too long text.
+        """
+        self._require_member(student)
+        words = check_text(text)
+        if Receiver(self.folder.drop).feedback(assignment, student) is None:
+            raise PolicyError(
+                f"your grade for {assignment} has not been released yet",
+                why="only a grade that you have seen can be regraded",
+                hint="labctl submit --grade",
+            )
+        ledger = self.folder.ledger
+
+        def check() -> None:
+            earlier = read_regrades(ledger.list_entries(), assignment, student)
+            if why := refuse_request(earlier):
+                raise PolicyError(
+                    "your request was not sent", why=why, hint="labctl submit --grade"
+                )
+            if len(earlier) + 1 != number:
+                raise PolicyError("another request was sent at the same time")
+
+        number = len(read_regrades(ledger.list_entries(), assignment, student)) + 1
+        ledger.append_all([draft_request_line(assignment, student, number, words)], check=check)
+        return number
+
+    def list_for(self, assignment: str, student: str) -> tuple[RegradeRecord, ...]:
+        """Return a student's requests with the answers, as they see them."""
+        requests = read_regrades(self.folder.ledger.list_entries(), assignment, student)
+        return tuple(
+            RegradeRecord(
+                number=request.number,
+                at=request.at,
+                text=request.text,
+                answer=request.answer,
+                accepted=request.accepted,
+                answered_at=request.answered_at,
+            )
+            for request in requests
+        )
+
+    def _require_member(self, student: str) -> None:
+        # Not `find_student`, whose error names the course's directory.
+        if all(one.id != student for one in self.folder.list_students()):
+            raise PolicyError(f"{student} has left the course", hint="ask your instructor")
+
+
+def check_text(text: str) -> str:
+    """Return a student's words without control characters; UsageError if they are not usable."""
+    words = clean_text(text.strip(), MOST_REGRADE_CHARS + 1)
+    if not words:
+        raise UsageError("the request has no text", hint='labctl submit --ask-regrade "why"')
+    if len(text.strip()) > MOST_REGRADE_CHARS:
+        raise UsageError(
+            f"the request has {len(text.strip())} characters",
+            why=f"at most {MOST_REGRADE_CHARS} are sent",
+            hint="shorten it, and name the item of the grade that it is about",
+        )
+    return words
+
+
+def list_regrades(
+    folder: CourseFolder, assignment: str = "", student: str = ""
+) -> list[RegradeRequest]:
+    """List the requests of an assignment and a student, or of all, the oldest first."""
+    if assignment:
+        find_rules(folder, assignment)
+    if student:
+        folder.find_student(student)
+    return read_regrades(folder.ledger.list_entries(), assignment, student)
+
+
+def answer_regrade(
+    folder: CourseFolder,
+    assignment: str,
+    student: str,
+    answer: str,
+    *,
+    accepted: bool = False,
+    by: str = "",
+) -> RegradeRequest:
+    """Answer a student's open request; return it with the answer. NotFoundError if none is open."""
+    words = clean_text(answer.strip(), MOST_ANSWER_CHARS)
+    if not words:
+        raise UsageError(
+            "the answer has no text",
+            hint=f'labctl course regrades {assignment} {student} --answer "..."',
+        )
+    list_regrades(folder, assignment, student)
+
+    def find_open() -> RegradeRequest:
+        requests = read_regrades(folder.ledger.list_entries(), assignment, student)
+        for request in requests:
+            if request.is_open:
+                return request
+        raise NotFoundError(
+            f"{quote(student)} has no open request for {assignment}",
+            why=f"{requests[-1].answered_by or 'staff'} answered the last one" if requests else "",
+            hint=f"labctl course regrades {assignment}",
+        )
+
+    draft = draft_answer_line(find_open(), words, accepted=accepted, by=by)
+    folder.ledger.append_all([draft], check=lambda: (find_open(), None)[1])
+    return read_regrades(folder.ledger.list_entries(), assignment, student)[-1]

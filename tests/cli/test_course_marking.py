@@ -1,0 +1,181 @@
+"""course mark, excuse, regrades, statistics and grades --rubric on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.regrade_requests import draft_request_line
+
+Labctl = Callable[..., Any]
+COURSE = """\
+course: ml
+assignments:
+  essay: {points: 30, rubric: {text: 10, talk: 20}}
+"""
+
+
+@pytest.fixture
+def course(home: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch) -> CourseFolder:
+    (home / "roster.csv").write_text("id,name\nalice,Alice\nbob,Bob\n")
+    monkeypatch.chdir(home)
+    assert labctl("course", "init", "ml", "--roster", "roster.csv").code == 0
+    (home / "ml" / "course.yaml").write_text(COURSE)
+    return CourseFolder(home / "ml")
+
+
+@pytest.fixture
+def run(course: CourseFolder, labctl: Labctl) -> Labctl:
+    def run(*words: str, by: str = "ann", **more: Any) -> Any:
+        return labctl("-C", "ml", "course", "--as", by, *words, **more)
+
+    return run
+
+
+def test_marks_and_their_graders_are_in_the_grades(run: Labctl) -> None:
+    said = run("mark", "essay", "alice", "text", "8", "--note", "clear \x1b[2J")
+    assert (said.code, said.out) == (0, "alice: text 8 of 10\n")
+    run("mark", "essay", "alice", "talk", "17", by="ben")
+    refused = run("mark", "essay", "alice", "talk", "1")
+    assert refused.code == 3
+    assert "ben gave them" in refused.err
+    assert "--replace" in refused.err
+    said = run("grades", "essay", "--rubric")
+    row = next(line for line in said.out.splitlines() if line.startswith("alice"))
+    assert row.split()[:7] == ["alice", "Alice", "8", "(ann)", "17", "(ben)", "25"]
+    report = json.loads(run("grades", "essay", "--json").out)["grades"][0]
+    assert [one["mark"]["by"] for one in report["items"]] == ["ann", "ben"]
+    assert "\x1b" not in said.out + run("grades", "essay", "--json").out
+
+
+def test_what_is_unmarked_is_listed_and_not_released(run: Labctl) -> None:
+    run("mark", "essay", "bob", "text", "8")
+    said = run("mark", "essay", "--list")
+    assert "talk (20)" in said.out
+    assert json.loads(run("mark", "essay", "--list", "--json").out)["unmarked"][0]["seat"] == "bob"
+    assert "not marked yet: talk" in run("grades", "essay").out
+    refused = run("grades", "essay", "--release")
+    assert refused.code == 4
+    assert "bob: not marked yet: talk" in refused.err
+    run("mark", "essay", "bob", "talk", "20")
+    assert run("mark", "essay", "--list").out == "Every submission for essay is marked.\n"
+    run("mark", "essay", "alice", "talk", "20")
+    said = run("grades", "essay", "--release")
+    assert "released to 1 student; without a grade: alice" in said.err
+    assert "not complete: alice: not marked yet: text" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("essay", "alice", "text", "11"), 2, "worth 10 points"),
+        (("essay", "alice", "tetx", "1"), 4, "did you mean text?"),
+        (("essay", "alic", "text", "1"), 4, "did you mean alice?"),
+        (("essay", "alice", "text"), 2, "a mark needs"),
+        (("essay", "alice"), 2, "a mark needs"),
+        (("essay", "alice", "text", "1", "--undo"), 2, "a mark needs"),
+        (("essay", "--next"), 2, "not a terminal"),
+        (("essay", "alice", "--list"), 2, "stand alone"),
+        (("essay", "alice", "text", "--undo"), 4, "no mark"),
+    ],
+)
+def test_wrong_marks_name_the_next_command(
+    run: Labctl, words: tuple[str, ...], code: int, says: str
+) -> None:
+    said = run("mark", *words)
+    assert said.code == code
+    assert says in said.err
+    assert "next: labctl" in said.err
+
+
+def answer_in_a_terminal(course: CourseFolder, answers: str) -> tuple[int, str, str]:
+    """Run `mark --next` with a terminal as its input; return its code and what it printed."""
+    controller, terminal = os.openpty()
+    words = ["-C", str(course.path), "course", "--as", "ann", "mark", "essay", "--next"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "labctl", *words],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(terminal)
+        os.write(controller, answers.encode())
+        out, err = process.communicate(timeout=60)
+        os.close(controller)
+    return process.returncode, out, err
+
+
+def test_next_asks_for_each_item_and_offers_earlier_notes(
+    run: Labctl, course: CourseFolder
+) -> None:
+    run("mark", "essay", "alice", "text", "8", "--note", "too short")
+    run("mark", "essay", "bob", "talk", "8")
+    code, out, err = answer_in_a_terminal(course, "25\n15\nwell told\n3\n1\n")
+    assert code == 0, err
+    assert "alice (Alice), no submission, 1 of 2" in out
+    assert "worth 20 points, and 25 is more" in err
+    assert "1  too short" in err
+    assert "2 marks given; nothing is left" in err
+    marks = {
+        (one["student"], item["name"]): item["mark"]
+        for one in json.loads(run("grades", "essay", "--json").out)["grades"]
+        for item in one["items"]
+    }
+    assert (marks["alice", "talk"]["points"], marks["alice", "talk"]["note"]) == (15, "well told")
+    assert (marks["bob", "text"]["points"], marks["bob", "text"]["note"]) == (3, "too short")
+
+
+def test_next_can_be_skipped_and_stopped(run: Labctl, course: CourseFolder) -> None:
+    for student in ("alice", "bob"):
+        run("mark", "essay", student, "text", "8")
+    code, out, err = answer_in_a_terminal(course, "s\nq\n")
+    assert (code, "0 marks given" in err) == (0, True)
+    assert "bob (Bob)" in out
+
+
+def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
+    assert run("excuse", "essay", "alice", "--why", "ill").out == "alice is excused: essay\n"
+    assert "excused: ill" in run("grades", "essay").out
+    assert run("excuse").out.split()[-4:] == ["essay", "alice", "ann", "ill"]
+    assert run("excuse", "essay", "alice", "--undo").code == 0
+    assert run("excuse").out == "No student is excused.\n"
+    assert json.loads(run("excuse", "--json").out)["excuses"] == []
+
+
+def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> None:
+    words = "why?\nbob, request 9\nI want \x1b[31mmore"
+    course.ledger.append_all([draft_request_line("essay", "alice", 1, words)])
+    said = run("regrades")
+    assert "essay alice, request 1" in said.out
+    assert "  | bob, request 9" in said.out
+    assert "\x1b" not in said.out
+    refused = run("regrades", "essay", "--answer", "x")
+    assert refused.code == 2
+    said = run("regrades", "essay", "alice", "--answer", "you are right", "--accept")
+    assert said.out == "alice: request 1 for essay accepted\n"
+    assert "labctl course mark essay alice" in said.err
+    assert run("regrades").out == "No regrade request is open.\n"
+    (listed,) = json.loads(run("regrades", "--all", "--json").out)["regrades"]
+    assert (listed["accepted"], listed["answered_by"]) == (True, "ann")
+
+
+def test_statistics_draw_the_distribution(run: Labctl) -> None:
+    assert "0 of 2 students have a grade" in run("statistics", "essay").out
+    for student, points in (("alice", "10"), ("bob", "2")):
+        run("mark", "essay", student, "text", points)
+        run("mark", "essay", student, "talk", "20")
+    said = run("statistics", "essay")
+    assert "mean 26.0, median 26.0" in said.out
+    assert "27-30  ######" in said.out
+    assert said.out.splitlines()[-2].split()[:3] == ["text", "item", "60%"]
+    report = json.loads(run("statistics", "essay", "--json").out)["statistics"]
+    assert (report["mean"], len(report["bins"]), report["parts"][0]["name"]) == (26, 10, "text")
