@@ -29,6 +29,7 @@ from labctl.wire.watchdog import WatchRecord
 
 # time that a canceled run has to write a checkpoint, as with `labctl cancel`
 GRACE_S = 60
+# who acts, if the sign-in does not know the person
 BY = "dashboard"
 
 
@@ -43,10 +44,10 @@ class CourseActions:
         self._folder: CourseFolder | None = None
         self._course: LabContext | None = None
 
-    def extend(self, seat: str, span_s: int, why: str) -> WatchRecord | None:
+    def extend(self, seat: str, span_s: int, why: str, by: str = BY) -> WatchRecord | None:
         """Extend the time of a seat's server, as `labctl course extend`; return its limits."""
         with self._lock:
-            staff, course_seat = self._open_seat(seat)
+            staff, course_seat = self._open_seat(seat, by)
             watch = broadcast.extend_server(staff, course_seat, span_s, why)
             server = self._state.get_lab_server(course_seat.lab_id)
             if server is not None:
@@ -54,10 +55,19 @@ class CourseActions:
                 record_watch(build_seat_context(staff, course_seat), server, watch)
         return watch
 
-    def cancel(self, seat: str, run_id: str) -> tuple[Run, bool]:
-        """Stop a run, as `labctl cancel`; return it, and whether it had already ended."""
+    def cancel(self, seat: str, run_id: str, by: str = BY) -> tuple[Run, bool]:
+        """Stop a run, as `labctl cancel`; return it, and whether it had already ended.
+
+        The ledger records who canceled a run that was active.
+        """
         lab, server, run = self.find_run(seat, run_id)
-        return runs.cancel(lab, server, run.id, GRACE_S)
+        ended_run, had_ended = runs.cancel(lab, server, run.id, GRACE_S)
+        if not had_ended:
+            with self._lock:
+                staff, course_seat = self._open_seat(seat, by)
+                student = by if by in course_seat.students else ""
+                staff.folder.ledger.append("cancel", seat=seat, student=student, by=by, run=run.id)
+        return ended_run, had_ended
 
     def find_run(self, seat: str, run_id: str) -> tuple[LabContext, Server, Run]:
         """Return a run with its lab and server; NotFoundError if the server has no such run."""
@@ -92,11 +102,11 @@ class CourseActions:
         refresh_server(context, server)
         return make_load(top.measure_now(context))
 
-    def _open_seat(self, seat: str) -> tuple[CourseOperator, Seat]:
+    def _open_seat(self, seat: str, by: str = BY) -> tuple[CourseOperator, Seat]:
         if self._folder is None:
             self._folder = CourseFolder(self._path)
         self._folder.refresh()
-        staff = CourseOperator(self._folder, self._paths, self._state, SilentReporter(), by=BY)
+        staff = CourseOperator(self._folder, self._paths, self._state, SilentReporter(), by=by)
         return staff, self._folder.find_seat(seat)
 
 
