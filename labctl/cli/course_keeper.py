@@ -221,7 +221,17 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
     help="Port of the page for students: on all addresses with --tls-cert, else on 127.0.0.1.",
 )
 @click.option("--students-url", default="", help="Address that students open, without a path.")
-@click.option("--tls-cert", type=TLS_FILE, help="Certificate of the page for students (PEM).")
+@click.option(
+    "--services-port",
+    type=click.IntRange(0, 65535),
+    default=8611,
+    show_default=True,
+    help="Port of the students' Jupyter and TensorBoard.",
+)
+@click.option(
+    "--services-url", default="", help="Their address; use another host name than the page's."
+)
+@click.option("--tls-cert", type=TLS_FILE, help="Certificate for both addresses (PEM).")
 @click.option("--tls-key", type=TLS_FILE, help="Private key of that certificate (PEM).")
 @AUTHORIZED_KEYS
 @click.pass_context
@@ -233,6 +243,8 @@ def serve_command(
     students: bool,
     students_port: int,
     students_url: str,
+    services_port: int,
+    services_url: str,
     tls_cert: Path | None,
     tls_key: Path | None,
     keys_file: Path,
@@ -247,7 +259,9 @@ def serve_command(
     labctl -C ml-2026 course serve --dashboard --install
     labctl -C ml-2026 course serve --dashboard --students --students-url https://labs.example.edu
     """
-    page = student_page.read_settings(students, students_port, students_url, tls_cert, tls_key)
+    page = student_page.read_settings(
+        students, students_port, students_url, services_port, services_url, tls_cert, tls_key
+    )
     if install:
         _install_unit(ctx, dashboard, port, page, keys_file)
     else:

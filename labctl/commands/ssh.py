@@ -332,12 +332,30 @@ def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int | s
     """
     argv = [*_base_argv(config, ""), "-o", "ExitOnForwardFailure=yes", "-NT"]
     for local, remote in ports:
-        if isinstance(remote, int):
-            target = f"127.0.0.1:{check_port(remote)}"
-        else:
-            target = _check_socket(remote)
-        argv += ["-L", f"127.0.0.1:{check_port(local)}:{target}"]
+        argv += ["-L", f"127.0.0.1:{check_port(local)}:{_format_target(remote)}"]
     return [*argv, "--", check_id(server_id)]
+
+
+def socket_forward_argv(config: str, server_id: str, path: str, remote: int | str) -> list[str]:
+    """Build argv that forwards a local Unix socket, which only this user can open.
+
+    Otherwise like `forward_argv`. A socket that an earlier process left at `path` is replaced.
+    """
+    options = ("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177")
+    argv = [*_base_argv(config, ""), *_option_words(options), "-NT"]
+    return [
+        *argv,
+        "-L",
+        f"{_check_socket(path)}:{_format_target(remote)}",
+        "--",
+        check_id(server_id),
+    ]
+
+
+def _format_target(remote: int | str) -> str:
+    if isinstance(remote, int):
+        return f"127.0.0.1:{check_port(remote)}"
+    return _check_socket(remote)
 
 
 def _check_socket(path: str) -> str:

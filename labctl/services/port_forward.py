@@ -83,7 +83,7 @@ class Forwarding:
         self._refresh = refresh
         self._closing = threading.Event()
         self._guard = threading.Lock()
-        self._ssh: _Ssh | None = None
+        self._ssh: SshProcess | None = None
         self._thread = threading.Thread(target=self._watch, name="forward", daemon=True)
 
     @property
@@ -153,7 +153,7 @@ class Forwarding:
         with self._guard:
             if self._closing.is_set():
                 return
-            self._ssh = ssh = _Ssh(argv)
+            self._ssh = ssh = SshProcess(argv)
         deadline = time.monotonic() + READY_S
         is_refused = False
         while (state := probe_port(self.local_port, self.service.path)) != "answering":
@@ -170,7 +170,7 @@ class Forwarding:
             # Another program answered: it took the port in between.
             raise self._make_exit_error(ssh)
 
-    def _make_exit_error(self, ssh: _Ssh) -> LabError:
+    def _make_exit_error(self, ssh: SshProcess) -> LabError:
         """Return the error for an ssh process that has ended."""
         stderr = ssh.read_stderr()
         self._drop()
@@ -236,7 +236,7 @@ class _PortTakenError(LabError):
     """Another program uses the local port."""
 
 
-class _Ssh:
+class SshProcess:
     """One ssh process and its error output."""
 
     def __init__(self, argv: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,10 +24,12 @@ from labctl.web.mutations import CourseActions
 from labctl.web.pages import Pages
 from labctl.web.responses import SecurityHeaders
 from labctl.web.server_load import LoadReader
+from labctl.web.service_proxy import RequireService, ServiceProxy
 from labctl.web.snapshot import SnapshotTaker
 from labctl.web.student_access import RequireStudent, StudentAccess, is_entrance
 from labctl.web.student_actions import StudentActions
 from labctl.web.student_page import StudentPage
+from labctl.web.student_services import StudentServices, open_seat_service
 
 # in the course's .course/keeper (0600); deleting it ends all sessions
 KEY_FILE = "dashboard-key"
@@ -64,23 +68,56 @@ def build_student_page(
     state: State,
     *,
     url: str,
+    services_url: str,
     request_handler: RequestHandler,
-) -> StudentPage:
+) -> tuple[StudentPage, ServiceProxy | None]:
     """Build the page for the students of the course at `path`, which browsers open at `url`.
 
-    It shares nothing with the staff's dashboard but the code: another key, cookie and origin.
+    It shares nothing with the staff's dashboard but the code: another key, cookie and origin. With
+    `services_url`, the second value serves students' services at that origin.
     """
     folder = CourseFolder(path)
     key = read_or_create_key(folder.private / "keeper" / STUDENT_KEY_FILE)
     access = StudentAccess(path)
-    return StudentPage(
+    actions = CourseActions(path, paths, state)
+    services = proxy = None
+    if services_url:
+        services = StudentServices(request_handler, partial(open_seat_service, actions))
+        proxy = build_service_proxy(
+            StudentAccess(path), services, services_url, url, f"labctl-services-{course_id[:8]}"
+        )
+    page = StudentPage(
         Feed(SnapshotTaker(folder, state).take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
         access,
-        StudentActions(request_handler, CourseActions(path, paths, state)),
+        StudentActions(request_handler, actions),
         folder.drop,
         build_student_middleware(access, key, url, f"labctl-student-{course_id[:8]}"),
+        services,
+        services_url,
     )
+    return page, proxy
+
+
+def build_service_proxy(
+    access: StudentAccess, services: StudentServices, origin: str, page: str, cookie: str
+) -> ServiceProxy:
+    """Build the origin of services. Its sessions end with this process, as its forwards do."""
+    parts = urlsplit(origin)
+    is_secure = parts.scheme == "https"
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=[parts.hostname or ""], www_redirect=False),
+        Middleware(
+            SessionMiddleware,
+            secret_key=secrets.token_urlsafe(32),
+            session_cookie=f"__Host-{cookie}" if is_secure else cookie,
+            max_age=SESSION_S,
+            same_site="lax",
+            https_only=is_secure,
+        ),
+        Middleware(RequireService, access=access, services=services, origin=origin, page=page),
+    ]
+    return ServiceProxy(access, services, middleware)
 
 
 def build_student_middleware(

@@ -33,12 +33,17 @@ with lazy_imports(__name__):
 HOST = "127.0.0.1"
 PORT = 8600
 STUDENT_PORT = 8610
+SERVICES_PORT = 8611
 # in the course's `.course/keeper` (0600): the URL that signs in the next browser
 URL_FILE = "dashboard-url"
 START_S = 60.0
 POLL_S = 0.1
 END_S = 5.0
-REQUIRED_MODULES = ("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart")
+# largest message of a WebSocket, such as an output of a notebook
+MOST_MESSAGE_BYTES = 64 * 1024**2
+REQUIRED_MODULES = (
+    *("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart", "httpx", "websockets"),
+)
 
 
 class WebSite(Protocol):
@@ -57,11 +62,14 @@ class StudentSettings(Value, frozen=True):
 
     With `tls_cert` and `tls_key` (files) it listens on all addresses; without them on the loopback,
     for a proxy on this machine. `url` is an origin, such as https://labs.example.edu; by default
-    the port on the loopback.
+    the port on the loopback. `services_url` is the origin of Jupyter and TensorBoard, on
+    `services_port`; with a `url` and without it, they are not offered.
     """
 
     port: int = STUDENT_PORT
     url: str = ""
+    services_port: int = SERVICES_PORT
+    services_url: str = ""
     tls_cert: str = ""
     tls_key: str = ""
 
@@ -101,12 +109,27 @@ def serve_student_page(
     Like `serve_dashboard` otherwise. `request_handler` is the keeper's.
     """
     _require_extra()
-    listener = _open_listener(settings.port, "" if settings.tls_cert else HOST)
+    host = "" if settings.tls_cert else HOST
+    listener = _open_listener(settings.port, host)
     url = parse_origin(settings.url or f"http://{HOST}:{listener.getsockname()[1]}")
-    page = factory.build_student_page(
-        folder.path, folder.id, paths, state, url=url, request_handler=request_handler
+    services_listener, services_url = None, settings.services_url
+    if services_url or not settings.url:
+        services_listener = _open_listener(settings.services_port, host)
+        # another host than the page's, so that neither gets the other's cookies
+        own = f"http://localhost:{services_listener.getsockname()[1]}"
+        services_url = parse_origin(services_url or own)
+    page, proxy = factory.build_student_page(
+        folder.path,
+        folder.id,
+        paths,
+        state,
+        url=url,
+        services_url=services_url,
+        request_handler=request_handler,
     )
     _start_server(page, listener, stop, settings)
+    if proxy is not None and services_listener is not None:
+        _start_server(proxy, services_listener, stop, settings)
     return url
 
 
@@ -159,6 +182,8 @@ class SiteServer:
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=2,
+                ws_max_size=MOST_MESSAGE_BYTES,
+                ws_per_message_deflate=False,
                 ssl_certfile=settings.tls_cert or None,
                 ssl_keyfile=settings.tls_key or None,
             )

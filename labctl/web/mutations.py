@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labctl.config import Paths
-from labctl.courses import broadcast
+from labctl.courses import broadcast, server_contents
 from labctl.courses.context import build_course_context, build_seat_contexts
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.servers import CourseOperator
-from labctl.courses.status import build_seat_context, refresh_server
-from labctl.errors import UsageError
+from labctl.courses.status import build_seat_context, find_server, refresh_server
+from labctl.errors import NotFoundError, UsageError
 from labctl.events import SilentReporter
 from labctl.insight import top
 from labctl.lifecycle.status import record_watch
@@ -76,6 +76,19 @@ class CourseActions:
         with self._lock:
             staff, course_seat = self._open_seat(seat)
         return broadcast.find_run(staff, course_seat, run_id)
+
+    def open_lab(self, seat: str, lab_id: str) -> tuple[LabContext, Server]:
+        """Return a lab on a seat's server; NotFoundError without server or lab."""
+        with self._lock:
+            staff, course_seat = self._open_seat(seat)
+        server = find_server(staff, course_seat)
+        context = build_seat_context(staff, course_seat)
+        if lab_id == context.lab_id:
+            return context, server
+        for lab in server_contents.list_labs(context, server):
+            if lab.lab_id == lab_id:
+                return lab, server
+        raise NotFoundError("this lab has no files on the server yet", hint="labctl push")
 
     def read_load(self, seat: str) -> ServerLoad | None:
         """Read a seat's server over SSH, record its runs and limits, and return its load.

@@ -13,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from itsdangerous import Signer
@@ -34,6 +34,8 @@ MOST_TRIES, MOST_TRIES_IN_ALL = 10, 100
 WINDOW_S = 15 * 60.0
 # addresses and students that are remembered
 MOST_KEYS = 20_000
+# requests of one student, with the streams and WebSockets that are open
+MOST_AT_ONCE = 200
 # how soon a student who lost access loses open streams too
 CHECK_EVERY_S = 1.0
 
@@ -80,7 +82,8 @@ class StudentAccess:
         self._folder = CourseFolder(path)
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
-        self._active: frozenset[str] = frozenset()
+        # active student -> seat
+        self._seats: dict[str, str] = {}
         self._limiter = SignInLimiter()
         # (student, code) -> the requests that are being answered
         self._open: dict[tuple[str, str], set[asyncio.Task[None]]] = defaultdict(set)
@@ -111,6 +114,10 @@ class StudentAccess:
         is_current = time.time() - signed_in_at < SESSION_S
         return student if is_current and self._is_valid(student, data.get("code")) else ""
 
+    def find_seat(self, student: str) -> str:
+        """Return the name of an active student's seat, or ""."""
+        return self._list_active().get(student, "")
+
     def _is_valid(self, student: str, code: object) -> bool:
         return student in self._list_active() and code == self._fingerprint(student) != ""
 
@@ -119,8 +126,8 @@ class StudentAccess:
         record = join_codes.read_page_code(self._folder, student)
         return hashlib.sha256(record.public.encode()).hexdigest()[:16] if record else ""
 
-    def _list_active(self) -> frozenset[str]:
-        """Return the active students; those of the last valid roster while it is being edited."""
+    def _list_active(self) -> dict[str, str]:
+        """Return active student -> seat; of the last valid roster while it is being edited."""
         with self._lock:
             with contextlib.suppress(OSError):
                 stat = self._folder.roster_file.stat()
@@ -129,21 +136,36 @@ class StudentAccess:
                     self._folder.refresh()
                     with contextlib.suppress(LabError):
                         students = self._folder.list_students()
-                        self._active = frozenset(one.id for one in students)
+                        self._seats = {one.id: one.seat for one in students}
                         self._stamp = stamp
-            return self._active
+            return self._seats
 
-    @contextlib.contextmanager
-    def hold_open(self, data: dict[str, object], task: asyncio.Task[None]) -> Iterator[None]:
-        """Cancel `task`, which answers a request of this session, if the student loses access."""
+    async def run_while_valid(
+        self, data: dict[str, object], app: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request of this session, and stop doing so if the student loses access."""
         key = (str(data["student"]), str(data["code"]))
+        if len(self._open[key]) >= MOST_AT_ONCE:
+            await refuse("too many requests at once; close some pages", 429)(scope, receive, send)
+            return
+
+        async def answer() -> None:
+            await app(scope, receive, send)
+
+        task = asyncio.create_task(answer())
         self._open[key].add(task)
         try:
-            yield
+            await asyncio.wait([task])
         finally:
+            task.cancel()
             self._open[key].discard(task)
             if not self._open[key]:
                 del self._open[key]
+        if not task.cancelled():
+            task.result()
+        elif scope["type"] == "websocket":
+            with contextlib.suppress(RuntimeError):
+                await send({"type": "websocket.close", "code": 1008})
 
     async def watch(self) -> None:
         """End the requests of students who lost access, until this is canceled."""
@@ -182,19 +204,7 @@ class RequireStudent:
         elif not student:
             await _answer_stranger(scope)(scope, receive, send)
         else:
-            await self._run_while_valid(data, scope, receive, send)
-
-    async def _run_while_valid(
-        self, data: dict[str, object], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        async def answer() -> None:
-            await self.app(scope, receive, send)
-
-        task = asyncio.create_task(answer())
-        with self._access.hold_open(data, task):
-            await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
+            await self._access.run_while_valid(data, self.app, scope, receive, send)
 
 
 def _answer_stranger(scope: Scope) -> Response:

@@ -40,11 +40,11 @@ POLL_S = 1.0
 class Standing(Value, frozen=True):
     """A student's hold on their seat's server, and why the last one could not start or ended.
 
-    `labs` are the labs of the student that use it; without any, the server would be the team's or
-    the staff's alone.
+    `labs` are the labs of the student that use it, (id, name); without any, the server is the
+    team's or the staff's alone.
     """
 
-    labs: tuple[str, ...] = ()
+    labs: tuple[tuple[str, str], ...] = ()
     starting: bool = False
     ending: bool = False
     problem: str = ""
@@ -67,7 +67,7 @@ class StudentActions:
     def find_standing(self, student: str, seat: SeatView) -> Standing:
         held = self._find_held(seat.name, student)
         return Standing(
-            labs=tuple(sorted({claim.lab for claim in held})),
+            labs=tuple(sorted({(claim.lab_id, claim.lab) for claim in held})),
             starting=student in self._starting,
             ending=not held and bool(self._requests.list_claims(seat.name, student)),
             problem=self._problems.get(student, ""),
@@ -84,6 +84,7 @@ class StudentActions:
         at = self._offers.get(seat.name, (0.0, None))[0]
         if at and time.monotonic() - at < PRICE_S:
             return
+        self._offers[seat.name] = (time.monotonic(), None)  # an error counts as read, too
         offers = self._list_offers(student)
         self._offers[seat.name] = (time.monotonic(), offers[0] if offers else None)
 

@@ -88,7 +88,7 @@ class StudentForms:
 
     async def ask_end(self, request: Request) -> Response:
         _, person, seat = await self._page.find_seat(request)
-        labs = self._page.actions.find_standing(person.id, seat).labs
+        labs = [name for _, name in self._page.actions.find_standing(person.id, seat).labs]
         lines = [
             "Active runs get SIGTERM and have a minute to write a checkpoint. Results are saved in "
             "the course's folder first; ask your instructor for them.",

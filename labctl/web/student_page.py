@@ -32,10 +32,21 @@ from labctl.web.student_access import SIGN_IN, StudentAccess, StudentSession
 from labctl.web.student_actions import StudentActions
 from labctl.web.student_forms import StudentForms
 from labctl.web.student_parts import StudentParts
+from labctl.web.student_services import (
+    JUPYTER,
+    OPEN,
+    PATHS,
+    TENSORBOARD,
+    ServiceKey,
+    StudentServices,
+)
 from labctl.web.view import PersonView, SeatView, Snapshot, SubmissionView
 
 # logs that are open in the browsers of all students together
 MOST_LOGS = 40
+# how often a page looks whether a service has started
+REFRESH_S = 2
+TITLES = {JUPYTER: "Jupyter", TENSORBOARD: "TensorBoard"}
 Page = tuple[Snapshot, PersonView, SeatView]
 
 
@@ -50,12 +61,16 @@ class StudentPage:
         actions: StudentActions,
         drop: Path,
         middleware: Sequence[Middleware],
+        services: StudentServices | None,
+        services_url: str,
     ) -> None:
         self.feed = feed
         self.pages = pages
         self.access = access
         self.actions = actions
-        self.parts = StudentParts(pages, actions, drop)
+        self.services = services
+        self.services_url = services_url
+        self.parts = StudentParts(pages, actions, drop, has_services=services is not None)
         self.receiver = Receiver(drop)
         self.log_streams = LogStreams(MOST_LOGS)
         # session id -> messages that its next page shows once: (kind, text)
@@ -85,6 +100,7 @@ class StudentPage:
             "/work/{name}/feedback": self.send_feedback,
             "/work/{name}/{number}/receipt": self.send_receipt,
             "/work/{name}/{number}/report": self.send_report,
+            "/services/{lab_id}/{name}": self.open_service,
             "/static/{path:path}": self.send_static,
         }
         for path, handler in pages.items():
@@ -209,6 +225,25 @@ class StudentPage:
             seat.key, run, lambda: self.actions.open_log(seat, run, TAIL_LINES, MOST_BYTES)
         )
         return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
+
+    async def open_service(self, request: Request, lab_id: str, name: str) -> Response:
+        """Lead to a service of one of the student's labs; start it first if needed.
+
+        Only this page's own links get here, since SameOrigin refuses those of others.
+        """
+        _, person, seat = await self.find_seat(request)
+        if self.services is None or name not in PATHS:
+            raise NotFoundError("this page does not exist")
+        key = ServiceKey(seat=seat.name, lab_id=lab_id, name=name)
+        if self.services.find(person.id, key) is not None:
+            data = {**request.session, "lab": lab_id, "name": name}
+            ticket = urlencode({"ticket": self.services.issue_ticket(data)})
+            return RedirectResponse(f"{self.services_url}{OPEN}?{ticket}", 303)
+        await asyncio.to_thread(self.services.start, person.id, key)
+        lines = ["The first time, this can take some minutes. This page then leads you there."]
+        page = await self._render_message(request, f"Starting {TITLES[name]}", lines, 200)
+        page.headers["refresh"] = str(REFRESH_S)
+        return page
 
     # work
 

@@ -68,8 +68,11 @@ class ReleasedFeedback:
 class StudentParts:
     """Draws the pages of students. A part is drawn again only if what it shows has changed."""
 
-    def __init__(self, pages: Pages, actions: StudentActions, drop: Path) -> None:
+    def __init__(
+        self, pages: Pages, actions: StudentActions, drop: Path, *, has_services: bool
+    ) -> None:
         self._pages = pages
+        self._has_services = has_services
         self._actions = actions
         self._feedback = ReleasedFeedback(drop)
         # (student, part) -> what was drawn, and its HTML
@@ -87,7 +90,9 @@ class StudentParts:
             budget = self.compute_budget(seat)
             work = tuple(self._make_work(one, person) for one in snapshot.assignments)
             return {
-                "server": self._render(student, "server", seat, standing, budget),
+                "server": self._render(
+                    student, "server", seat, standing, budget, self._has_services
+                ),
                 "runs": self._render(student, "runs", seat),
                 "work": self._render(student, "work", work, seat.team),
             }

@@ -79,7 +79,7 @@ def school(tmp_path: Path) -> Iterator[School]:
         bed.folder,
         bed.paths,
         bed.state,
-        StudentSettings(port=0),
+        StudentSettings(port=0, services_port=0),
         request_handler=request_handler,
         stop=stop,
     )

@@ -1,0 +1,59 @@
+"""The options of `labctl course serve` for the page for students."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.cli import student_page
+from labctl.courses.records.folder import make_private
+
+URL, SERVICES = "https://labs.example.edu", "https://labs-services.example.edu"
+
+
+@pytest.fixture
+def course(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = home / "ml"
+    folder.mkdir()
+    (folder / "course.yaml").write_text("course: ml\nserver: {provider: local}\n")
+    (folder / "roster.csv").write_text("id,name\nalice,Alice\n")
+    make_private(folder)
+    monkeypatch.chdir(folder)
+    for name in ("cert.pem", "key.pem"):
+        (folder / name).write_text("x")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--students-url", URL), "need --students"),
+        (("--students", "--tls-cert", "cert.pem"), "belong together"),
+        (("--students", "--tls-cert", "cert.pem", "--tls-key", "key.pem"), "--tls-cert needs"),
+        (("--students", "--services-url", SERVICES), "needs --students-url"),
+        (("--students", "--students-url", URL, "--services-url", f"{URL}/"), "different addresses"),
+        (("--students", "--students-url", f"{URL}/course"), "is not the address of a page"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    labctl: Any, course: Path, options: tuple[str, ...], text: str
+) -> None:
+    result = labctl("course", "serve", *options)
+    assert result.code == 2
+    assert text in result.err
+    assert "labctl course serve --students" in result.err or "--students-url" in result.err
+
+
+def test_the_unit_gets_the_same_options(labctl: Any, course: Path, home: Path) -> None:
+    options = ("--students", "--students-url", URL, "--services-url", SERVICES)
+    options += ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--services-port", "8700")
+    assert labctl("course", "serve", "--install", *options).code == 0
+    (unit,) = home.rglob("labctl-course-ml.service")
+    words = unit.read_text()
+    for word in (*options[:5], str(course / "cert.pem"), "8700"):
+        assert word in words
+    settings = student_page.read_settings(True, 8610, URL, 8700, SERVICES, None, None)
+    assert settings is not None
+    assert student_page.list_options(settings)[-2:] == ["--services-url", SERVICES]
