@@ -104,7 +104,7 @@ def list_page_users(folder: CourseFolder) -> list[str]:
 
 
 def withdraw_page_codes(folder: CourseFolder, active: Collection[str]) -> None:
-    """Delete the codes of everybody who is not an active student."""
+    """Delete all codes but those of active students."""
     for path in page_codes_dir(folder).glob("[!.]*.json"):
         if path.stem not in active:
             path.unlink(missing_ok=True)

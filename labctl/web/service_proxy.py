@@ -168,13 +168,14 @@ class ServiceProxy:
     async def relay(self, browser: WebSocket) -> None:
         """Relay the messages of a WebSocket in both directions."""
         service: OpenService = browser.state.service
+        protocols = [websockets.Subprotocol(one) for one in browser.scope["subprotocols"]]
         try:
             connection = await unix_connect(
                 service.path,
                 uri=str(_build_url("ws", service, browser.scope)),
                 origin=websockets.Origin(f"http://127.0.0.1:{service.port}"),
                 additional_headers=_list_websocket_headers(service, browser.headers),
-                subprotocols=[websockets.Subprotocol(one) for one in browser.scope["subprotocols"]],
+                subprotocols=protocols or None,
                 user_agent_header=None,
                 compression=None,
                 open_timeout=OPEN_S,

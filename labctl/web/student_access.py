@@ -1,4 +1,4 @@
-"""Who may use the page for students: sign-in by join code, checked again for every request.
+"""Access to the page for students: sign-in by join code, checked again for every request.
 
 A session ends with its code: a new invitation, or `active: no` in the roster, also closes the
 streams that are open.

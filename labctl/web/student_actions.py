@@ -89,7 +89,7 @@ class StudentActions:
         self._offers[seat.name] = (time.monotonic(), offers[0] if offers else None)
 
     def start(self, student: str) -> None:
-        """Claim the seat's server, as `labctl up` does; it is created if there is none.
+        """Claim the seat's server, as `labctl up` does; a seat without one gets a new one.
 
         The lab is the seat's own, and nobody has the private half of its key.
         """

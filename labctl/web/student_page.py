@@ -1,6 +1,6 @@
 """The page for students as an ASGI application: each signed-in student sees their own seat.
 
-No address names a student: the session does. So there is no address of somebody else's page.
+No address names a student: the session does. So nobody else's page has an address.
 """
 
 from __future__ import annotations

@@ -29,12 +29,13 @@ from dashboard_bed import make
 CODE = "abcdefgh" * 4
 
 
-def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key."""
+def write_certificate(folder: Path, names: tuple[str, ...] = ("localhost",)) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and these names, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
-    addresses = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    addresses = [address, *(x509.DNSName(name) for name in names)]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
