@@ -15,6 +15,8 @@ from labctl.transports import failures
 
 READY_S = 20.0
 POLL_S = 0.05
+# time that a busy service may take
+ANSWER_S = 10.0
 
 
 class SocketForwardSpec(Value, frozen=True, kw_only=True):
@@ -44,6 +46,16 @@ class SocketForward:
     def is_alive(self) -> bool:
         """Whether the connection still stands; ssh notices a dead one within 6 s."""
         return self._ssh.process.poll() is None
+
+    def is_answering(self) -> bool:
+        """Tell whether the service sends anything back; ssh itself accepts every connection."""
+        request = f"GET {self.spec.service.path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.settimeout(ANSWER_S)
+            probe.connect(self.spec.path)
+            probe.sendall(request.encode())
+            return bool(probe.recv(1))
+        return False
 
     def close(self) -> None:
         self._ssh.end()

@@ -235,11 +235,10 @@ class StudentPage:
         if self.services is None or name not in PATHS:
             raise NotFoundError("this page does not exist")
         key = ServiceKey(seat=seat.name, lab_id=lab_id, name=name)
-        if self.services.find(person.id, key) is not None:
+        if await asyncio.to_thread(self.services.ensure, person.id, key):
             data = {**request.session, "lab": lab_id, "name": name}
             ticket = urlencode({"ticket": self.services.issue_ticket(data)})
             return RedirectResponse(f"{self.services_url}{OPEN}?{ticket}", 303)
-        await asyncio.to_thread(self.services.start, person.id, key)
         lines = ["The first time, this can take some minutes. This page then leads you there."]
         page = await self._render_message(request, f"Starting {TITLES[name]}", lines, 200)
         page.headers["refresh"] = str(REFRESH_S)

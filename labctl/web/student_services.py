@@ -88,14 +88,20 @@ class StudentServices:
         service = forward.spec.service
         return OpenService(path=forward.spec.path, port=service.port or 80, token=service.token)
 
-    def start(self, student: str, key: ServiceKey) -> None:
-        """Start a service in a thread, unless it is open or starting.
+    def ensure(self, student: str, key: ServiceKey) -> bool:
+        """Tell whether a service is open and answers; if not, start it in a thread.
 
         NotFoundError for another student's lab. An error of the last start is raised once.
         """
         self.require_lab(key.seat, student, key.lab_id)
-        if self.find(student, key) is not None:
-            return
+        with self._lock:
+            forward = self._forwards.get(key)
+        if forward is not None and forward.is_alive and forward.is_answering():
+            return True
+        self._start_once(key)
+        return False
+
+    def _start_once(self, key: ServiceKey) -> None:
         with self._lock:
             if (problem := self._problems.pop(key, None)) is not None:
                 raise problem

@@ -145,6 +145,11 @@ def test_tensorboard_shows_the_scalars(
     keep(board, "student-tensorboard")
 
 
+async def read_all(socket: websockets.ClientConnection) -> None:
+    async for _ in socket:
+        pass
+
+
 def test_a_kernel_answers_until_the_student_loses_access(campus: Campus) -> None:
     ada = campus.open("lovelace")
     origin = f"http://{ada.host}"
@@ -164,8 +169,9 @@ def test_a_kernel_answers_until_the_student_loses_access(campus: Campus) -> None
                 if json.loads(answer)["parent_header"].get("msg_id") == "1":
                     break
             campus.invite("lovelace", "z" * 32)
-            async for _ in socket:
-                pass  # until it is closed
+            with pytest.raises(websockets.ConnectionClosedError) as closed:
+                await read_all(socket)
+            assert closed.value.code == 1008
 
     with ThreadPoolExecutor(1) as pool:  # Playwright's own loop runs in this thread
         pool.submit(asyncio.run, scenario()).result()

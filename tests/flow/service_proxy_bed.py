@@ -90,6 +90,10 @@ class OpenForward:
 
     spec: SocketForwardSpec
     is_alive: bool = True
+    answers: bool = True
+
+    def is_answering(self) -> bool:
+        return self.answers
 
     def close(self) -> None:
         self.is_alive = False
@@ -164,18 +168,18 @@ def run_service() -> Iterator[OpenForward]:
 
 
 @contextmanager
-def serve_campus(
-    root: Path,
-    open_service: Callable[[ServiceKey], Any],
+def serve_bed(
+    bed: Bed,
+    open_service: Callable[[ServiceKey], Any] | None = None,
     settings: http_server.StudentSettings | None = None,
     lab_id: str = LAB_ID,
 ) -> Iterator[Campus]:
-    """Serve a campus; `open_service` opens what `SocketForward` does."""
-    bed = make(root)
+    """Serve a course to its students, who hold nothing."""
     request_handler = RequestHandler(bed.folder, Pretended(bed.folder))
     stop = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factory, "open_seat_service", lambda course, key: open_service(key))
+        if open_service is not None:
+            patch.setattr(factory, "open_seat_service", lambda course, key: open_service(key))
         url = http_server.serve_student_page(
             bed.folder,
             bed.paths,
@@ -184,12 +188,24 @@ def serve_campus(
             request_handler=request_handler,
             stop=stop,
         )
-    bed.serve_up(0)
-    create(request_handler, "lovelace", lab="mine", lab_id=lab_id)
-    create(request_handler, "turing", "bb" * 8, lab="mine", lab_id="a" * 12)
-    assert request_handler.wait(60)
     try:
         yield Campus(bed, url, request_handler, lab_id)
     finally:
         stop.set()
         bed.state.close()
+
+
+@contextmanager
+def serve_campus(
+    root: Path,
+    open_service: Callable[[ServiceKey], Any],
+    settings: http_server.StudentSettings | None = None,
+    lab_id: str = LAB_ID,
+) -> Iterator[Campus]:
+    """Serve a campus; `open_service` opens what `SocketForward` does."""
+    with serve_bed(make(root), open_service, settings, lab_id) as campus:
+        campus.bed.serve_up(0)
+        create(campus.request_handler, "lovelace", lab="mine", lab_id=lab_id)
+        create(campus.request_handler, "turing", "bb" * 8, lab="mine", lab_id="a" * 12)
+        assert campus.request_handler.wait(60)
+        yield campus

@@ -228,6 +228,21 @@ def test_a_service_that_is_gone_is_said(campus: Campus, forward: OpenForward) ->
         forward.is_alive = True
 
 
+def test_a_service_that_stopped_answering_is_started_again(
+    campus: Campus, forward: OpenForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = campus.enter("lovelace")
+    campus.find_ticket(page)
+    forward.answers = False
+    try:
+        status, headers, body = page.ask(f"/services/{LAB_ID}/jupyter")
+        assert (status, "Starting Jupyter" in body, headers["refresh"]) == (200, True, "2")
+    finally:
+        forward.answers = forward.is_alive = True
+    campus.find_ticket(page)
+    forward.is_alive = True  # as a new one would be
+
+
 def test_one_student_cannot_hold_all_connections(
     campus: Campus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
