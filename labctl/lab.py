@@ -13,7 +13,6 @@ Leaving `with lab.up()` downloads the results, verifies them, and removes the se
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -158,7 +157,7 @@ class Lab:
         if need is not None:
             server_config = msgspec.structs.replace(self.config.server, need=need)
             self.config = msgspec.structs.replace(self.config, server=server_config)
-            self.context = dataclasses.replace(self.context, config=self.config)
+            self.context = msgspec.structs.replace(self.context, config=self.config)
         return LabServer(self, up.up(self.context))
 
     def check_run(

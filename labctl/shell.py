@@ -7,16 +7,25 @@ returns the value, and a Command refuses to hold one, since any user can read ar
 
 from __future__ import annotations
 
-import base64
+import binascii
 import shlex
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True)
 class Secret:
-    """A value that must not appear in argv, logs or state."""
+    """A value that must not appear in argv, logs or state. It cannot be encoded as JSON."""
 
-    value: str
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
 
     def __str__(self) -> str:
         return "********"
@@ -24,7 +33,7 @@ class Secret:
     __repr__ = __str__
 
     def reveal(self) -> str:
-        return self.value
+        return self._value
 
 
 class Raw(str):
@@ -33,8 +42,7 @@ class Raw(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """One command line. Build it with `command("docker", "run", ...)`."""
 
     words: tuple[str, ...]
@@ -68,5 +76,5 @@ def portable_line(line: str) -> str:
 
     The line is sent as base64, which every shell reads as a plain word.
     """
-    encoded = base64.b64encode(line.encode()).decode()
+    encoded = binascii.b2a_base64(line.encode(), newline=False).decode()
     return f"exec sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"

@@ -6,7 +6,6 @@ A warm connection answers in about 15 ms, so most of such a call is Python's sta
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -188,10 +187,6 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
     if firewall.has_firewall(server):
         firewall.admit_if_unreachable(context, server)
     config = context.connections.write(server)
-    if not shutil.which("ssh"):
-        raise LabError(
-            "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
-        )
     argv = interactive_argv(
         str(config),
         server.id,
@@ -201,4 +196,9 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
         login=ssh_client.find_quick_login_options(),
     )
     sys.stdout.flush()
-    os.execvp(argv[0], argv)
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        raise LabError(
+            "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
+        ) from None

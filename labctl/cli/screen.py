@@ -6,12 +6,9 @@ output.
 
 from __future__ import annotations
 
-import json
 import sys
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +26,9 @@ if TYPE_CHECKING:
 
 
 with lazy_imports(__name__):
+    import json
     import shutil
+    import textwrap
 
     from rich import console as rich_console
     from rich import progress as rich_progress
@@ -46,8 +45,7 @@ REPEATED_S = 60.0
 WAIT_DELAY_S, PLAIN_WAIT_DELAY_S = 1.0, 10.0
 
 
-@dataclass
-class Bar:
+class Bar(msgspec.Struct):
     """A bar on the screen: rich's task, and when it began in seconds of the monotonic clock."""
 
     task: Any

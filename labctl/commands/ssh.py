@@ -328,9 +328,11 @@ def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int | s
 
     `ports` are (local, remote): remote is a port of the server's loopback, or the path of a Unix
     socket. It uses a separate connection, so that neither a closing master nor bulk data affects
-    it. It exits if a port is in use or, within 6 s, when the link is dead.
+    it. It exits if a port is in use or, within 6 s, when the link is dead. Once it listens on all
+    ports, it prints an empty line: LocalCommand runs after that.
     """
-    argv = [*_base_argv(config, ""), "-o", "ExitOnForwardFailure=yes", "-NT"]
+    said = _option_words(("PermitLocalCommand=yes", "LocalCommand=echo"))
+    argv = [*_base_argv(config, ""), "-o", "ExitOnForwardFailure=yes", *said, "-NT"]
     for local, remote in ports:
         argv += ["-L", f"127.0.0.1:{check_port(local)}:{_format_target(remote)}"]
     return [*argv, "--", check_id(server_id)]

@@ -51,7 +51,9 @@ def load_course(
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
         raise ConfigError(f"{escape(str(path))} is empty", hint="write `course: NAME` into it")
     problems: list[Problem] = []
-    top = read_file_layer(data, LAB_FILE, [*list_keys(CourseFile), *LAB_KEYS], problems)
+    known = [*list_keys(CourseFile), *LAB_KEYS]
+    cache_dir = standard_paths(environ).cache_dir
+    top = read_file_layer(data, LAB_FILE, known, problems, cache_dir)
     if problems and not top.value:
         raise _make_error(path, problems)
     loading = _CourseConfigReader(path, top, environ, find_provider, problems)
@@ -95,7 +97,7 @@ class _CourseConfigReader:
 
         variables = copy_environment() if environ is None else environ
         self.home = own_paths.home
-        self.below = read_user_layer(own_paths.config_file, own_paths.home, problems)
+        self.below = read_user_layer(own_paths, problems)
         self.above = [
             layer for layer in build_switch_layers({}, variables) if _is_of_machine(layer)
         ]

@@ -9,11 +9,14 @@ import os
 from pathlib import Path
 
 from labctl.config.document import escape, quote
-from labctl.config.packages import find_problem
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.errors import ConfigError, Problem
+from labctl.lazy import lazy_imports
 from labctl.wire.containment import is_inside
+
+with lazy_imports(__name__):
+    from labctl.config import packages
 
 
 def check_files(config: LabConfig) -> None:
@@ -55,7 +58,7 @@ def _check_packages(config: LabConfig) -> list[Problem]:
     if not (config.root / name).is_file():
         message = f"there is no file {quote(name)} in the lab"
     else:
-        message = find_problem(config.root, name, config.image.extras)
+        message = packages.find_problem(config.root, name, config.image.extras)
     return [Problem(key, config.lines.get(key, 0), message)] if message else []
 
 

@@ -89,12 +89,12 @@ def load_lab(
             hint=SAMPLE,
         )
     known = [key for key in list_keys(LabFile) if key not in MACHINE_KEYS]
-    lab_layer = read_file_layer(data, LAB_FILE, known, problems)
+    lab_layer = read_file_layer(data, LAB_FILE, known, problems, own_paths.cache_dir)
     if problems and not lab_layer.value:
         # Nothing in it can be read, so problems with missing values would only mislead.
         raise _make_config_error(path, problems)
     layers = [
-        read_user_layer(own_paths.config_file, own_paths.home, problems),
+        read_user_layer(own_paths, problems),
         lab_layer,
         *build_switch_layers(overrides or {}, variables),
     ]

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from labctl.config.document import Node, escape, parse, read_bytes
+from labctl.config.directories import Paths
+from labctl.config.document import Node, escape, read_bytes
+from labctl.config.parsed_files import parse_or_recall
 from labctl.config.reader import make_problem, make_unknown_key_problem
 from labctl.config.schema import MACHINE_KEYS, USER_KEYS
 from labctl.errors import Problem
@@ -46,10 +48,14 @@ _NOT_FROM_ENVIRONMENT = frozenset({"name"})
 
 
 def read_file_layer(
-    data: bytes, origin: str, known: tuple[str, ...] | list[str], problems: list[Problem]
+    data: bytes,
+    origin: str,
+    known: tuple[str, ...] | list[str],
+    problems: list[Problem],
+    cache_dir: Path,
 ) -> Node:
     """Parse a file's top mapping, keep the keys that it may have, and report the others."""
-    node = parse(data, origin, problems)
+    node = parse_or_recall(data, origin, problems, cache_dir)
     empty = Node({}, 0, origin)
     if node is None or node.value is None:
         return empty
@@ -70,14 +76,15 @@ def read_file_layer(
     return Node(entries, node.line, origin)
 
 
-def read_user_layer(file: Path, home: Path, problems: list[Problem]) -> Node:
+def read_user_layer(paths: Paths, problems: list[Problem]) -> Node:
+    file = paths.config_file
     if not file.exists():
         return Node({})
     shortened = str(file)
-    if file.is_relative_to(home):
-        shortened = f"~/{file.relative_to(home)}"
+    if file.is_relative_to(paths.home):
+        shortened = f"~/{file.relative_to(paths.home)}"
     data = read_bytes(file, file.name, hint="")
-    return read_file_layer(data, shortened, USER_KEYS, problems)
+    return read_file_layer(data, shortened, USER_KEYS, problems, paths.cache_dir)
 
 
 def build_switch_layers(overrides: Mapping[str, str], environ: Mapping[str, str]) -> Iterator[Node]:

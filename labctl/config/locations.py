@@ -12,16 +12,17 @@ from labctl.wire.server_paths import describe_problem
 # prefix of a data set that is already on the server
 ON_SERVER = "server:"
 
-_SSH_STORE = re.compile(
+# Patterns are compiled at their first use: that takes longer than to import this module.
+_SSH_STORE = (
     r"ssh://(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._+-]*)@)?(?P<host>[A-Za-z0-9_][A-Za-z0-9._-]*)"
     r"(?::(?P<port>[0-9]{1,5}))?/(?P<place>[A-Za-z0-9._+@~/-]*[A-Za-z0-9._+@~-])/?"
 )
-_GIT = re.compile(
+_GIT = (
     r"(?P<address>(?:https|ssh)://[A-Za-z0-9_][A-Za-z0-9._~+@:/%-]*|file:///[^\0-\x20]+)"
     r"@(?P<commit>[0-9a-f]{40})"
 )
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_GOOGLE_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_GOOGLE_BUCKET = r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
 
 
 def parse_inside(text: str) -> str:
@@ -46,7 +47,7 @@ def parse_template(text: str) -> str:
 
 def parse_git_address(text: str) -> tuple[str, str] | None:
     """Split `https://host/repository.git@COMMIT` (also ssh:// and file://); None if it is not."""
-    match = _GIT.fullmatch(text)
+    match = re.fullmatch(_GIT, text)
     if match is None or re.match(r"https://[^/]*@", text):  # a password would be handed out
         return None
     return match["address"], match["commit"]
@@ -83,11 +84,11 @@ def parse_server_directory(text: str) -> str:
     return ON_SERVER + path
 
 
-def parse_bucket(text: str, scheme: str = "s3", name: re.Pattern[str] = _BUCKET) -> str:
+def parse_bucket(text: str, scheme: str = "s3", name: str = _BUCKET) -> str:
     """Parse `s3://bucket/prefix`; return it without a trailing slash."""
     bucket, _, prefix = text.removeprefix(f"{scheme}://").partition("/")
     parts = prefix.rstrip("/").split("/")
-    if not text.startswith(f"{scheme}://") or not name.fullmatch(bucket):
+    if not text.startswith(f"{scheme}://") or not re.fullmatch(name, bucket):
         raise ValueError(f"{quote(text)} is not a bucket: write {scheme}://bucket/folder")
     if re.search(r"\s", prefix) or ".." in parts or "" in parts[:-1]:
         raise ValueError(f"{quote(text)}: the folder may not contain spaces, `..` or `//`")
@@ -101,7 +102,7 @@ def parse_store(text: str) -> str:
     """
     if not text.startswith("ssh://"):
         return parse_bucket(text)
-    match = _SSH_STORE.fullmatch(text)
+    match = re.fullmatch(_SSH_STORE, text)
     if match is None or ".." in text.split("/"):
         form = "write ssh://user@host:22/directory, with only letters, digits and ._+@~-"
         raise ValueError(f"{quote(text)} is not a directory on an SSH server: {form}")

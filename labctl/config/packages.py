@@ -12,6 +12,7 @@ from pathlib import Path
 
 from labctl.config.document import quote
 from labctl.config.pyproject import Pyproject, parse_pyproject
+from labctl.config.schema import PROJECT_FILES
 from labctl.model import Value
 from labctl.wire.containment import is_contained, is_inside
 
@@ -20,7 +21,6 @@ MAX_PACKAGES_FILE_BYTES = 1024 * 1024
 MOST_LISTS = 100
 # The list that the build of a pyproject.toml or setup.py installs.
 GENERATED = "labctl-requirements.txt"
-PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 
 _OTHER_FILE = re.compile(r"(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 _FIND_LINKS = re.compile(r"(?:-f|--find-links)[ =]?\s*(?!https?:)(\S+)")

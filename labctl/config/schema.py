@@ -10,7 +10,6 @@ import msgspec
 
 from labctl.config.document import quote
 from labctl.config.locations import parse_inside, parse_place, parse_source, parse_store
-from labctl.config.packages import PROJECT_FILES
 from labctl.config.reader import Parsed, PlainYaml
 from labctl.config.scalars import (
     parse_cpus,
@@ -36,15 +35,19 @@ KNOWN_SERVICE_PORTS = {"tensorboard": 6006, "jupyter": 8888}
 MIN_MEMORY_BYTES = 6 * 2**20
 DEFAULT_MIRROR_S, MIN_MIRROR_S = 60, 2
 
+# files of a Python project that pip installs
+PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+
+# Patterns are compiled at their first use: that takes longer than to import this module.
 _PART = "[a-z0-9]+(?:(?:[.]|_|__|-+)[a-z0-9]+)*"
-_REFERENCE = re.compile(
+_REFERENCE = (
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/)?"
     rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
 )
 
 
 def parse_reference(text: str) -> str:
-    if len(text) > 512 or not _REFERENCE.fullmatch(text):
+    if len(text) > 512 or not re.fullmatch(_REFERENCE, text):
         raise ValueError(f"{quote(text)} is not an image: write name:tag or registry/name:tag")
     return text
 
@@ -80,11 +83,11 @@ def parse_requirements(text: str) -> str:
     return path
 
 
-EXTRA_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+EXTRA_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 
 
 def parse_extra(text: str) -> str:
-    if not EXTRA_NAME.fullmatch(text):
+    if not re.fullmatch(EXTRA_NAME, text):
         raise ValueError(f"{quote(text)} is not the name of an extra of a package")
     return text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -110,7 +109,7 @@ def build_provider_contexts(staff: CourseOperator, *, everywhere: bool) -> list[
     contexts = [staff.course(everywhere=everywhere, plain=True)]
     grading = build_other_grading_context(staff)
     if grading is not None:
-        contexts.append(dataclasses.replace(grading, everywhere=everywhere))
+        contexts.append(msgspec.structs.replace(grading, everywhere=everywhere))
     return contexts
 
 
@@ -134,7 +133,7 @@ def list_leftovers(staff: CourseOperator) -> list[ProviderLeftovers]:
         server = msgspec.structs.replace(course.config.server, provider=name)
         config = msgspec.structs.replace(course.config, server=server)
         results.append(
-            _list_leftovers(staff, dataclasses.replace(course, config=config), former=True)
+            _list_leftovers(staff, msgspec.structs.replace(course, config=config), former=True)
         )
     return _drop_repetitions(results)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -51,8 +50,7 @@ def list_labs(context: LabContext, server: Server) -> list[LabContext]:
     return labs
 
 
-@dataclass(frozen=True)
-class LabOnSeat(LabContext):
+class LabOnSeat(LabContext, frozen=True):
     """A student's own lab on a seat's server, which is recorded under the seat."""
 
     seat_lab_id: str = ""

@@ -42,8 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from labctl.errors.subject import LAB, Subject, Text, render_text
 
@@ -100,8 +99,7 @@ class UsageError(LabError):
     exit_code = 2
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One mistake in a file: where (dotted path of the key, line from 1) and what.
 
     `origin` is the option, variable or other file that the value came from, "" for the file itself.

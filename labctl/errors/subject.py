@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from labctl.wire.verbs import HintPart
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """A lab, a seat of a course, or a course: it knows the commands for itself.
 
     `seat` is the name by which `labctl course` selects a seat, "" for the others.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+
+import msgspec
 
 from labctl.errors import (
     BusyError,
@@ -149,7 +150,7 @@ def _mirror_outputs(context: LabContext, run_id: str) -> Iterator[None]:
         yield
         return
     ended = threading.Event()
-    quiet = dataclasses.replace(context, reporter=SilentReporter())
+    quiet = msgspec.structs.replace(context, reporter=SilentReporter())
 
     def keep_up() -> None:
         while not ended.wait(MIRROR_S):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from labctl.config.packages import PROJECT_FILES, read_packages
+from labctl.config.packages import read_packages
 from labctl.config.pyproject import (
     Dependencies,
     Dependency,
@@ -16,7 +16,7 @@ from labctl.config.pyproject import (
     parse_pipfile,
     parse_pyproject,
 )
-from labctl.config.schema import EXTRA_NAME
+from labctl.config.schema import EXTRA_NAME, PROJECT_FILES
 from labctl.lifecycle.project_imports import read_source
 from labctl.model import Value
 
@@ -151,7 +151,7 @@ def _choose_extras(
     chosen = []
     for extra, lines in project.optional.items():
         names = {_parse_name(line) for line in lines}
-        is_wanted = EXTRA_NAME.fullmatch(extra) and not NOT_FOR_RUNS.search(extra.lower())
+        is_wanted = re.fullmatch(EXTRA_NAME, extra) and not NOT_FOR_RUNS.search(extra.lower())
         if needed & names and is_wanted:
             chosen.append(extra)
             needed -= names

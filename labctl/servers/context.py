@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,8 +31,7 @@ with lazy_imports(__name__):
     from labctl.servers import agent, connections
 
 
-@dataclass(frozen=True)
-class LabContext:
+class LabContext(msgspec.Struct, frozen=True, dict=True):
     """One lab's configuration, state, provider and connections, created once per command.
 
     Nothing here touches the network before it is used.
@@ -67,7 +64,7 @@ class LabContext:
 
     def replace_provider(self, provider: Provider) -> LabContext:
         """Return this context with another provider and the same connections."""
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self, shared_provider=provider, shared_connections=self.connections
         )
 
@@ -81,7 +78,7 @@ class LabContext:
         subject: Subject | None = None,
     ) -> LabContext:
         """Return the context of another lab that shares this provider, state and connections."""
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             config=config,
             lab_id=lab_id,

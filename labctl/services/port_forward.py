@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -15,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
@@ -28,6 +28,7 @@ from labctl.parallel import on_cancel
 from labctl.retry import retry_on
 from labctl.services.services import usual_port
 from labctl.transports import failures
+from labctl.transports.ssh_client import spawn_ssh
 
 with lazy_imports(__name__):
     import tenacity
@@ -36,6 +37,7 @@ READY_S = 20.0
 # How long the server's port may refuse: labctl opens a forward once the service answers there.
 REFUSED_S = 1.0
 HEALTHCHECK_EVERY_S = 10.0
+PROBE_EVERY_S = 0.1
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 # Errors for which a retry is useless.
@@ -156,7 +158,7 @@ class Forwarding:
             self._ssh = ssh = SshProcess(argv)
         deadline = time.monotonic() + READY_S
         is_refused = False
-        while (state := probe_port(self.local_port, self.service.path)) != "answering":
+        while (state := self._probe(ssh)) != "answering":
             if ssh.process.poll() is not None:
                 raise self._make_exit_error(ssh)
             if state == "refused" and not is_refused:
@@ -164,18 +166,22 @@ class Forwarding:
             if time.monotonic() > deadline:
                 self._drop()
                 raise _make_silent_error(self.service)
-            if self._closing.wait(0.1):
+            if self._closing.wait(PROBE_EVERY_S):
                 return
-        if ssh.process.poll() is not None:
-            # Another program answered: it took the port in between.
-            raise self._make_exit_error(ssh)
+
+    def _probe(self, ssh: _Ssh) -> PortState:
+        """Probe the local port once ssh listens there: before, another program might answer."""
+        if not ssh.is_listening(PROBE_EVERY_S):
+            return "closed"
+        state = probe_port(self.local_port, self.service.path)
+        return state if ssh.process.poll() is None else "closed"
 
     def _make_exit_error(self, ssh: SshProcess) -> LabError:
         """Return the error for an ssh process that has ended."""
-        stderr = ssh.read_stderr()
+        stderr, has_listened = ssh.read_stderr(), ssh.is_listening(0)
         self._drop()
         # ssh exits with 255 for every error.
-        if "cannot listen to port" in stderr or "Address already in use" in stderr:
+        if not has_listened and find_free_port(self.local_port) != self.local_port:
             return _PortTakenError(
                 f"local port {self.local_port} is in use",
                 hint=f"labctl forward {self.service.name}",
@@ -241,14 +247,22 @@ class SshProcess:
 
     def __init__(self, argv: list[str]) -> None:
         # An unnamed file: a pipe that is never read would block ssh when it is full.
-        self._errors, name = tempfile.mkstemp()
-        Path(name).unlink()
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors
-        )
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`end` closes it)
+        self.process = spawn_ssh(argv, subprocess.PIPE, self._errors)
+        self._listening = False
+
+    def is_listening(self, wait_s: float) -> bool:
+        """Whether ssh listens on the local port, which it says on its output, within `wait_s`."""
+        if not self._listening:
+            assert self.process.stdout is not None
+            output = self.process.stdout.fileno()
+            poll = select.poll()
+            poll.register(output, select.POLLIN)
+            self._listening = bool(poll.poll(wait_s * 1000) and os.read(output, 16))
+        return self._listening
 
     def read_stderr(self) -> str:
-        return os.pread(self._errors, 16_384, 0).decode(errors="replace")
+        return os.pread(self._errors.fileno(), 16_384, 0).decode(errors="replace")
 
     def end(self) -> None:
         self.process.terminate()
@@ -257,7 +271,9 @@ class SshProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        os.close(self._errors)
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
 
 
 def find_free_port(wanted: int) -> int:

@@ -5,10 +5,10 @@ Instances run and refuse connections. Every test must leave the account empty (s
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from aws_bed import DOWN, GONE_DEADLINE, MADE, ORPHANS, REGION, SSH_DEADLINE, TAKEN, UP, Bed
 from lab_servers import wait_for
@@ -305,7 +305,7 @@ def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
         place.write_bytes(whole[:length])
         with State(place) as state:
             assert state.was_rebuilt, length
-            fresh = dataclasses.replace(context, state=state)
+            fresh = msgspec.structs.replace(context, state=state)
             fresh.__dict__.update(provider=context.provider, connections=context.connections)
             found = adopt(fresh)
             assert found is not None, length

@@ -38,8 +38,9 @@ def test_up_goes_on(bed: Bed, kind: str, action: str) -> None:
 
 
 @pytest.mark.parametrize("action", MADE)
-@pytest.mark.parametrize("kind", ["dropped", "lost"])
+@pytest.mark.parametrize("kind", [pytest.param("dropped", marks=pytest.mark.long), "lost"])
 def test_down_ends_it(bed: Bed, kind: str, action: str) -> None:
+    """A call that was dropped left in AWS what the one before it left, as for the orphans."""
     lab = bed.lab()
     bed.killed_at(lab, UP, kind, action)
     lab.labctl(*DOWN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import time
 from pathlib import Path
@@ -145,7 +144,7 @@ def test_what_a_disk_held_is_copied_once_and_recorded(
 
 
 def test_a_lab_of_a_group_asks_only_once_it_had_a_server(lab: World) -> None:
-    context = dataclasses.replace(lab.context(), group="course")
+    context = msgspec.structs.replace(lab.context(), group="course")
     context.__dict__["provider"] = lab.cloud
     assert [
         one.zone for one in kept_disks.sort_by_kept_disks(context, lab.cloud.offers(Need()))
@@ -185,7 +184,7 @@ def test_one_that_is_not_shown_any_more_is_gone_only_once_every_region_was_asked
     [one] = list_kept_disks(lab.context().state)
     assert one.missed_at is None
     lab.cloud.left.clear()
-    everywhere = dataclasses.replace(lab.context(), everywhere=True)
+    everywhere = msgspec.structs.replace(lab.context(), everywhere=True)
     everywhere.__dict__["provider"] = lab.cloud
     orphans.find_orphans(everywhere)
     assert on_record(lab) == []

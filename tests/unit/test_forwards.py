@@ -6,6 +6,7 @@ import io
 import os
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.errors import HostKeyError, LabError, NotFoundError
+from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError
 from labctl.errors.replies import as_reply
 from labctl.model import Endpoint, Forward, Service
 from labctl.services import background_forwards
@@ -104,6 +105,41 @@ def test_without_ssh_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(NotFoundError, match="which is not installed on this machine") as caught:
         Forwarding(spec).open()
     assert "openssh-client" in caught.value.hint
+
+
+RIVAL = """\
+#!{python}
+import http.server, pathlib, sys
+class Asked(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        pathlib.Path({asked!r}).touch()
+        self.send_error(404)
+with http.server.HTTPServer(("127.0.0.1", {port}), Asked) as server:
+    server.timeout = 1.0
+    server.handle_request()
+sys.exit("ssh: connect to host h port 22: Connection refused")
+"""
+
+
+def test_another_program_on_the_port_is_not_the_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that listens there while ssh is connecting, as the forward of another lab might."""
+    port = find_free_port(0)
+    ssh = tmp_path / "ssh"
+    ssh.write_text(RIVAL.format(python=sys.executable, port=port, asked=str(tmp_path / "asked")))
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = ForwardSpec(
+        config="/nowhere",
+        server_id="box-1",
+        endpoint=Endpoint(host="h"),
+        service=JUPYTER,
+        local_port=port,
+    )
+    with pytest.raises(ConnectError):
+        Forwarding(spec).open()
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_spared(

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import select
+import time
+from contextlib import suppress
 from pathlib import Path
 
 LINGERING = Path("/var/lib/systemd/linger")
 RUNTIME = Path("/run/user")
+# How long a shell may take to leave the session: longer than systemd-run's own limit of 25 s.
+DEPARTURE_S = 30.0
 
 
 def build_scope_words() -> list[str]:
@@ -27,6 +32,47 @@ def build_scope_words() -> list[str]:
         return []
     variable = f"XDG_RUNTIME_DIR={runtime}"
     return ["env", variable, "systemd-run", "--user", "--scope", "--quiet", "--collect", "--"]
+
+
+class BackgroundShell:
+    """A shell outside the session of this login. It starts while the caller does other work.
+
+    It may get one script, which `run` sends. Without that, it ends with the block.
+    """
+
+    def __init__(self) -> None:
+        stdin, self._script = os.pipe()
+        self._departure, stdout = os.pipe()
+        actions = [
+            (os.POSIX_SPAWN_DUP2, stdin, 0),
+            (os.POSIX_SPAWN_DUP2, stdout, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0),
+        ]
+        words = [*build_scope_words(), "sh"]
+        with suppress(OSError, NotImplementedError):
+            os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsid=True)
+        os.close(stdin)
+        os.close(stdout)
+
+    def run(self, script: str) -> None:
+        """Have the shell run a script, without waiting for that; return once a logout is harmless.
+
+        Until systemd-run has moved the shell, a logout would end it with the session. So the shell
+        closes the standard output that it was started with first.
+        """
+        with suppress(BrokenPipeError):
+            os.write(self._script, f"exec >&2\n{script}\n".encode())
+        deadline = time.monotonic() + DEPARTURE_S
+        while select.select([self._departure], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not os.read(self._departure, 4096):
+                return
+
+    def __enter__(self) -> BackgroundShell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._script)
+        os.close(self._departure)
 
 
 def is_lingering() -> bool:

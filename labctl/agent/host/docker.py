@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -61,14 +60,6 @@ def end_session(run_id: str) -> None:
     """End the tmux session of a run that has ended: now, or once its last viewer has left it."""
     with suppress(FileNotFoundError):
         run_tmux("set-option", "-t", f"=labctl-{run_id}:", "destroy-unattached", "on")
-
-
-def spawn_tmux(*args: str) -> None:
-    """Run tmux without waiting for it: people open the session later than the reply arrives."""
-    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    words = _tmux_words(args)
-    with suppress(FileNotFoundError):
-        os.posix_spawnp(words[0], words, os.environ, file_actions=null)
 
 
 def _tmux_words(args: tuple[str, ...]) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import re
-import subprocess
+import shlex
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +31,7 @@ from ...wire.images import (
 from ...wire.verbs import Empty, Reply, Request, Verb
 from ..broker.detection import is_brokered
 from ..files.files import RESERVE_BYTES
-from ..host.background import build_scope_words
+from ..host.background import BackgroundShell
 from ..host.paths import count_free_bytes, drop_tree, lab_dir
 from ..program import PROGRAM
 from .store import MirrorStore, Progress, StoreError, open_store, read_config
@@ -59,20 +59,12 @@ def _start(
     """
     root = lab_dir(request.lab, request.lab_id)
     if read_config(root).url and not is_brokered():
-        program = [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py")]
+        program = [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py"), verb.name]
         log = root / "builds" / f"{verb.name}.log"
         log.parent.mkdir(exist_ok=True)
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*build_scope_words(), *program, verb.name],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        assert process.stdin
-        with process.stdin as stdin:
-            stdin.write(encode(request).encode() + b"\n")
+        line = f"exec {shlex.join(program)} >{shlex.quote(str(log))} 2>&1"
+        with BackgroundShell() as shell:
+            shell.run(f"{line} <<'REQUEST'\n{encode(request)}\nREQUEST")
     return Empty()
 
 

@@ -28,8 +28,8 @@ from ...wire.runs import (
 )
 from ...wire.verbs import SHOW_DISK, LabRequest
 from ..host import engine
-from ..host.background import build_scope_words
-from ..host.docker import run_docker, run_tmux, spawn_tmux
+from ..host.background import BackgroundShell
+from ..host.docker import run_docker, run_tmux
 from ..host.engine_objects import Container, ContainerState, Image, NewContainer
 from ..host.paths import drop_tree, lab_dir, run_dir, write_json, write_text
 from ..host.server_data import resolve_all
@@ -49,6 +49,10 @@ from .records import (
 from .run_state import UNENDED, inspect_run, require_run_directory
 
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
+# Starts the telemetry recorder, a second later: it stays out of the way of the container's start.
+_RECORDER = "sleep 1\nexec " + shlex.join(
+    [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py"), "telemetry"]
+)
 
 
 def start(request: StartRunRequest) -> StartRunReply:
@@ -178,28 +182,18 @@ def launch(
     write_attempt(directory, attempt, record)
     secrets_tmpfs.write_secrets(spec.id, secrets)
     body = build_run_body(root, directory, spec, image)
-    inspected = _start_container(container, spec, body, held)
-    _start_recorder()
-    if held:  # `labctl attach` opens its session: a shell in the container needs a running one
-        return inspected
-    # The run has started: even if it has filled the disk by now, its start is not a failure.
-    with suppress(OSError):
-        write_attempt(directory, attempt, record._replace(launched=True))
-    spawn_tmux(*_session_words(spec.id, directory, container))
+    with BackgroundShell() as shell:
+        inspected = _start_container(container, spec, body, held)
+        script = _RECORDER
+        # `labctl attach` opens a held run's session: a shell in the container needs a running one.
+        if not held:
+            # The run has started: even if it has filled the disk by now, that is not a failure.
+            with suppress(OSError):
+                write_attempt(directory, attempt, record._replace(launched=True))
+            session = ["tmux", *_session_words(spec.id, directory, container)]
+            script = f"{shlex.join(session)} &\n{_RECORDER}"
+        shell.run(script)
     return inspected
-
-
-def _start_recorder() -> None:
-    """Start the telemetry recorder (telemetry.py) in a process of its own, without waiting for it.
-
-    It starts a second later, to stay out of the way of the container's start.
-    """
-    program = PROGRAM / "__main__.py"
-    words = ["sh", "-c", 'sleep 1; exec "$@"', "sh", sys.executable, "-I", "-S", str(program)]
-    words = [*build_scope_words(), *words, "telemetry"]
-    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
-    with suppress(OSError, NotImplementedError):
-        os.posix_spawnp(words[0], words, os.environ, file_actions=null, setsid=True)
 
 
 def _start_container(
