@@ -169,7 +169,7 @@ class Forwarding:
             if self._closing.wait(PROBE_EVERY_S):
                 return
 
-    def _probe(self, ssh: _Ssh) -> PortState:
+    def _probe(self, ssh: SshProcess) -> PortState:
         """Probe the local port once ssh listens there: before, another program might answer."""
         if not ssh.is_listening(PROBE_EVERY_S):
             return "closed"

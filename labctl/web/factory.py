@@ -78,13 +78,18 @@ def build_student_page(
     """
     folder = CourseFolder(path)
     key = read_or_create_key(folder.private / "keeper" / STUDENT_KEY_FILE)
-    access = StudentAccess(path)
+    ended: set[str] = set()
+    access = StudentAccess(path, ended)
     actions = CourseActions(path, paths, state)
     services = proxy = None
     if services_url:
         services = StudentServices(request_handler, partial(open_seat_service, actions))
         proxy = build_service_proxy(
-            StudentAccess(path), services, services_url, url, f"labctl-services-{course_id[:8]}"
+            StudentAccess(path, ended),
+            services,
+            services_url,
+            url,
+            f"labctl-services-{course_id[:8]}",
         )
     page = StudentPage(
         Feed(SnapshotTaker(folder, state).take, EVERY_S),

@@ -74,7 +74,7 @@ class RequireService:
         if _is_foreign(scope, self._origin):
             await _refuse(scope, receive, send, "the request comes from another site")
             return
-        if scope["type"] == "http" and scope["path"] == OPEN:
+        if scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", OPEN):
             await self.app(scope, receive, send)
             return
         data = scope["session"]
@@ -151,15 +151,15 @@ class ServiceProxy:
         if client is None:
             client = self._clients[service.path] = _make_client(service.path)
         has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
-        message = client.build_request(
-            request.method,
-            _build_url("http", service, request.scope),
-            headers=_list_request_headers(service, request.headers),
-            content=request.stream() if has_body else None,
-        )
         try:
+            message = client.build_request(
+                request.method,
+                _build_url("http", service, request.scope),
+                headers=_list_request_headers(service, request.headers),
+                content=request.stream() if has_body else None,
+            )
             answer = await client.send(message, stream=True)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, httpx.InvalidURL):
             return refuse("the service does not answer; open it again from your page", 502)
         response = StreamingResponse(_iterate(answer), answer.status_code)
         response.raw_headers = _list_response_headers(service, answer.headers.raw)

@@ -12,7 +12,7 @@ import hashlib
 import secrets
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,15 +24,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from labctl.courses import join_codes
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import LabError, PolicyError
+from labctl.model import Value
 from labctl.web.auth import SESSION_S, Session
 from labctl.web.responses import refuse
 
 SIGN_IN = "/sign-in"
 STATIC = "/static/"
-# failed tries in WINDOW_S: of one student from one address, and of one student in all
-MOST_TRIES, MOST_TRIES_IN_ALL = 10, 100
+# failed tries in WINDOW_S: of one student from one address, of one student in all, and from one
+# address in all, behind which may be a campus
+MOST_TRIES, MOST_TRIES_IN_ALL, MOST_TRIES_FROM = 10, 100, 300
 WINDOW_S = 15 * 60.0
-# addresses and students that are remembered
+# counts that are kept before old ones are dropped
 MOST_KEYS = 20_000
 # requests of one student, with the streams and WebSockets that are open
 MOST_AT_ONCE = 200
@@ -51,12 +53,17 @@ class SignInLimiter:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
+        # (student, address), one of which may be "" for all -> times of failed tries
         self._failures: dict[tuple[str, str], deque[float]] = {}
 
     def check(self, student: str, address: str) -> None:
         """Raise PolicyError after too many failed tries."""
-        tries = self._count((student, address)), self._count((student, ""))
-        if tries[0] >= MOST_TRIES or tries[1] >= MOST_TRIES_IN_ALL:
+        limits = {
+            (student, address): MOST_TRIES,
+            (student, ""): MOST_TRIES_IN_ALL,
+            ("", address): MOST_TRIES_FROM,
+        }
+        if any(self._count(key) >= most for key, most in limits.items()):
             raise PolicyError(
                 "there were too many failed tries",
                 why=f"wait {WINDOW_S / 60:.0f} minutes, or ask your instructor for a new join file",
@@ -64,9 +71,11 @@ class SignInLimiter:
 
     def record_failure(self, student: str, address: str) -> None:
         if len(self._failures) > MOST_KEYS:
-            self._failures = {key: tries for key, tries in self._failures.items() if tries}
-        for key in ((student, address), (student, "")):
-            self._failures.setdefault(key, deque(maxlen=MOST_TRIES_IN_ALL)).append(self._now())
+            self._failures = {
+                key: tries for key, tries in self._failures.items() if self._count(key)
+            }
+        for key in ((student, address), (student, ""), ("", address)):
+            self._failures.setdefault(key, deque(maxlen=MOST_TRIES_FROM)).append(self._now())
 
     def _count(self, key: tuple[str, str]) -> int:
         tries = self._failures.get(key)
@@ -75,18 +84,31 @@ class SignInLimiter:
         return len(tries or ())
 
 
-class StudentAccess:
-    """The students who may use the page now. It has its own CourseFolder."""
+class SessionKey(Value, frozen=True):
+    """What must be valid for a session to go on."""
 
-    def __init__(self, path: Path) -> None:
+    student: str
+    code: str
+    id: str
+
+
+class StudentAccess:
+    """The students who may use the page now. It has its own CourseFolder.
+
+    `ended` has the ids of sessions that were signed out; the origins of a course share it.
+    """
+
+    def __init__(self, path: Path, ended: set[str]) -> None:
+        self._ended = ended
         self._folder = CourseFolder(path)
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
         # active student -> seat
         self._seats: dict[str, str] = {}
         self._limiter = SignInLimiter()
-        # (student, code) -> the requests that are being answered
-        self._open: dict[tuple[str, str], set[asyncio.Task[None]]] = defaultdict(set)
+        # the requests that are being answered, and how many of each student
+        self._open: dict[asyncio.Task[None], SessionKey] = {}
+        self._counts: Counter[str] = Counter()
 
     def sign_in(self, student: str, code: str, address: str) -> dict[str, object]:
         """Return the session's data for this student's code; PolicyError for a wrong one."""
@@ -106,20 +128,25 @@ class StudentAccess:
             "code": self._fingerprint(student),
         }
 
+    def sign_out(self, session_id: str) -> None:
+        """End a session, also for copies of its cookie."""
+        self._ended.add(session_id)
+
     def find_student(self, data: dict[str, object]) -> str:
         """Return the student of a session that is still valid, or ""."""
-        student, signed_in_at = data.get("student"), data.get("signed_in_at")
-        if not isinstance(student, str) or not isinstance(signed_in_at, int):
+        signed_in_at = data.get("signed_in_at")
+        if not isinstance(signed_in_at, int) or time.time() - signed_in_at >= SESSION_S:
             return ""
-        is_current = time.time() - signed_in_at < SESSION_S
-        return student if is_current and self._is_valid(student, data.get("code")) else ""
+        key = _read_key(data)
+        return key.student if self._is_valid(key) else ""
 
     def find_seat(self, student: str) -> str:
         """Return the name of an active student's seat, or ""."""
         return self._list_active().get(student, "")
 
-    def _is_valid(self, student: str, code: object) -> bool:
-        return student in self._list_active() and code == self._fingerprint(student) != ""
+    def _is_valid(self, key: SessionKey) -> bool:
+        is_current = key.code == self._fingerprint(key.student) != ""
+        return is_current and key.student in self._list_active() and key.id not in self._ended
 
     def _fingerprint(self, student: str) -> str:
         """Return a name for the student's present code that reveals nothing of it."""
@@ -144,8 +171,8 @@ class StudentAccess:
         self, data: dict[str, object], app: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer a request of this session, and stop doing so if the student loses access."""
-        key = (str(data["student"]), str(data["code"]))
-        if len(self._open[key]) >= MOST_AT_ONCE:
+        key = _read_key(data)
+        if self._counts[key.student] >= MOST_AT_ONCE:
             await refuse("too many requests at once; close some pages", 429)(scope, receive, send)
             return
 
@@ -153,14 +180,14 @@ class StudentAccess:
             await app(scope, receive, send)
 
         task = asyncio.create_task(answer())
-        self._open[key].add(task)
+        self._open[task] = key
+        self._counts[key.student] += 1
         try:
             await asyncio.wait([task])
         finally:
             task.cancel()
-            self._open[key].discard(task)
-            if not self._open[key]:
-                del self._open[key]
+            del self._open[task]
+            self._counts[key.student] -= 1
         if not task.cancelled():
             task.result()
         elif scope["type"] == "websocket":
@@ -171,9 +198,9 @@ class StudentAccess:
         """End the requests of students who lost access, until this is canceled."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            for (student, code), tasks in list(self._open.items()):
-                if not self._is_valid(student, code):
-                    for task in tasks:
+            for key in set(self._open.values()):
+                if not self._is_valid(key):
+                    for task in [task for task, of in self._open.items() if of == key]:
                         task.cancel()
 
 
@@ -205,6 +232,11 @@ class RequireStudent:
             await _answer_stranger(scope)(scope, receive, send)
         else:
             await self._access.run_while_valid(data, self.app, scope, receive, send)
+
+
+def _read_key(data: dict[str, object]) -> SessionKey:
+    student, code, session_id = (str(data.get(name, "")) for name in ("student", "code", "id"))
+    return SessionKey(student=student, code=code, id=session_id)
 
 
 def _answer_stranger(scope: Scope) -> Response:

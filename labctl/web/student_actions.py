@@ -57,7 +57,7 @@ class StudentActions:
         self._requests = request_handler
         self._course = course
         self._lock = threading.Lock()
-        # student -> the server that was requested here and is not ready
+        # student -> the server that was requested here and is not ready; "" until it has an id
         self._starting: dict[str, str] = {}
         self._problems: dict[str, str] = {}
         self._offers: dict[str, tuple[float, OfferRecord | None]] = {}
@@ -103,16 +103,21 @@ class StudentActions:
         with self._lock:
             if student in self._starting:
                 return
-            request = CreateSeatServerRequest(
-                lab=seat.lab,
-                lab_id=seat.lab_id,
-                token=secrets.token_hex(8),
-                public_key=join_codes.make_unusable_key(),
-                offer=offers[0],
-            )
-            server = self._requests.handle(student, CREATE_SEAT_SERVER, request).server
-            self._starting[student] = server.id
+            self._starting[student] = ""
             self._problems.pop(student, None)
+        request = CreateSeatServerRequest(
+            lab=seat.lab,
+            lab_id=seat.lab_id,
+            token=secrets.token_hex(8),
+            public_key=join_codes.make_unusable_key(),
+            offer=offers[0],
+        )
+        try:
+            server = self._requests.handle(student, CREATE_SEAT_SERVER, request).server
+        except LabError:
+            del self._starting[student]
+            raise
+        self._starting[student] = server.id
 
     def extend(self, student: str, span_s: int) -> None:
         """Extend the server's time within the course's limits, as `labctl extend` does."""
@@ -142,7 +147,8 @@ class StudentActions:
         """Note which of the requested servers are ready or failed, until this is canceled."""
         while True:
             await asyncio.sleep(POLL_S)
-            for student, server_id in list(self._starting.items()):
+            requested = [(student, one) for student, one in self._starting.items() if one]
+            for student, server_id in requested:
                 await asyncio.to_thread(self._check_start, student, server_id)
 
     def _check_start(self, student: str, server_id: str) -> None:

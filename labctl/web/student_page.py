@@ -141,6 +141,7 @@ class StudentPage:
         return RedirectResponse("/", 303)
 
     async def sign_out(self, request: Request) -> Response:
+        self.access.sign_out(session_of(request).id)
         request.session.clear()
         return RedirectResponse(SIGN_IN, 303)
 

@@ -15,6 +15,7 @@ from service_proxy_bed import (
     TOKEN,
     Campus,
     OpenForward,
+    ServiceVisitor,
     run_service,
     serve_campus,
 )
@@ -203,6 +204,28 @@ def test_all_ends_with_the_students_access(campus: Campus) -> None:
             socket.recv(30)
     campus.invite("lovelace", CODE)
     assert ada.ask("/lab")[0] == 200, "the code that the session began with is valid again"
+
+
+def test_signing_out_of_the_page_closes_the_services(campus: Campus) -> None:
+    page = campus.enter("lovelace")
+    origin, ticket = campus.find_ticket(page)
+    ada = ServiceVisitor(f"{origin}/")
+    assert ada.ask(ticket)[0] == 303
+    uri, own = f"ws://{ada.host}/api/kernels/1/channels", websockets.Origin(origin)
+    with connect(uri, origin=own, additional_headers={"Cookie": ada.cookie}) as socket:
+        socket.recv()
+        word = page.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
+        assert page.form("/sign-out", csrf=word)[0] == 303
+        assert ada.ask("/lab")[0] == 403
+        with pytest.raises(websockets.ConnectionClosed):
+            socket.recv(30)
+
+
+def test_an_unknown_method_and_address_are_refused(campus: Campus) -> None:
+    ada = campus.open("lovelace")
+    own = f"http://{ada.host}"
+    assert ada.ask("/lab", "TRACE", Origin=own)[0] == 405
+    assert ada.ask("http://evil.example/lab")[0] in (200, 400, 404, 502)
 
 
 def test_a_student_who_released_the_server_loses_the_service(campus: Campus) -> None:

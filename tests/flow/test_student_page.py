@@ -364,9 +364,11 @@ def test_a_link_elsewhere_opens_the_page_and_nothing_more(school: School) -> Non
 def test_signing_out_ends_the_session_of_the_browser(school: School) -> None:
     visitor = school.enter("liskov")
     word = visitor.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
+    cookie = visitor.cookie
     status, headers, _ = visitor.form("/sign-out", csrf=word)
     assert (status, headers["location"]) == (303, "/sign-in")
     assert visitor.ask("/")[0] == 303
+    assert Visitor(f"{school.url}/").ask("/", Cookie=cookie)[0] == 303, "nor for a copy of it"
 
 
 @pytest.mark.parametrize("text", ["labs.example.edu", "ftp://x", "https://x/path", "https://"])
