@@ -331,8 +331,7 @@ def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int | s
     it. It exits if a port is in use or, within 6 s, when the link is dead. Once it listens on all
     ports, it prints an empty line: LocalCommand runs after that.
     """
-    said = _option_words(("PermitLocalCommand=yes", "LocalCommand=echo"))
-    argv = [*_base_argv(config, ""), "-o", "ExitOnForwardFailure=yes", *said, "-NT"]
+    argv = _forward_base_argv(config)
     for local, remote in ports:
         argv += ["-L", f"127.0.0.1:{check_port(local)}:{_format_target(remote)}"]
     return [*argv, "--", check_id(server_id)]
@@ -343,15 +342,14 @@ def socket_forward_argv(config: str, server_id: str, path: str, remote: int | st
 
     Otherwise like `forward_argv`. A socket that an earlier process left at `path` is replaced.
     """
-    options = ("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177")
-    argv = [*_base_argv(config, ""), *_option_words(options), "-NT"]
-    return [
-        *argv,
-        "-L",
-        f"{_check_socket(path)}:{_format_target(remote)}",
-        "--",
-        check_id(server_id),
-    ]
+    options = _option_words(("StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"))
+    forward = f"{_check_socket(path)}:{_format_target(remote)}"
+    return [*_forward_base_argv(config), *options, "-L", forward, "--", check_id(server_id)]
+
+
+def _forward_base_argv(config: str) -> list[str]:
+    said = ("ExitOnForwardFailure=yes", "PermitLocalCommand=yes", "LocalCommand=echo")
+    return [*_base_argv(config, ""), *_option_words(said), "-NT"]
 
 
 def _format_target(remote: int | str) -> str:

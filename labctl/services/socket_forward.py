@@ -14,7 +14,7 @@ from labctl.services.port_forward import SshProcess
 from labctl.transports import failures
 
 READY_S = 20.0
-POLL_S = 0.05
+POLL_S = 0.2
 # time that a busy service may take
 ANSWER_S = 10.0
 
@@ -63,17 +63,8 @@ class SocketForward:
 
     def _wait_until_open(self) -> None:
         deadline = time.monotonic() + READY_S
-        while not _can_connect(self.spec.path):
+        while not self._ssh.is_listening(POLL_S):
             if not self.is_alive:
                 raise failures.parse_ssh_error(self.spec.endpoint, self._ssh.read_stderr())
             if time.monotonic() > deadline:
                 raise ConnectError(f"the connection to {self.spec.service.name} was not opened")
-            time.sleep(POLL_S)
-
-
-def _can_connect(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-        probe.settimeout(2.0)
-        probe.connect(path)
-        return True
-    return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -154,6 +155,8 @@ def test_a_kernel_answers_until_the_student_loses_access(campus: Campus) -> None
     ada = campus.open("lovelace")
     origin = f"http://{ada.host}"
     assert json.loads(ada.ask("/api/status")[2])["kernels"] >= 0
+    mode = (runtime_dir() / f"test-{os.getpid()}-jupyter").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600, "no other account of the keeper's machine gets in"
     kernel = json.loads(ada.ask("/api/kernels", "POST", "{}", Origin=origin)[2])["id"]
     uri = f"ws://{ada.host}/api/kernels/{kernel}/channels"
 
