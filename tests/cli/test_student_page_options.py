@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +61,34 @@ def test_the_unit_gets_the_same_options(labctl: Any, course: Path, home: Path) -
     settings = student_page.read_settings(True, 8610, URL, 8700, SERVICES, None, None)
     assert settings is not None
     assert student_page.list_options(settings)[-2:] == ["--services-url", SERVICES]
+
+
+def test_the_keeper_serves_both_pages_until_it_stops(course: Path, home: Path) -> None:
+    (course / "course.yaml").write_text(
+        "course: ml\nserver: {provider: static, gpu: none, "
+        "static: {hosts: [192.0.2.1], user: labctl}}\n"
+    )
+    words = ["course", "serve", "--dashboard", "--port", "0", "--students", "--students-port", "0"]
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "labctl", *words, "--services-port", "0"],
+        cwd=course,
+        env={**os.environ, "HOME": str(home)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert keeper.stderr is not None
+        log = ""
+        while "page for students: " not in log:
+            line = keeper.stderr.readline()
+            assert line, log
+            log += line
+        assert "dashboard: http://127.0.0.1:" in log
+        url = log.rpartition("page for students: ")[2].strip()
+        with urllib.request.urlopen(f"{url}/", timeout=60) as answer:
+            assert answer.url == f"{url}/sign-in"
+            assert "join file" in answer.read().decode()
+    finally:
+        keeper.terminate()
+        _, rest = keeper.communicate(timeout=60)
+    assert keeper.returncode == 0, rest
