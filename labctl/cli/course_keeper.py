@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import to_builtins
@@ -38,7 +38,6 @@ with lazy_imports(__name__):
     from labctl.submissions import connection_limits, receiver, service
     from labctl.web import http_server
 
-TLS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 # seconds without data after which a student's connection is closed
 IDLE_S = 600
 # niceness of a student's process: examining a bundle must not delay other requests
@@ -212,27 +211,7 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
     show_default=True,
     help="Port of the dashboard; 0 chooses a free one.",
 )
-@click.option("--students", is_flag=True, help="Also serve the page for students.")
-@click.option(
-    "--students-port",
-    type=click.IntRange(0, 65535),
-    default=8610,
-    show_default=True,
-    help="Port of the page for students: on all addresses with --tls-cert, else on 127.0.0.1.",
-)
-@click.option("--students-url", default="", help="Address that students open, without a path.")
-@click.option(
-    "--services-port",
-    type=click.IntRange(0, 65535),
-    default=8611,
-    show_default=True,
-    help="Port of the students' Jupyter and TensorBoard.",
-)
-@click.option(
-    "--services-url", default="", help="Their address; use another host name than the page's."
-)
-@click.option("--tls-cert", type=TLS_FILE, help="Certificate for both addresses (PEM).")
-@click.option("--tls-key", type=TLS_FILE, help="Private key of that certificate (PEM).")
+@student_page.add_options
 @AUTHORIZED_KEYS
 @click.pass_context
 def serve_command(
@@ -240,14 +219,8 @@ def serve_command(
     install: bool,
     dashboard: bool,
     port: int,
-    students: bool,
-    students_port: int,
-    students_url: str,
-    services_port: int,
-    services_url: str,
-    tls_cert: Path | None,
-    tls_key: Path | None,
     keys_file: Path,
+    **page_options: Any,
 ) -> None:
     """Run the course's keeper. It answers students' requests and enforces class hours and budgets.
 
@@ -259,9 +232,7 @@ def serve_command(
     labctl -C ml-2026 course serve --dashboard --install
     labctl -C ml-2026 course serve --dashboard --students --students-url https://labs.example.edu
     """
-    page = student_page.read_settings(
-        students, students_port, students_url, services_port, services_url, tls_cert, tls_key
-    )
+    page = student_page.read_settings(**page_options)
     if install:
         _install_unit(ctx, dashboard, port, page, keys_file)
     else:
@@ -312,6 +283,7 @@ def _run_keeper(
                     page,
                     request_handler=request_handler,
                     stop=scheduler.stop,
+                    notify=lambda text: log_lines("page for students", text),
                 )
                 log_lines("", f"page for students: {url}")
             scheduler.run()

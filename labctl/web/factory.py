@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
@@ -30,6 +32,9 @@ from labctl.web.student_access import RequireStudent, StudentAccess, is_entrance
 from labctl.web.student_actions import StudentActions
 from labctl.web.student_page import StudentPage
 from labctl.web.student_services import StudentServices, open_seat_service
+
+if TYPE_CHECKING:
+    from labctl.web.institution_sign_in import InstitutionSignIn
 
 # in the course's .course/keeper (0600); deleting it ends all sessions
 KEY_FILE = "dashboard-key"
@@ -69,7 +74,9 @@ def build_student_page(
     *,
     url: str,
     services_url: str,
+    institution: InstitutionSignIn | None,
     request_handler: RequestHandler,
+    notify: Callable[[str], None],
 ) -> tuple[StudentPage, ServiceProxy | None]:
     """Build the page for the students of the course at `path`, which browsers open at `url`.
 
@@ -83,14 +90,10 @@ def build_student_page(
     actions = CourseActions(path, paths, state)
     services = proxy = None
     if services_url:
-        services = StudentServices(request_handler, partial(open_seat_service, actions))
-        proxy = build_service_proxy(
-            StudentAccess(path, ended),
-            services,
-            services_url,
-            url,
-            f"labctl-services-{course_id[:8]}",
-        )
+        services = StudentServices(request_handler, partial(open_seat_service, actions), notify)
+        cookie = f"labctl-services-{course_id[:8]}"
+        other = StudentAccess(path, ended)
+        proxy = build_service_proxy(other, services, services_url, url, cookie)
     page = StudentPage(
         Feed(SnapshotTaker(folder, state).take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
@@ -100,6 +103,7 @@ def build_student_page(
         build_student_middleware(access, key, url, f"labctl-student-{course_id[:8]}"),
         services,
         services_url,
+        institution,
     )
     return page, proxy
 

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from labctl.courses.requests import RequestHandler
+    from labctl.web.institution_sign_in import InstitutionSignIn
 
 with lazy_imports(__name__):
     import uvicorn
 
-    from labctl.web import factory
+    from labctl.web import factory, institution_sign_in
 
 HOST = "127.0.0.1"
 PORT = 8600
@@ -42,7 +43,8 @@ END_S = 5.0
 # largest message of a WebSocket, such as an output of a notebook
 MOST_MESSAGE_BYTES = 64 * 1024**2
 REQUIRED_MODULES = (
-    *("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart", "httpx", "websockets"),
+    *("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart"),
+    *("httpx2", "websockets", "authlib"),
 )
 
 
@@ -63,7 +65,8 @@ class StudentSettings(Value, frozen=True):
     With `tls_cert` and `tls_key` (files) it listens on all addresses; without them on the loopback,
     for a proxy on this machine. `url` is an origin, such as https://labs.example.edu; by default
     the port on the loopback. `services_url` is the origin of Jupyter and TensorBoard, on
-    `services_port`; with a `url` and without it, they are not offered.
+    `services_port`; with a `url` and without it, they are not offered. With the `oidc` fields,
+    students can also sign in at that issuer (`OpenIdSettings`).
     """
 
     port: int = STUDENT_PORT
@@ -72,6 +75,9 @@ class StudentSettings(Value, frozen=True):
     services_url: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    oidc_issuer: str = ""
+    oidc_client_id: str = ""
+    oidc_secret_file: str = ""
 
 
 def serve_dashboard(
@@ -103,10 +109,12 @@ def serve_student_page(
     *,
     request_handler: RequestHandler,
     stop: threading.Event,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> str:
     """Serve the page for students in a thread until `stop` is set, and return its URL.
 
-    Like `serve_dashboard` otherwise. `request_handler` is the keeper's.
+    Like `serve_dashboard` otherwise. `request_handler` is the keeper's; `notify` gets what staff
+    must know.
     """
     _require_extra()
     host = "" if settings.tls_cert else HOST
@@ -125,12 +133,27 @@ def serve_student_page(
         state,
         url=url,
         services_url=services_url,
+        institution=_make_institution(settings, url, notify),
         request_handler=request_handler,
+        notify=notify,
     )
     _start_server(page, listener, stop, settings)
     if proxy is not None and services_listener is not None:
         _start_server(proxy, services_listener, stop, settings)
     return url
+
+
+def _make_institution(
+    settings: StudentSettings, url: str, notify: Callable[[str], None]
+) -> InstitutionSignIn | None:
+    if not settings.oidc_issuer:
+        return None
+    open_id = institution_sign_in.OpenIdSettings(
+        issuer=settings.oidc_issuer,
+        client_id=settings.oidc_client_id,
+        secret_file=settings.oidc_secret_file,
+    )
+    return institution_sign_in.InstitutionSignIn(open_id, url, notify)
 
 
 def parse_origin(text: str) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import httpx
+import httpx2
 import websockets
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
@@ -104,7 +104,7 @@ class ServiceProxy:
         self.on_start: list[Callable[[], None]] = []
         self.start_error: Exception | None = None
         # socket -> the client with its pool of connections
-        self._clients: dict[str, httpx.AsyncClient] = {}
+        self._clients: dict[str, httpx2.AsyncClient] = {}
         self.app = FastAPI(
             lifespan=self._run_tasks,
             middleware=middleware,
@@ -159,7 +159,7 @@ class ServiceProxy:
                 content=request.stream() if has_body else None,
             )
             answer = await client.send(message, stream=True)
-        except (httpx.HTTPError, httpx.InvalidURL):
+        except (httpx2.HTTPError, httpx2.InvalidURL):
             return refuse("the service does not answer; open it again from your page", 502)
         response = StreamingResponse(_iterate(answer), answer.status_code)
         response.raw_headers = _list_response_headers(service, answer.headers.raw)
@@ -217,32 +217,32 @@ def _browser_code(code: int | None) -> int:
     return code if code is not None and code not in (1005, 1006, 1015) else 1001
 
 
-async def _iterate(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _iterate(answer: httpx2.Response) -> AsyncIterator[bytes]:
     try:
         async for block in answer.aiter_raw():
             yield block
-    except httpx.HTTPError:
+    except httpx2.HTTPError:
         return  # the browser notices by the length
     finally:
         await answer.aclose()
 
 
-def _make_client(path: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        transport=httpx.AsyncHTTPTransport(uds=path, limits=httpx.Limits(max_connections=100)),
-        timeout=httpx.Timeout(IDLE_S, connect=OPEN_S),
+def _make_client(path: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        transport=httpx2.AsyncHTTPTransport(uds=path, limits=httpx2.Limits(max_connections=100)),
+        timeout=httpx2.Timeout(IDLE_S, connect=OPEN_S),
         trust_env=False,
     )
 
 
-def _build_url(scheme: str, service: OpenService, scope: Scope) -> httpx.URL:
+def _build_url(scheme: str, service: OpenService, scope: Scope) -> httpx2.URL:
     """Return the address at the service; TensorBoard does not know its path here."""
     path: bytes = scope["raw_path"]
     if scope["state"]["name"] == TENSORBOARD:
         path = b"/" + path.removeprefix(PATHS[TENSORBOARD].encode())
     if scope["query_string"]:
         path += b"?" + scope["query_string"]
-    return httpx.URL(scheme=scheme, host="127.0.0.1", port=service.port, raw_path=path)
+    return httpx2.URL(scheme=scheme, host="127.0.0.1", port=service.port, raw_path=path)
 
 
 def _list_request_headers(service: OpenService, headers: Headers) -> list[tuple[str, str]]:

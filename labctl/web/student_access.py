@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
+from fastapi import Request
 from itsdangerous import Signer
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
@@ -28,7 +29,9 @@ from labctl.model import Value
 from labctl.web.auth import SESSION_S, Session
 from labctl.web.responses import refuse
 
-SIGN_IN = "/sign-in"
+SIGN_IN, BEGIN, DONE = "/sign-in", "/sign-in/institution", "/sign-in/institution/done"
+# addresses for browsers that are not signed in
+PUBLIC = (SIGN_IN, BEGIN, DONE)
 STATIC = "/static/"
 # failed tries in WINDOW_S: of one student from one address, of one student in all, and from one
 # address in all, behind which may be a campus
@@ -36,6 +39,7 @@ MOST_TRIES, MOST_TRIES_IN_ALL, MOST_TRIES_FROM = 10, 100, 300
 WINDOW_S = 15 * 60.0
 # counts that are kept before old ones are dropped
 MOST_KEYS = 20_000
+BY_EMAIL = "email-"
 # requests of one student, with the streams and WebSockets that are open
 MOST_AT_ONCE = 200
 # how soon a student who lost access loses open streams too
@@ -85,7 +89,10 @@ class SignInLimiter:
 
 
 class SessionKey(Value, frozen=True):
-    """What must be valid for a session to go on."""
+    """What must be valid for a session to go on.
+
+    `code` stands for the student's join code or, from their institution, for their e-mail address.
+    """
 
     student: str
     code: str
@@ -103,8 +110,9 @@ class StudentAccess:
         self._folder = CourseFolder(path)
         self._lock = threading.Lock()
         self._stamp: tuple[int, int] | None = None
-        # active student -> seat
+        # active student -> seat, and -> e-mail address in lower case
         self._seats: dict[str, str] = {}
+        self._emails: dict[str, str] = {}
         self._limiter = SignInLimiter()
         # the requests that are being answered, and how many of each student
         self._open: dict[asyncio.Task[None], SessionKey] = {}
@@ -121,12 +129,21 @@ class StudentAccess:
                 why="the code is in the join file that you got last; an older file opens nothing",
             )
         join_codes.mark_page_code_used(self._folder, student)
-        return {
-            "id": secrets.token_urlsafe(16),
-            "signed_in_at": int(time.time()),
-            "student": student,
-            "code": self._fingerprint(student),
-        }
+        return _make_session(student, self._fingerprint(student))
+
+    def sign_in_by_email(self, email: str) -> dict[str, object]:
+        """Return the session's data for the student with this verified e-mail address.
+
+        PolicyError unless exactly one active student has it.
+        """
+        self._list_active()
+        students = [student for student, own in self._emails.items() if own == email]
+        if len(students) != 1:
+            raise PolicyError(
+                "the course has no student with your e-mail address",
+                why="ask your instructor to correct the roster, or sign in with your join file",
+            )
+        return _make_session(students[0], _hash_email(email))
 
     def sign_out(self, session_id: str) -> None:
         """End a session, also for copies of its cookie."""
@@ -145,8 +162,11 @@ class StudentAccess:
         return self._list_active().get(student, "")
 
     def _is_valid(self, key: SessionKey) -> bool:
-        is_current = key.code == self._fingerprint(key.student) != ""
-        return is_current and key.student in self._list_active() and key.id not in self._ended
+        if key.student not in self._list_active() or key.id in self._ended:
+            return False
+        if key.code.startswith(BY_EMAIL):
+            return key.code == _hash_email(self._emails.get(key.student, ""))
+        return key.code == self._fingerprint(key.student) != ""
 
     def _fingerprint(self, student: str) -> str:
         """Return a name for the student's present code that reveals nothing of it."""
@@ -164,6 +184,7 @@ class StudentAccess:
                     with contextlib.suppress(LabError):
                         students = self._folder.list_students()
                         self._seats = {one.id: one.seat for one in students}
+                        self._emails = {one.id: one.email.strip().lower() for one in students}
                         self._stamp = stamp
             return self._seats
 
@@ -221,7 +242,7 @@ class RequireStudent:
             await self.app(scope, receive, send)
             return
         data = scope["session"]
-        is_public = scope["path"] == SIGN_IN or scope["path"].startswith(STATIC)
+        is_public = scope["path"] in PUBLIC or scope["path"].startswith(STATIC)
         student = "" if is_public else self._access.find_student(data)
         csrf = self._signer.get_signature(data["id"]).decode() if student else ""
         session = StudentSession(id=data["id"] if student else "", csrf=csrf, student=student)
@@ -232,6 +253,20 @@ class RequireStudent:
             await _answer_stranger(scope)(scope, receive, send)
         else:
             await self._access.run_while_valid(data, self.app, scope, receive, send)
+
+
+def _make_session(student: str, code: str) -> dict[str, object]:
+    return {
+        "id": secrets.token_urlsafe(16),
+        "signed_in_at": int(time.time()),
+        "student": student,
+        "code": code,
+    }
+
+
+def _hash_email(email: str) -> str:
+    """Return what stands for a student's code in a session of their institution."""
+    return BY_EMAIL + hashlib.sha256(email.encode()).hexdigest()[:16]
 
 
 def _read_key(data: dict[str, object]) -> SessionKey:
@@ -246,12 +281,17 @@ def _answer_stranger(scope: Scope) -> Response:
     return refuse("this browser is not signed in, or its session has ended; sign in again")
 
 
+def session_of(request: Request) -> StudentSession:
+    session: StudentSession = request.scope["state"]["session"]
+    return session
+
+
 def is_entrance(scope: Scope) -> bool:
     """Tell whether a person followed a link to the page, for example from a learning platform."""
     headers = Headers(scope=scope)
     return (
         scope["method"] == "GET"
-        and scope["path"] in ("/", SIGN_IN)
+        and scope["path"] in ("/", SIGN_IN, DONE)
         and headers.get("sec-fetch-mode") == "navigate"
         and headers.get("sec-fetch-dest") == "document"
     )

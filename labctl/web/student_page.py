@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -27,8 +27,7 @@ from labctl.web.live_updates import Feed
 from labctl.web.log_streams import LINES as TAIL_LINES
 from labctl.web.log_streams import MOST_BYTES, LogStreams
 from labctl.web.pages import Pages
-from labctl.web.request_state import form_of
-from labctl.web.student_access import SIGN_IN, StudentAccess, StudentSession
+from labctl.web.student_access import StudentAccess, session_of
 from labctl.web.student_actions import StudentActions
 from labctl.web.student_forms import StudentForms
 from labctl.web.student_parts import StudentParts
@@ -40,7 +39,11 @@ from labctl.web.student_services import (
     ServiceKey,
     StudentServices,
 )
+from labctl.web.student_sign_in import StudentSignIn
 from labctl.web.view import PersonView, SeatView, Snapshot, SubmissionView
+
+if TYPE_CHECKING:
+    from labctl.web.institution_sign_in import InstitutionSignIn
 
 # logs that are open in the browsers of all students together
 MOST_LOGS = 40
@@ -63,6 +66,7 @@ class StudentPage:
         middleware: Sequence[Middleware],
         services: StudentServices | None,
         services_url: str,
+        institution: InstitutionSignIn | None = None,
     ) -> None:
         self.feed = feed
         self.pages = pages
@@ -70,6 +74,7 @@ class StudentPage:
         self.actions = actions
         self.services = services
         self.services_url = services_url
+        self._institution = institution
         self.parts = StudentParts(pages, actions, drop, has_services=services is not None)
         self.receiver = Receiver(drop)
         self.log_streams = LogStreams(MOST_LOGS)
@@ -94,7 +99,6 @@ class StudentPage:
         app.add_exception_handler(HTTPException, self._handle_http_error)
         pages: dict[str, Callable[..., Any]] = {
             "/": self.show_seat,
-            SIGN_IN: self.show_sign_in,
             "/events": self.stream_events,
             "/runs/{run}/log": self.stream_log,
             "/work/{name}/feedback": self.send_feedback,
@@ -105,8 +109,7 @@ class StudentPage:
         }
         for path, handler in pages.items():
             app.add_api_route(path, handler, methods=["GET"], response_class=Response)
-        for path, handler in ((SIGN_IN, self.sign_in), ("/sign-out", self.sign_out)):
-            app.add_api_route(path, handler, methods=["POST"], response_class=Response)
+        StudentSignIn(self.pages, self.access, self._institution).add_to(app)
         StudentForms(self).add_to(app)
         return app
 
@@ -122,40 +125,6 @@ class StudentPage:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    # signing in
-
-    async def show_sign_in(self, request: Request) -> Response:
-        return self._render_sign_in(request)
-
-    async def sign_in(self, request: Request) -> Response:
-        form = form_of(request)
-        student, code = form.get("student", "").strip(), form.get("code", "").strip().lower()
-        address = request.client.host if request.client else ""
-        try:
-            data = self.access.sign_in(student, code, address)
-        except PolicyError as error:
-            return self._render_sign_in(request, error, student, status=403)
-        request.session.clear()
-        request.session.update(data)
-        return RedirectResponse("/", 303)
-
-    async def sign_out(self, request: Request) -> Response:
-        self.access.sign_out(session_of(request).id)
-        request.session.clear()
-        return RedirectResponse(SIGN_IN, 303)
-
-    def _render_sign_in(
-        self,
-        request: Request,
-        error: LabError | None = None,
-        student: str = "",
-        status: int = 200,
-    ) -> Response:
-        session = StudentSession(id="", csrf="")
-        frame = {"course": "labctl", "session": session, "messages": [], "stream": ""}
-        page = self.pages.render("student_sign_in", **frame, error=error, student=student)
-        return HTMLResponse(page, status)
 
     # the page
 
@@ -312,11 +281,6 @@ class StudentPage:
         page = self.render_page(request, snapshot, "student_message", title=title, lines=lines)
         page.status_code = status
         return page
-
-
-def session_of(request: Request) -> StudentSession:
-    session: StudentSession = request.scope["state"]["session"]
-    return session
 
 
 def _send_sandboxed(page: bytes) -> Response:

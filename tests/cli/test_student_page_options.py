@@ -39,6 +39,14 @@ def course(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--students", "--services-url", SERVICES), "needs --students-url"),
         (("--students", "--students-url", URL, "--services-url", f"{URL}/"), "different addresses"),
         (("--students", "--students-url", f"{URL}/course"), "is not the address of a page"),
+        (("--students", "--students-url", URL, "--oidc-issuer", URL), "belong together"),
+        (
+            (
+                *("--students", "--students-url", URL, "--oidc-issuer", "http://x"),
+                *("--oidc-client-id", "labs", "--oidc-secret", "key.pem"),
+            ),
+            "must be an https address",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -58,7 +66,18 @@ def test_the_unit_gets_the_same_options(labctl: Any, course: Path, home: Path) -
     words = unit.read_text()
     for word in (*options[:5], str(course / "cert.pem"), "8700"):
         assert word in words
-    settings = student_page.read_settings(True, 8610, URL, 8700, SERVICES, None, None)
+    settings = student_page.read_settings(
+        students=True,
+        students_port=8610,
+        students_url=URL,
+        services_port=8700,
+        services_url=SERVICES,
+        tls_cert=None,
+        tls_key=None,
+        oidc_issuer="",
+        oidc_client_id="",
+        oidc_secret=None,
+    )
     assert settings is not None
     assert student_page.list_options(settings)[-2:] == ["--services-url", SERVICES]
 
