@@ -1,6 +1,6 @@
 """Students' services through the keeper's proxy, compared with `ssh -L` to the same server.
 
-    python -m benchmarks.student_services [--notebooks N] [--mib M] [--rounds R]
+    python -m benchmarks.student_services [--notebooks N] [--mib M] [--rounds R] [--mb-per-s L]
 
 N clients download M MiB each at the same time, from one HTTP server behind sshd in a container:
 over a forward of ssh, and as a signed-in student over the proxy, which runs in a process of its own
@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.boxes import MADE_HERE, Box, Boxes, boxes, docker
 from benchmarks.dashboard import RESULTS, ROOT
 from benchmarks.forwards import BLOCK_BYTES, PORT, SERVER
+from benchmarks.slow_link import slow_link
 from labctl.services.port_forward import find_free_port, probe_port
 
 TARGET = 0.8
@@ -126,17 +127,23 @@ def main() -> int:
     parser.add_argument("--notebooks", type=int, default=50)
     parser.add_argument("--mib", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mb-per-s", type=float, default=0.0, help="limit of the server's link")
     given = parser.parse_args()
     image = os.environ.get("LABCTL_BASE_IMAGE", MADE_HERE)
     with (
         tempfile.TemporaryDirectory(prefix="labctl-services-", dir="/tmp") as name,
         boxes(Path(name) / "home", 1, image) as made,
     ):
-        speeds = compare(made, made.all[0], Path(name), given)
+        if given.mb_per_s:
+            with slow_link(made, made.all[0], given.mb_per_s * 1e6) as (behind, box):
+                speeds = compare(behind, box, Path(name), given)
+        else:
+            speeds = compare(made, made.all[0], Path(name), given)
     share = round(speeds["proxied"] / speeds["direct"], 3)
     found = {
         "notebooks": given.notebooks,
         "mib_each": given.mib,
+        "link_mb_per_s": given.mb_per_s or None,
         "mib_per_s": speeds,
         "share_of_direct": share,
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

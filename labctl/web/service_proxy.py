@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import httpx2
 import websockets
 from fastapi import FastAPI, Request, WebSocket
-from fastapi.responses import RedirectResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from markupsafe import Markup
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -49,6 +49,14 @@ GUARDS = {
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
+CONFIRM_POLICY = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+CONFIRM = Markup(
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>labctl</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<link rel="icon" href="data:,"><h1>Open {name} of {student}?</h1>'
+    "<p>Continue if that is your student id. Otherwise, close this page.</p>"
+    '<form method="post" action="/labctl-open?ticket={ticket}"><button>Continue</button></form>'
+)
 OPEN_S, IDLE_S = 10.0, 600.0
 
 
@@ -74,7 +82,7 @@ class RequireService:
         if _is_foreign(scope, self._origin):
             await _refuse(scope, receive, send, "the request comes from another site")
             return
-        if scope["type"] == "http" and (scope["method"], scope["path"]) == ("GET", OPEN):
+        if scope["type"] == "http" and scope["path"] == OPEN and scope["method"] in ("GET", "POST"):
             await self.app(scope, receive, send)
             return
         data = scope["session"]
@@ -113,7 +121,8 @@ class ServiceProxy:
             openapi_url=None,
         )
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
-        self.app.add_api_route(OPEN, self.open, methods=["GET"], response_class=Response)
+        self.app.add_api_route(OPEN, self.ask_open, methods=["GET"], response_class=Response)
+        self.app.add_api_route(OPEN, self.open, methods=["POST"], response_class=Response)
         self.app.add_api_route("/{path:path}", self.send, methods=methods, response_class=Response)
         self.app.add_api_websocket_route("/{path:path}", self.relay)
 
@@ -132,13 +141,26 @@ class ServiceProxy:
             for client in self._clients.values():
                 await client.aclose()
 
+    async def ask_open(self, request: Request, ticket: str = "") -> Response:
+        """Begin a session here with a ticket of the page for students.
+
+        A browser that has no session of this student is asked first: somebody may have sent the
+        address of their own notebook.
+        """
+        data = self.services.read_ticket(ticket)
+        if data is None:
+            return refuse("this address was used already or has expired; open it again")
+        if request.session.get("student") == data["student"]:
+            return await self.open(request, ticket)
+        page = CONFIRM.format(name=str(data["name"]), student=str(data["student"]), ticket=ticket)
+        return HTMLResponse(page, headers={**GUARDS, "content-security-policy": CONFIRM_POLICY})
+
     async def open(self, request: Request, ticket: str = "") -> Response:
-        """Begin a session here with a ticket of the page for students."""
         data = self.services.redeem_ticket(ticket)
         if data is None:
             return refuse("this address was used already or has expired; open it again")
         request.session.clear()
-        request.session.update(data, opened_at=int(time.time()))
+        request.session.update(data)
         name = request.session.pop("name")
         return RedirectResponse(PATHS[name], 303)
 

@@ -25,7 +25,7 @@ JUPYTER, TENSORBOARD = "jupyter", "tensorboard"
 OPEN = "/labctl-open"
 # service -> its path there
 PATHS = {JUPYTER: "/lab", TENSORBOARD: "/tensorboard/"}
-TICKET_S = 30.0
+TICKET_S = 120.0
 # services that start at the same time: each may build an image on its server
 MOST_STARTING = 16
 
@@ -137,10 +137,17 @@ class StudentServices:
             self._tickets[ticket] = (now + TICKET_S, data)
         return ticket
 
-    def redeem_ticket(self, ticket: str) -> dict[str, object] | None:
+    def read_ticket(self, ticket: str) -> dict[str, object] | None:
+        """Return the data of a ticket that was not redeemed."""
         with self._lock:
-            expires, data = self._tickets.pop(ticket, (0.0, None))
+            expires, data = self._tickets.get(ticket, (0.0, None))
         return data if expires > time.monotonic() else None
+
+    def redeem_ticket(self, ticket: str) -> dict[str, object] | None:
+        """Return the data of a ticket, which becomes invalid."""
+        data = self.read_ticket(ticket)
+        with self._lock:
+            return data if self._tickets.pop(ticket, None) is not None else None
 
     def close(self) -> None:
         """Close every forward; the services themselves continue."""

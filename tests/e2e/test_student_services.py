@@ -83,6 +83,7 @@ def sign_in(campus: Campus, context: BrowserContext) -> Page:
 def open_in_browser(page: Page, title: str) -> Page:
     with page.context.expect_page() as opened:
         page.get_by_text(title).click()
+    opened.value.get_by_role("button", name="Continue").click()
     return opened.value
 
 

@@ -117,12 +117,28 @@ def test_a_ticket_works_once_and_not_for_long(
 ) -> None:
     page = campus.enter("lovelace")
     origin, ticket = campus.find_ticket(page)
-    visitor = type(page)(f"{origin}/")
-    assert visitor.ask(ticket)[0] == 303
+    visitor = ServiceVisitor(f"{origin}/")
+    assert visitor.confirm(ticket) == 303
+    assert visitor.confirm(ticket) == 403
     assert visitor.ask(ticket)[0] == 403
     monkeypatch.setattr("labctl.web.student_services.TICKET_S", -TICKET_S)
     origin, ticket = campus.find_ticket(page)
-    assert visitor.ask(ticket)[0] == 403
+    assert visitor.confirm(ticket) == 403
+
+
+def test_a_browser_is_asked_before_it_opens_what_another_student_sent(campus: Campus) -> None:
+    origin, ticket = campus.find_ticket(campus.enter("lovelace"))
+    other = ServiceVisitor(f"{origin}/")
+    status, headers, body = other.ask(ticket)
+    assert (status, "Open jupyter of lovelace?" in body) == (200, True)
+    assert "set-cookie" not in headers
+    assert "form-action 'self'" in headers["content-security-policy"]
+    for origin_header in ({}, {"Origin": campus.url}, {"Origin": "https://evil.example"}):
+        assert other.ask(ticket, "POST", **origin_header)[0] == 403
+    assert other.ask("/lab")[0] == 403
+    # A browser in which this student opened something before is not asked again.
+    ada = campus.open("lovelace")
+    assert ada.ask(campus.find_ticket(campus.enter("lovelace"))[1])[0] == 303
 
 
 def test_a_page_of_another_origin_reaches_no_service(campus: Campus) -> None:
@@ -210,7 +226,7 @@ def test_signing_out_of_the_page_closes_the_services(campus: Campus) -> None:
     page = campus.enter("lovelace")
     origin, ticket = campus.find_ticket(page)
     ada = ServiceVisitor(f"{origin}/")
-    assert ada.ask(ticket)[0] == 303
+    assert ada.confirm(ticket) == 303
     uri, own = f"ws://{ada.host}/api/kernels/1/channels", websockets.Origin(origin)
     with connect(uri, origin=own, additional_headers={"Cookie": ada.cookie}) as socket:
         socket.recv()
