@@ -60,7 +60,10 @@ class StudentActions:
         # student -> the server that was requested here and is not ready; "" until it has an id
         self._starting: dict[str, str] = {}
         self._problems: dict[str, str] = {}
-        self._offers: dict[str, tuple[float, OfferRecord | None]] = {}
+        # the best offer to a seat without a server, the same for all, and when it was read
+        self._offer: OfferRecord | None = None
+        self._offer_at = 0.0
+        self._reading = threading.Lock()
 
     # what the pages show, without any wait
 
@@ -73,20 +76,31 @@ class StudentActions:
             problem=self._problems.get(student, ""),
         )
 
-    def find_offer(self, seat: SeatView) -> OfferRecord | None:
+    def find_offer(self) -> OfferRecord | None:
         """Return what a new server would be, as `read_offer` last read it."""
-        return self._offers.get(seat.name, (0.0, None))[1]
+        return self._offer
 
     # requests
 
-    def read_offer(self, student: str, seat: SeatView) -> None:
-        """Read what a new server would be, at most every PRICE_S."""
-        at = self._offers.get(seat.name, (0.0, None))[0]
-        if at and time.monotonic() - at < PRICE_S:
+    def needs_offer(self, seat: SeatView) -> bool:
+        """Tell whether the offer should be read again, which may ask the provider."""
+        is_up = seat.machine is not None and seat.machine.bills
+        is_current = self._offer_at and time.monotonic() - self._offer_at < PRICE_S
+        return not is_up and not is_current
+
+    def read_offer(self, student: str) -> None:
+        """Read what a new server would be, in the name of a student without one.
+
+        Several pages that want it at once cost one request.
+        """
+        if not self._reading.acquire(blocking=False):
             return
-        self._offers[seat.name] = (time.monotonic(), None)  # an error counts as read, too
-        offers = self._list_offers(student)
-        self._offers[seat.name] = (time.monotonic(), offers[0] if offers else None)
+        try:
+            self._offer_at = time.monotonic()  # an error counts as read, too
+            offers = self._list_offers(student)
+            self._offer = offers[0] if offers else None
+        finally:
+            self._reading.release()
 
     def start(self, student: str) -> None:
         """Claim the seat's server, as `labctl up` does; a seat without one gets a new one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,13 @@ class StudentForms:
             app.add_api_route(path, act, methods=["POST"], response_class=Response)
 
     async def ask_start(self, request: Request) -> Response:
-        _, _, seat = await self._page.find_seat(request)
+        _, person, seat = await self._page.find_seat(request)
+        if self._page.actions.needs_offer(seat):
+            with contextlib.suppress(LabError):  # without a price, the page does not show it
+                await asyncio.to_thread(self._page.actions.read_offer, person.id)
         budget = self._page.parts.compute_budget(seat)
         is_up = seat.machine is not None and seat.machine.bills
-        offer = self._page.actions.find_offer(seat)
+        offer = self._page.actions.find_offer()
         lines = [
             "The server that runs now becomes yours to use, extend and end."
             if is_up

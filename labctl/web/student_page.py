@@ -78,6 +78,8 @@ class StudentPage:
         self.parts = StudentParts(pages, actions, drop, has_services=services is not None)
         self.receiver = Receiver(drop)
         self.log_streams = LogStreams(MOST_LOGS)
+        # students without a server, whose page wants a price
+        self._price_requests: asyncio.Queue[str] = asyncio.Queue()
         # session id -> messages that its next page shows once: (kind, text)
         self.messages: dict[str, list[tuple[str, str]]] = {}
         self.on_start: list[Callable[[], None]] = []
@@ -115,7 +117,10 @@ class StudentPage:
 
     @contextlib.asynccontextmanager
     async def _run_tasks(self, _: FastAPI) -> AsyncIterator[None]:
-        works = (self.feed.run(), self.access.watch(), self.actions.watch_starts())
+        works = (
+            *(self.feed.run(), self.access.watch()),
+            *(self.actions.watch_starts(), self._read_prices()),
+        )
         tasks = [asyncio.create_task(work) for work in works]
         for call in self.on_start:
             call()
@@ -126,6 +131,15 @@ class StudentPage:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _read_prices(self) -> None:
+        """Read the price of a new server when a page wants it, until this is canceled."""
+        while True:
+            student = await self._price_requests.get()
+            while not self._price_requests.empty():
+                self._price_requests.get_nowait()
+            with contextlib.suppress(LabError):  # without a price, the page does not show it
+                await asyncio.to_thread(self.actions.read_offer, student)
+
     # the page
 
     async def show_seat(self, request: Request, run: str = "") -> Response:
@@ -134,8 +148,9 @@ class StudentPage:
         shown_run = next((one for one in seat.runs if one.id == run), None)
         if run and shown_run is None:
             raise NotFoundError("your seat has no run with this id")
-        with contextlib.suppress(LabError):  # without a price, the page does not show it
-            await asyncio.to_thread(self.actions.read_offer, student, seat)
+        if self.actions.needs_offer(seat):
+            # The page does not wait for the provider: a later update shows the price.
+            self._price_requests.put_nowait(student)
         channel = await self.feed.open_channel(student, self.parts.draw(student))
         # These come from our own templates: HTML in which every text is escaped.
         parts = {name: Markup(html) for name, (html, _) in channel.parts.items()}

@@ -101,7 +101,7 @@ class StudentParts:
 
     def compute_budget(self, seat: SeatView) -> BudgetView:
         """Compute what the seat's budget still buys, at the price of its server or of the next."""
-        offer = self._actions.find_offer(seat)
+        offer = self._actions.find_offer()
         price = offer.price_usd_per_hour if offer is not None else 0.0
         if seat.machine is not None and seat.machine.bills:
             price = seat.machine.usd_per_hour

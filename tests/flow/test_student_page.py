@@ -283,6 +283,8 @@ def test_what_students_write_is_shown_as_text(school: School) -> None:
 def test_start_extend_and_end_are_the_keepers_own_requests(school: School) -> None:
     visitor = school.enter("liskov")  # has no server
     assert "Start my server" in visitor.ask("/")[2]
+    wait_until(lambda: "$1.00/h" in visitor.ask("/")[2])
+    assert "small, $1.00/h." in visitor.ask("/server/start")[2]
     status, page = act(visitor, "/server/start")
     assert status == 303
     assert "starting" in page
