@@ -174,6 +174,8 @@ class StudentActions:
         else:
             if server is not None and server.state == "starting":
                 return
+            if server is None:
+                self._problems[student] = "It ended before it was ready."
         self._starting.pop(student, None)
 
     def _find_held(self, seat: str, student: str) -> tuple[SeatClaim, ...]:

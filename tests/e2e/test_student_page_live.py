@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import sshd_container
 from lab_servers import wait_for
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
@@ -53,6 +54,16 @@ per_student: {budget: 5.00, ttl: 1h, max_ttl: 2h}
 """
 
 
+# Jupyter takes minutes to install: this answers where it would, and as it would be started.
+STAND_IN = r"""
+FROM labctl-test-small:1
+RUN mkdir -p /srv/lab && echo '<h1>In place of Jupyter</h1>' > /srv/lab/index.html
+RUN printf '#!/bin/sh\n[ "$*" = "server --version" ] && echo 2.20.0 && exit\n\
+while [ "$1" != --port ]; do shift; done\nexec httpd -f -p "$2" -h /srv\n' > /usr/bin/jupyter \
+    && chmod 755 /usr/bin/jupyter && ln -s jupyter /usr/bin/jupyter-lab
+"""
+
+
 @dataclass
 class School:
     staff: CachingCourseOperator
@@ -74,7 +85,8 @@ def school(
 ) -> Iterator[School]:
     path = tmp_path / "ml-2026"
     path.mkdir()
-    (path / "course.yaml").write_text(COURSE.replace("IMAGE", small_image))
+    image = sshd_container.build("labctl-test-small-jupyter:1", STAND_IN)
+    (path / "course.yaml").write_text(COURSE.replace("IMAGE", image))
     roster = path / "roster.csv"
     roster.write_text("id,name,email,team,section,active\nalice,Alice Ash,,,,yes\nbob,Bob,,,,yes\n")
     roster.chmod(0o600)
@@ -116,6 +128,13 @@ def keep(page: Page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"student-{name}.png", full_page=True)
 
 
+def require_state(page: Page, state: str) -> None:
+    try:
+        expect(page.locator("#server .state")).to_have_text(state, timeout=PAGE_MS)
+    except AssertionError:
+        raise AssertionError(page.locator("main").inner_text()) from None
+
+
 def begin_run(school: School) -> None:
     seat = school.staff.folder.find_seat("alice")
     context = build_seat_context(school.staff, seat)
@@ -142,8 +161,12 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     page.get_by_role("link", name="Start my server").click()
     page.get_by_role("button", name="Start the server").click()
     expect(page.locator("#server .state")).to_have_text("starting")
-    expect(page.locator("#server .state")).to_have_text("up", timeout=PAGE_MS)
-    expect(page.get_by_role("link", name="Open Jupyter")).to_be_visible()
+    require_state(page, "up")
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="Open Jupyter").click()
+    opened.value.get_by_role("button", name="Continue").click(timeout=PAGE_MS)
+    expect(opened.value.locator("h1")).to_have_text("In place of Jupyter")
+    opened.value.close()
 
     page.get_by_role("link", name="Extend by 1 h").click()
     page.get_by_role("button", name="Extend by 1 h").click()
@@ -170,7 +193,7 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
 
     page.get_by_role("link", name="End the server").click()
     page.get_by_role("button", name="End the server").click()
-    expect(page.locator("#server .state")).to_have_text("no server", timeout=PAGE_MS)
+    require_state(page, "no server")
     wait_for(lambda: [one.kind for one in ledger.list_entries(kind="down")] == ["down"])
     assert dialogs == []
 
