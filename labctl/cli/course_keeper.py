@@ -230,7 +230,7 @@ def serve_command(
     \b
     labctl -C ml-2026 course serve
     labctl -C ml-2026 course serve --dashboard --install
-    labctl -C ml-2026 course serve --dashboard --students --students-url https://labs.example.edu
+    labctl -C ml-2026 course serve --students --students-url https://HOST
     """
     page = student_page.read_settings(**page_options)
     if install:
