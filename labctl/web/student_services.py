@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import secrets
 import threading
@@ -115,17 +114,22 @@ class StudentServices:
     def _start(self, key: ServiceKey) -> None:
         forward: SocketForward | None = None
         try:
+            self._close_old(key)
             forward = self._open_service(key)
         except Exception as error:
             self._problems[key] = as_lab_error(error, self._notify)
         with self._lock:
-            before = self._forwards.pop(key, None)
             if forward is not None:
                 self._forwards[key] = forward
             self._starting.discard(key)
-        if before is not None:
-            with contextlib.suppress(OSError):
-                before.close()
+
+    def _close_old(self, key: ServiceKey) -> None:
+        """Close the forward before, whose socket the new one replaces, and all that have ended."""
+        with self._lock:
+            old = [one for one, way in self._forwards.items() if one == key or not way.is_alive]
+            forwards = [self._forwards.pop(one) for one in old]
+        for forward in forwards:
+            forward.close()
 
     def issue_ticket(self, data: dict[str, object]) -> str:
         """Return a ticket that takes these data of a session to the other origin, once."""

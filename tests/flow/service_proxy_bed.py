@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,20 @@ class OpenForward:
     spec: SocketForwardSpec
     is_alive: bool = True
     answers: bool = True
+    # what happened to it
+    calls: list[str] = field(default_factory=list)
 
     def is_answering(self) -> bool:
         return self.answers
 
     def close(self) -> None:
         self.is_alive = False
+        self.calls.append("close")
+
+    def open(self) -> OpenForward:
+        self.is_alive = True
+        self.calls.append("open")
+        return self
 
 
 class ServiceVisitor(Visitor):

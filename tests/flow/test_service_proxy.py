@@ -32,7 +32,7 @@ def forward() -> Iterator[OpenForward]:
 
 @pytest.fixture(scope="module")
 def campus(forward: OpenForward, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campus]:
-    with serve_campus(tmp_path_factory.mktemp("campus"), lambda key: forward) as campus:
+    with serve_campus(tmp_path_factory.mktemp("campus"), lambda key: forward.open()) as campus:
         yield campus
 
 
@@ -268,18 +268,18 @@ def test_a_service_that_is_gone_is_said(campus: Campus, forward: OpenForward) ->
 
 
 def test_a_service_that_stopped_answering_is_started_again(
-    campus: Campus, forward: OpenForward, monkeypatch: pytest.MonkeyPatch
+    campus: Campus, forward: OpenForward
 ) -> None:
     page = campus.enter("lovelace")
     campus.find_ticket(page)
-    forward.answers = False
-    try:
-        status, headers, body = page.ask(f"/services/{LAB_ID}/jupyter")
-        assert (status, "Starting Jupyter" in body, headers["refresh"]) == (200, True, "2")
-    finally:
-        forward.answers = forward.is_alive = True
+    forward.answers, forward.calls[:] = False, []
+    status, headers, body = page.ask(f"/services/{LAB_ID}/jupyter")
+    assert (status, "Starting Jupyter" in body, headers["refresh"]) == (200, True, "2")
+    forward.answers = True
     campus.find_ticket(page)
-    forward.is_alive = True  # as a new one would be
+    # Both have the same socket: closing the old one later would remove the new one's.
+    assert forward.calls == ["close", "open"]
+    assert campus.open("lovelace").ask("/lab")[0] == 200
 
 
 def test_one_student_cannot_hold_all_connections(
