@@ -216,6 +216,7 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
 @click.pass_context
 def serve_command(
     ctx: click.Context,
+    /,
     install: bool,
     dashboard: bool,
     port: int,
