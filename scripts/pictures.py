@@ -44,18 +44,27 @@ from transcripts import Session, list_steps  # noqa: E402
 
 from labctl.cli.screen import Screen  # noqa: E402
 from labctl.cli.top_screen import render_server  # noqa: E402
+from labctl.courses import join_codes  # noqa: E402
+from labctl.courses.claims import SeatClaim, SeatState  # noqa: E402
+from labctl.courses.keys import keeper_dir  # noqa: E402
+from labctl.courses.requests import RequestHandler  # noqa: E402
+from labctl.courses.seat_operations import SeatOperations  # noqa: E402
+from labctl.courses.servers import CourseOperator  # noqa: E402
 from labctl.courses.similarity_page import write_pages  # noqa: E402
 from labctl.courses.similarity_worker import (  # noqa: E402
     CodeDocument,
     ComparisonRequest,
     compare_documents,
 )
-from labctl.events import Progress, Step  # noqa: E402
+from labctl.events import Progress, SilentReporter, Step  # noqa: E402
 from labctl.insight.profile import read_page  # noqa: E402
 from labctl.insight.profiler.sitecustomize import PAGE_MARK, ProfiledProgram  # noqa: E402
 from labctl.insight.profiler.trace import summary  # noqa: E402
 from labctl.insight.report.page import build_page  # noqa: E402
 from labctl.insight.report.render import render  # noqa: E402
+from labctl.model import Offer  # noqa: E402
+from labctl.submissions.feedback import Feedback  # noqa: E402
+from labctl.submissions.receiver import Receiver  # noqa: E402
 from labctl.web import http_server  # noqa: E402
 
 WIDTH = 88  # columns
@@ -281,6 +290,52 @@ def make_dashboard(
         bed.state.close()
 
 
+def make_student_page(folder: Path, scratch: Path, browser: Browser) -> Iterator[Picture]:
+    """Make a picture of a student's page, whose server is on record only."""
+    scratch.mkdir()
+    bed = fill(make(scratch))
+    seat, code = bed.seat(0), "abcdefgh" * 4
+    student = seat.students[0]
+    offer = Offer(provider="aws", type="g4dn.xlarge")
+    claim = SeatClaim(
+        token="aa" * 8,
+        student=student,
+        lab=seat.lab,
+        lab_id=seat.lab_id,
+        public_key="",
+        offer=offer,
+        at=bed.now,
+    )
+    state = keeper_dir(bed.folder) / "seats" / f"{seat.name}.json"
+    state.parent.mkdir(parents=True, exist_ok=True)
+    state.write_bytes(msgspec.json.encode(SeatState(claims=(claim,), ready=(claim.token,))))
+    public = join_codes.derive_key_pair(bed.folder.id, student, code)[1]
+    join_codes.store_page_code(bed.folder, student, public, int(bed.now) + 3600)
+    feedback = Feedback("hw3", 1, 92, 100, "accuracy 0.968", "")
+    Receiver(bed.folder.drop).release_feedback("hw3", student, feedback)
+    staff = CourseOperator(bed.folder, bed.paths, bed.state, SilentReporter())
+    request_handler = RequestHandler(bed.folder, SeatOperations(staff))
+    request_handler.list_seat_servers()
+    stop = threading.Event()
+    settings = http_server.StudentSettings(port=0, services_port=0)
+    url = http_server.serve_student_page(
+        bed.folder, bed.paths, bed.state, settings, request_handler=request_handler, stop=stop
+    )
+    try:
+        with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+            shown = context.new_page()
+            shown.goto(url)
+            shown.fill("#student", student)
+            shown.fill("#code", code)
+            shown.click("button.go")
+            expect(shown.locator("#live")).to_have_text("live")
+            shown.screenshot(path=folder / "student.png")
+        yield Picture("student.png", "A student's page", "labctl course serve --students")
+    finally:
+        stop.set()
+        bed.state.close()
+
+
 def make_pictures(folder: Path) -> list[Picture]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
@@ -293,6 +348,7 @@ def make_pictures(folder: Path) -> list[Picture]:
             *make_profile(folder, Path(scratch), browser),
             *make_course(folder, Path(scratch), session.environ),
             *make_dashboard(folder, Path(scratch), browser, session.environ),
+            *make_student_page(folder, Path(scratch) / "student", browser),
         ]
 
 

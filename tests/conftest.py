@@ -28,7 +28,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_twenty_reclaims",
     # One lab with services, and what a browser shows of them.
     "e2e/test_forwards_live e2e/test_services e2e/test_serve_live e2e/test_browser "
-    "e2e/test_watchdog_jupyter",
+    "e2e/test_watchdog_jupyter e2e/test_student_services",
     "e2e/test_image_cache_live",
     "e2e/test_run_up_down_live",
     "e2e/test_prepare_live",
@@ -36,6 +36,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_shared_server e2e/test_shared_limits",
     "e2e/test_shared_class",
     "e2e/test_dashboard_browser",
+    "e2e/test_student_page_live",
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",
     "e2e/test_aws_kills e2e/test_aws_faults e2e/test_first_deadline",

@@ -7,11 +7,12 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import to_builtins
 
+from labctl.cli import student_page
 from labctl.cli.course import open_course
 from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import AUTHORIZED_KEYS, INSTALL, json_option
@@ -31,7 +32,15 @@ if TYPE_CHECKING:
     from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
-    from labctl.courses import keys, publish, regrades, requests, rpc, seat_operations
+    from labctl.courses import (
+        join_codes,
+        keys,
+        publish,
+        regrades,
+        requests,
+        rpc,
+        seat_operations,
+    )
     from labctl.courses import scheduler as course_scheduler
     from labctl.courses.records import folder as course_folder
     from labctl.providers import course
@@ -127,7 +136,10 @@ def _select_students(
         )
     if not everybody:
         return list(names)
-    joined = set(keys.AuthorizedKeys(folder, keys_file).list_students())
+    joined = {
+        *keys.AuthorizedKeys(folder, keys_file).list_students(),
+        *join_codes.list_page_users(folder),
+    }
     return [student.id for student in folder.list_students() if student.id not in joined]
 
 
@@ -207,10 +219,17 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
     show_default=True,
     help="Port of the dashboard; 0 chooses a free one.",
 )
+@student_page.add_options
 @AUTHORIZED_KEYS
 @click.pass_context
 def serve_command(
-    ctx: click.Context, install: bool, dashboard: bool, port: int, keys_file: Path
+    ctx: click.Context,
+    /,
+    install: bool,
+    dashboard: bool,
+    port: int,
+    keys_file: Path,
+    **page_options: Any,
 ) -> None:
     """Run the course's keeper. It answers students' requests and enforces class hours and budgets.
 
@@ -220,14 +239,22 @@ def serve_command(
     \b
     labctl -C ml-2026 course serve
     labctl -C ml-2026 course serve --dashboard --install
+    labctl -C ml-2026 course serve --students --students-url https://HOST
     """
+    page = student_page.read_settings(**page_options)
     if install:
-        _install_unit(ctx, dashboard, port, keys_file)
+        _install_unit(ctx, dashboard, port, page, keys_file)
     else:
-        _run_keeper(ctx, dashboard, port, keys_file)
+        _run_keeper(ctx, dashboard, port, page, keys_file)
 
 
-def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
+def _run_keeper(
+    ctx: click.Context,
+    dashboard: bool,
+    port: int,
+    page: http_server.StudentSettings | None,
+    keys_file: Path,
+) -> None:
     course = open_course(ctx)
     folder = course.folder
     staff = seat_operations.CachingCourseOperator(
@@ -257,16 +284,34 @@ def _run_keeper(ctx: click.Context, dashboard: bool, port: int, keys_file: Path)
                     folder, course.paths, course.state, port=port, stop=scheduler.stop
                 )
                 log_lines("", f"dashboard: {url}")
+            if page is not None:
+                url = http_server.serve_student_page(
+                    folder,
+                    course.paths,
+                    course.state,
+                    page,
+                    request_handler=request_handler,
+                    stop=scheduler.stop,
+                    notify=lambda text: log_lines("page for students", text),
+                )
+                log_lines("", f"page for students: {url}")
             scheduler.run()
         log_lines("", "the keeper stopped; the next one resumes its work")
 
 
-def _install_unit(ctx: click.Context, dashboard: bool, port: int, keys_file: Path) -> None:
+def _install_unit(
+    ctx: click.Context,
+    dashboard: bool,
+    port: int,
+    page: http_server.StudentSettings | None,
+    keys_file: Path,
+) -> None:
     course = open_course(ctx)
     name = f"labctl-course-{course.config.name}"
     words = [sys.executable, "-m", "labctl", "-C", str(course.folder.path), "course", "serve"]
     words += ["--authorized-keys", str(expand_user(keys_file))]
     words += ["--dashboard", "--port", str(port)] if dashboard else []
+    words += student_page.list_options(page) if page is not None else []
     install_unit(
         course.paths,
         name,

@@ -331,15 +331,31 @@ def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int | s
     it. It exits if a port is in use or, within 6 s, when the link is dead. Once it listens on all
     ports, it prints an empty line: LocalCommand runs after that.
     """
-    said = _option_words(("PermitLocalCommand=yes", "LocalCommand=echo"))
-    argv = [*_base_argv(config, ""), "-o", "ExitOnForwardFailure=yes", *said, "-NT"]
+    argv = _forward_base_argv(config)
     for local, remote in ports:
-        if isinstance(remote, int):
-            target = f"127.0.0.1:{check_port(remote)}"
-        else:
-            target = _check_socket(remote)
-        argv += ["-L", f"127.0.0.1:{check_port(local)}:{target}"]
+        argv += ["-L", f"127.0.0.1:{check_port(local)}:{_format_target(remote)}"]
     return [*argv, "--", check_id(server_id)]
+
+
+def socket_forward_argv(config: str, server_id: str, path: str, remote: int | str) -> list[str]:
+    """Build argv that forwards a local Unix socket, which only this user can open.
+
+    Otherwise like `forward_argv`. A socket that an earlier process left at `path` is replaced.
+    """
+    options = _option_words(("StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"))
+    forward = f"{_check_socket(path)}:{_format_target(remote)}"
+    return [*_forward_base_argv(config), *options, "-L", forward, "--", check_id(server_id)]
+
+
+def _forward_base_argv(config: str) -> list[str]:
+    said = ("ExitOnForwardFailure=yes", "PermitLocalCommand=yes", "LocalCommand=echo")
+    return [*_base_argv(config, ""), *_option_words(said), "-NT"]
+
+
+def _format_target(remote: int | str) -> str:
+    if isinstance(remote, int):
+        return f"127.0.0.1:{check_port(remote)}"
+    return _check_socket(remote)
 
 
 def _check_socket(path: str) -> str:

@@ -2,15 +2,13 @@
 
 A file holds the keeper's address and pinned host key, the key that signs receipts, and a one-time
 code. The code is a password in a form that any sshd can check: both sides derive the same key pair
-from it. That key may only enroll the key that the student's machine has generated. After that, or
-once it has expired, the code is worthless.
+from it. Over SSH that key may only enroll the key that the student's machine has generated. After
+that, or once it has expired, the code opens nothing but the page for students (`join_codes`).
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import os
 import time
 from pathlib import Path
@@ -18,20 +16,22 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.courses.join_codes import (
+    LONGEST,
+    SHORTEST,
+    derive_key_pair,
+    mark_page_code_used,
+    store_page_code,
+)
 from labctl.courses.keys import AuthorizedKeys, keeper_dir, make_join_file_invalid_error, parse_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gitignore import JOIN_FILES, ignore_in_git
 from labctl.errors import ConfigError, PolicyError, UsageError
-from labctl.lazy import lazy_imports
 from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import is_signed, sign_bytes, utc_text
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
-
-with lazy_imports(__name__):
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ed25519
 
 KIND = "labctl-join"
 VERSION = 1
@@ -121,6 +121,7 @@ def invite(
         msgspec.json.encode(_PendingInvitation(public=public, expires=expires)),
     )
     keys.invite(recipient.id, public)
+    store_page_code(folder, recipient.id, public, expires)
     signature = sign_bytes(_signed_bytes(join), Receiver(folder.drop).key)
     path = into / f"{folder.config.name}-{recipient.id}.join"
     text = msgspec.json.format(msgspec.json.encode(JoinFile(join=join, signature=signature)))
@@ -148,6 +149,7 @@ def enroll(
     seat = folder.find_seat_of(student).name
     keys.admit(student, public, instead_of=invitation.public)
     record.unlink(missing_ok=True)
+    mark_page_code_used(folder, student)
     folder.ledger.append("joined", seat=seat, student=student, by=student)
 
 
@@ -209,18 +211,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
 
 def derive_enrollment_key(join: JoinInvitation) -> tuple[bytes, str]:
     """Derive the code's key pair: the private key in OpenSSH's format, and the public line."""
-    message = f"labctl join 1 {join.course_id} {join.student}".encode()
-    seed = hmac.new(join.code.encode(), message, hashlib.sha256).digest()
-    private = ed25519.Ed25519PrivateKey.from_private_bytes(seed)
-    text = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = private.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    return text, public.decode()
+    return derive_key_pair(join.course_id, join.student, join.code)
 
 
 def keeper_address(folder: CourseFolder) -> str:
@@ -248,7 +239,7 @@ def _check_contents(join: JoinInvitation) -> None:
         parse_key(join.host_key)
     except UsageError:
         raise ValueError("its host key is not a public key") from None
-    if not 16 <= len(join.code) <= 64 or not join.code.isalnum():
+    if not SHORTEST <= len(join.code) <= LONGEST or not join.code.isalnum():
         raise ValueError("its code is malformed")
 
 

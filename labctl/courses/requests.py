@@ -19,24 +19,25 @@ more expensive or longer-lived server.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from labctl.courses import saved_files, starters
-from labctl.courses.claims import SeatClaim, ServerActions, SharedSeatServer
+from labctl.courses.claims import SeatClaim, SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
 from labctl.courses.publish import describe_course
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger_servers import is_unseen_end
-from labctl.courses.seat_operations import SeatMoney
+from labctl.courses.seat_actions import SeatActions
+from labctl.courses.seat_ends import describe_end
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.errors.unexpected import as_lab_error
@@ -78,11 +79,10 @@ from labctl.wire.keeper import (
     ListSeatServersReply,
     ListSeatServersRequest,
     OfferRecord,
-    SeatEndRecord,
     SeatGreetingRecord,
     SeatServerRecord,
 )
-from labctl.wire.verbs import Verb
+from labctl.wire.verbs import Reply, Request, Verb
 
 MOST_LINE_BYTES = 32 * 1024
 LONGEST_WAIT_S = 10.0
@@ -107,29 +107,10 @@ VERBS: dict[str, Verb[Any, Any]] = {
 }
 # The requests of `labctl course check`, which are those of a student before `up`.
 CHECKED = (GREET_KEEPER.name, LIST_OFFERS.name)
-LIFE = ("up", "down")
-FOUND_GONE = "the keeper found it gone: its own limits, the provider or staff ended it"
-ENDED_BY_STAFF = "the course's staff ended it"
 MOST_EXTENSION_S = 7 * 86_400
 Model = TypeVar("Model", bound=Value)
 _ID = re.compile(r"[0-9a-f]{6,32}")
 _SERVER = re.compile(rf"{PROVIDER}-([0-9a-f]{{8}})-([0-9a-f]{{6,32}})")
-
-
-class SeatActions(ServerActions, Protocol):
-    """`ServerActions` with what requests need besides: limits, offers and money."""
-
-    def check(self, seat: Seat) -> None:
-        """Raise PolicyError if the seat must not get a server now."""
-
-    def offers(self, seat: Seat) -> list[Offer]:
-        """Return the offers for this seat, the best first."""
-
-    def money(self, seat: Seat) -> SeatMoney:
-        """Return what the seat may spend and has spent."""
-
-    def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
-        """Give the server more time; PolicyError beyond a limit."""
 
 
 class RequestHandler:
@@ -182,15 +163,34 @@ class RequestHandler:
     def answer(self, student: str, line: bytes) -> bytes:
         """Return the reply to one request as JSON; errors become replies too."""
         try:
-            do, request = parse_student_request(line, VERBS, student)
-            reply = self._dispatch(self._seat_of(student, do), student, request)
+            with self._record_refusals(student):
+                do, request = parse_student_request(line, VERBS, student)
+                reply = self._dispatch(self._seat_of(student, do), student, request)
             return encode(reply).encode()
-        except PolicyError as error:
-            self._record_refusal(student, error)
-            return encode(as_reply(error)).encode()
         except Exception as error:
             reply = as_reply(as_lab_error(error, partial(self._notify, student)))
             return encode(reply).encode()
+
+    def handle(self, student: str, verb: Verb[Request, Reply], request: Request) -> Reply:
+        """Do what `answer` does for a request of this process; LabError instead of an error reply.
+
+        The caller knows who the student is, as the forced command does.
+        """
+        try:
+            with self._record_refusals(student):
+                seat = self._seat_of(student, verb.name)
+                reply = self._dispatch(seat, student, cast(KeeperRequest, request))
+        except Exception as error:
+            raise as_lab_error(error, partial(self._notify, student)) from error
+        assert isinstance(reply, verb.reply)
+        return reply
+
+    def list_claims(self, seat: str, student: str) -> tuple[SeatClaim, ...]:
+        """List a student's claims on a seat's server, without waiting for its worker."""
+        with self._guard:
+            seat_server = self._seats.get(seat)
+        claims = seat_server.claims if seat_server is not None else ()
+        return tuple(claim for claim in claims if claim.student == student)
 
     def _seat_of(self, student: str, do: str) -> Seat:
         """Return the student's seat; for a check, a seat without students and two requests only."""
@@ -239,7 +239,7 @@ class RequestHandler:
             found = self.get_seat_server(seat).find(token, student, wait_s) if token else None
             return FindSeatServerReply(_describe_server(found))
         if isinstance(request, ExplainSeatEndRequest):
-            return ExplainSeatEndReply(self._describe_end(seat) if token else None)
+            return ExplainSeatEndReply(describe_end(self.folder, seat) if token else None)
         if isinstance(request, EndSeatServerRequest):
             if token:
                 self.get_seat_server(seat).release(token, student)
@@ -308,18 +308,6 @@ class RequestHandler:
                 why=f"its term runs from {term.first} to {term.last}",
             )
 
-    def _describe_end(self, seat: Seat) -> SeatEndRecord | None:
-        """Return why the seat's last server ended, from the ledger; None if it has one."""
-        lines = [
-            entry for entry in self.folder.ledger.list_entries(seat=seat.name) if entry.kind in LIFE
-        ]
-        if not lines or lines[-1].kind == "up":
-            return None
-        last = lines[-1]
-        why = FOUND_GONE if is_unseen_end(last) else last.why or ENDED_BY_STAFF
-        reason = str(last.detail.get("reason") or why)
-        return SeatEndRecord(last.at, reason, str(last.detail.get("saved", "")))
-
     def _extend(
         self, seat: Seat, student: str, token: str, request: ExtendSeatServerRequest
     ) -> ExtendSeatServerReply:
@@ -342,6 +330,14 @@ class RequestHandler:
                 work()
 
         threading.Thread(target=run, name="seat", daemon=True).start()
+
+    @contextlib.contextmanager
+    def _record_refusals(self, student: str) -> Iterator[None]:
+        try:
+            yield
+        except PolicyError as error:
+            self._record_refusal(student, error)
+            raise
 
     def _record_refusal(self, student: str, error: PolicyError) -> None:
         """Record a refusal in the ledger, at most one a minute for each student."""

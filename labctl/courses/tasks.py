@@ -17,6 +17,7 @@ from typing import Literal
 
 from labctl.courses import broadcast, metering, server_shutdown, servers, teardown
 from labctl.courses.context import SAVER_S, sum_staff_extensions_s
+from labctl.courses.join_codes import withdraw_page_codes
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.leftovers import remove_expired_disks
 from labctl.courses.records.folder import CourseFolder, Seat
@@ -90,6 +91,7 @@ class CourseTasks:
         inactive = [student for student in self.keys.list_students() if student not in active]
         for student in self.keys.expel(inactive) if inactive else []:
             self.notify(student, "has left the course: the key was revoked")
+        withdraw_page_codes(folder, active)
         for seat_server in self.request_handler.list_seat_servers():
             holders = {claim.student for claim in seat_server.claims if not claim.leaving}
             former = {

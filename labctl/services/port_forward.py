@@ -85,7 +85,7 @@ class Forwarding:
         self._refresh = refresh
         self._closing = threading.Event()
         self._guard = threading.Lock()
-        self._ssh: _Ssh | None = None
+        self._ssh: SshProcess | None = None
         self._thread = threading.Thread(target=self._watch, name="forward", daemon=True)
 
     @property
@@ -155,7 +155,7 @@ class Forwarding:
         with self._guard:
             if self._closing.is_set():
                 return
-            self._ssh = ssh = _Ssh(argv)
+            self._ssh = ssh = SshProcess(argv)
         deadline = time.monotonic() + READY_S
         is_refused = False
         while (state := self._probe(ssh)) != "answering":
@@ -169,14 +169,14 @@ class Forwarding:
             if self._closing.wait(PROBE_EVERY_S):
                 return
 
-    def _probe(self, ssh: _Ssh) -> PortState:
+    def _probe(self, ssh: SshProcess) -> PortState:
         """Probe the local port once ssh listens there: before, another program might answer."""
         if not ssh.is_listening(PROBE_EVERY_S):
             return "closed"
         state = probe_port(self.local_port, self.service.path)
         return state if ssh.process.poll() is None else "closed"
 
-    def _make_exit_error(self, ssh: _Ssh) -> LabError:
+    def _make_exit_error(self, ssh: SshProcess) -> LabError:
         """Return the error for an ssh process that has ended."""
         stderr, has_listened = ssh.read_stderr(), ssh.is_listening(0)
         self._drop()
@@ -242,7 +242,7 @@ class _PortTakenError(LabError):
     """Another program uses the local port."""
 
 
-class _Ssh:
+class SshProcess:
     """One ssh process and its error output."""
 
     def __init__(self, argv: list[str]) -> None:

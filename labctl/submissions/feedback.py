@@ -26,6 +26,9 @@ class Feedback(Value, frozen=True, forbid_unknown_fields=True):
     page: str
     version: int = 1
 
+    def without_page(self) -> Feedback:
+        return msgspec.structs.replace(self, page="")
+
 
 def read(file: Path) -> Feedback | None:
     """Read released feedback, or None if nothing was released."""

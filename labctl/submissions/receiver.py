@@ -203,11 +203,11 @@ class Receiver:
 
     def feedback(self, name: str, student: str) -> Feedback | None:
         """Return the feedback released to a student, or None before the release."""
-        return feedback.read(self._feedback_path(name, student))
+        return feedback.read(self.feedback_file(name, student))
 
     def release_feedback(self, name: str, student: str, found: Feedback | None) -> None:
         """Release this feedback to a student; None withdraws it."""
-        feedback.write(self._feedback_path(name, student), found)
+        feedback.write(self.feedback_file(name, student), found)
 
     def students(self, name: str) -> list[str]:
         """List the students who have submitted."""
@@ -413,7 +413,8 @@ class Receiver:
         places = (self.directory / "submissions").glob(f"*/{check_name(student)}/*/{BUNDLE}")
         return sum(place.stat().st_size for place in places)
 
-    def _feedback_path(self, name: str, student: str) -> Path:
+    def feedback_file(self, name: str, student: str) -> Path:
+        """Return the file of a student's feedback, which exists once it is released."""
         return self.directory / "feedback" / check_name(name) / f"{check_name(student)}.json"
 
     def _submissions_path(self, name: str, student: str) -> Path:

@@ -1,4 +1,4 @@
-"""The instructor's dashboard of a course: server-rendered pages on this machine's loopback.
+"""The instructor's dashboard of a course, on the loopback, and the page for its students.
 
 `labctl.web.http_server.serve_dashboard` starts it. It needs the extra `labctl[web]`.
 

@@ -91,6 +91,11 @@ class Dashboard:
         self.start_error: Exception | None = None
         self.app = self._build_application(middleware)
 
+    def close(self) -> None:
+        """Accept no more sign-ins, and end every stream, from any thread."""
+        self.link.close()
+        self.feed.close()
+
     def _build_application(self, middleware: Sequence[Middleware]) -> FastAPI:
         app = FastAPI(
             lifespan=self._run_tasks,

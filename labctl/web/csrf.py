@@ -7,6 +7,7 @@ are plain ASGI and run before the routes, so that they do not delay a stream of 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -23,14 +24,44 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 class SameOrigin:
-    """Refuses requests from pages of another origin, even on another port of this machine."""
+    """Refuses requests from pages of another origin, even on another port of this machine.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `scheme` is what browsers use, also if a proxy ends TLS. `is_entrance` tells which requests a
+    link on another page may lead to.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        scheme: str = "http",
+        is_entrance: Callable[[Scope], bool] = is_followed_link,
+    ) -> None:
         self.app = app
+        self._scheme = scheme
+        self._is_entrance = is_entrance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = _check_origin(scope) if scope["type"] == "http" else None
+        refusal = self._check_origin(scope) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
+
+    def _check_origin(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        if len(headers.getlist("host")) != 1:
+            return refuse("the request must have exactly one Host header", 400)
+        if (site or "none") not in OWN_SITES and not self._is_entrance(scope):
+            return refuse("the request comes from another site")
+        if origin is not None and origin != f"{self._scheme}://{headers['host']}":
+            return refuse("the request comes from another site")
+        if scope["method"] in SAFE_METHODS:
+            return None
+        if scope["method"] != "POST":
+            return refuse("this method is not allowed", 405)
+        if origin is None and site != "same-origin":
+            return refuse("the request does not come from this dashboard")
+        if headers.get("content-type", "").partition(";")[0] != FORM_TYPE:
+            return refuse("only forms of this dashboard are accepted", 415)
+        return None
 
 
 class FormToken:
@@ -55,23 +86,3 @@ class FormToken:
             return
         scope["state"]["form"] = form
         await self.app(scope, receive, send)
-
-
-def _check_origin(scope: Scope) -> Response | None:
-    headers = Headers(scope=scope)
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if len(headers.getlist("host")) != 1:
-        return refuse("the request must have exactly one Host header", 400)
-    if (site or "none") not in OWN_SITES and not is_followed_link(scope):
-        return refuse("the request comes from another site")
-    if origin is not None and origin != f"http://{headers['host']}":
-        return refuse("the request comes from another site")
-    if scope["method"] in SAFE_METHODS:
-        return None
-    if scope["method"] != "POST":
-        return refuse("this method is not allowed", 405)
-    if origin is None and site != "same-origin":
-        return refuse("the request does not come from this dashboard")
-    if headers.get("content-type", "").partition(";")[0] != FORM_TYPE:
-        return refuse("only forms of this dashboard are accepted", 415)
-    return None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
@@ -11,6 +16,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from labctl.config import Paths
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.requests import RequestHandler
 from labctl.state import State
 from labctl.web.app import Dashboard
 from labctl.web.auth import SESSION_S, LoginLink, RequireSession, read_or_create_key
@@ -20,10 +26,19 @@ from labctl.web.mutations import CourseActions
 from labctl.web.pages import Pages
 from labctl.web.responses import SecurityHeaders
 from labctl.web.server_load import LoadReader
+from labctl.web.service_proxy import RequireService, ServiceProxy
 from labctl.web.snapshot import SnapshotTaker
+from labctl.web.student_access import RequireStudent, StudentAccess, is_entrance
+from labctl.web.student_actions import StudentActions
+from labctl.web.student_page import StudentPage
+from labctl.web.student_services import StudentServices, open_seat_service
+
+if TYPE_CHECKING:
+    from labctl.web.institution_sign_in import InstitutionSignIn
 
 # in the course's .course/keeper (0600); deleting it ends all sessions
 KEY_FILE = "dashboard-key"
+STUDENT_KEY_FILE = "student-page-key"
 # on any port: `ssh -L 9000:127.0.0.1:8600` must work too
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 MAX_FORM_BYTES = 16 * 1024
@@ -49,6 +64,97 @@ def build_dashboard(
         folder.drop,
         build_middleware(link, key, f"labctl-{course_id[:8]}"),
     )
+
+
+def build_student_page(
+    path: Path,
+    course_id: str,
+    paths: Paths,
+    state: State,
+    *,
+    url: str,
+    services_url: str,
+    institution: InstitutionSignIn | None,
+    request_handler: RequestHandler,
+    notify: Callable[[str], None],
+) -> tuple[StudentPage, ServiceProxy | None]:
+    """Build the page for the students of the course at `path`, which browsers open at `url`.
+
+    It shares nothing with the staff's dashboard but the code: another key, cookie and origin. With
+    `services_url`, the second value serves students' services at that origin.
+    """
+    folder = CourseFolder(path)
+    key = read_or_create_key(folder.private / "keeper" / STUDENT_KEY_FILE)
+    ended: set[str] = set()
+    access = StudentAccess(path, ended)
+    actions = CourseActions(path, paths, state)
+    services = proxy = None
+    if services_url:
+        services = StudentServices(request_handler, partial(open_seat_service, actions), notify)
+        cookie = f"labctl-services-{course_id[:8]}"
+        other = StudentAccess(path, ended)
+        proxy = build_service_proxy(other, services, services_url, url, cookie)
+    page = StudentPage(
+        Feed(SnapshotTaker(folder, state).take, EVERY_S),
+        Pages(paths.data_dir / "templates" / "dashboard"),
+        access,
+        StudentActions(request_handler, actions),
+        folder.drop,
+        build_student_middleware(access, key, url, f"labctl-student-{course_id[:8]}"),
+        services,
+        services_url,
+        institution,
+    )
+    return page, proxy
+
+
+def build_service_proxy(
+    access: StudentAccess, services: StudentServices, origin: str, page: str, cookie: str
+) -> ServiceProxy:
+    """Build the origin of services. Its sessions end with this process, as its forwards do."""
+    parts = urlsplit(origin)
+    is_secure = parts.scheme == "https"
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=[parts.hostname or ""], www_redirect=False),
+        Middleware(
+            SessionMiddleware,
+            secret_key=secrets.token_urlsafe(32),
+            session_cookie=f"__Host-{cookie}" if is_secure else cookie,
+            max_age=SESSION_S,
+            same_site="lax",
+            https_only=is_secure,
+        ),
+        Middleware(RequireService, access=access, services=services, origin=origin, page=page),
+    ]
+    return ServiceProxy(access, services, middleware)
+
+
+def build_student_middleware(
+    access: StudentAccess, key: str, url: str, cookie: str
+) -> list[Middleware]:
+    """Return the middleware of the page for students, the outermost first.
+
+    With https the cookie is Secure, and its prefix keeps other hosts and ports of the same domain
+    from setting it. It is sent with links from other sites, which open the page but change nothing.
+    """
+    parts = urlsplit(url)
+    is_secure = parts.scheme == "https"
+    return [
+        Middleware(SecurityHeaders),
+        Middleware(TrustedHostMiddleware, allowed_hosts=[parts.hostname or ""], www_redirect=False),
+        Middleware(SameOrigin, scheme=parts.scheme, is_entrance=is_entrance),
+        Middleware(
+            SessionMiddleware,
+            secret_key=key,
+            session_cookie=f"__Host-{cookie}" if is_secure else cookie,
+            max_age=SESSION_S,
+            same_site="lax",
+            https_only=is_secure,
+        ),
+        Middleware(RequireStudent, access=access, key=key),
+        Middleware(RequestBodyLimitMiddleware, max_body_size=MAX_FORM_BYTES),
+        Middleware(FormToken),
+    ]
 
 
 def build_middleware(link: LoginLink, key: str, cookie: str) -> list[Middleware]:

@@ -40,9 +40,10 @@ Open = Callable[[], LogReader]
 
 
 class LogStreams:
-    """The logs that are open in a browser, by seat and run."""
+    """The logs that are open in a browser, by seat and run; at most `most` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_LOGS) -> None:
+        self._most = most
         self._tails: dict[tuple[str, str], _SharedLog] = {}
 
     async def watch(self, seat: str, run: str, open_: Open) -> AsyncIterator[bytes]:
@@ -50,7 +51,7 @@ class LogStreams:
         key = (seat, run)
         tail = self._tails.get(key)
         if tail is None:
-            if len(self._tails) >= MAX_LOGS:
+            if len(self._tails) >= self._most:
                 yield encode_log_event(
                     "state", "too many logs are open: close one and reload this page"
                 )

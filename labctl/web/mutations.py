@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labctl.config import Paths
-from labctl.courses import broadcast
+from labctl.courses import broadcast, server_contents
 from labctl.courses.context import build_course_context, build_seat_contexts
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.servers import CourseOperator
-from labctl.courses.status import build_seat_context, refresh_server
-from labctl.errors import UsageError
+from labctl.courses.status import build_seat_context, find_server, refresh_server
+from labctl.errors import NotFoundError, UsageError
 from labctl.events import SilentReporter
 from labctl.insight import top
 from labctl.lifecycle.status import record_watch
@@ -29,6 +29,7 @@ from labctl.wire.watchdog import WatchRecord
 
 # time that a canceled run has to write a checkpoint, as with `labctl cancel`
 GRACE_S = 60
+# who acts, if the sign-in does not know the person
 BY = "dashboard"
 
 
@@ -43,10 +44,10 @@ class CourseActions:
         self._folder: CourseFolder | None = None
         self._course: LabContext | None = None
 
-    def extend(self, seat: str, span_s: int, why: str) -> WatchRecord | None:
+    def extend(self, seat: str, span_s: int, why: str, by: str = BY) -> WatchRecord | None:
         """Extend the time of a seat's server, as `labctl course extend`; return its limits."""
         with self._lock:
-            staff, course_seat = self._open_seat(seat)
+            staff, course_seat = self._open_seat(seat, by)
             watch = broadcast.extend_server(staff, course_seat, span_s, why)
             server = self._state.get_lab_server(course_seat.lab_id)
             if server is not None:
@@ -54,10 +55,19 @@ class CourseActions:
                 record_watch(build_seat_context(staff, course_seat), server, watch)
         return watch
 
-    def cancel(self, seat: str, run_id: str) -> tuple[Run, bool]:
-        """Stop a run, as `labctl cancel`; return it, and whether it had already ended."""
+    def cancel(self, seat: str, run_id: str, by: str = BY) -> tuple[Run, bool]:
+        """Stop a run, as `labctl cancel`; return it, and whether it had already ended.
+
+        The ledger records who canceled a run that was active.
+        """
         lab, server, run = self.find_run(seat, run_id)
-        return runs.cancel(lab, server, run.id, GRACE_S)
+        ended_run, had_ended = runs.cancel(lab, server, run.id, GRACE_S)
+        if not had_ended:
+            with self._lock:
+                staff, course_seat = self._open_seat(seat, by)
+                student = by if by in course_seat.students else ""
+                staff.folder.ledger.append("cancel", seat=seat, student=student, by=by, run=run.id)
+        return ended_run, had_ended
 
     def find_run(self, seat: str, run_id: str) -> tuple[LabContext, Server, Run]:
         """Return a run with its lab and server; NotFoundError if the server has no such run."""
@@ -66,6 +76,19 @@ class CourseActions:
         with self._lock:
             staff, course_seat = self._open_seat(seat)
         return broadcast.find_run(staff, course_seat, run_id)
+
+    def open_lab(self, seat: str, lab_id: str) -> tuple[LabContext, Server]:
+        """Return a lab on a seat's server; NotFoundError without server or lab."""
+        with self._lock:
+            staff, course_seat = self._open_seat(seat)
+        server = find_server(staff, course_seat)
+        context = build_seat_context(staff, course_seat)
+        if lab_id == context.lab_id:
+            return context, server
+        for lab in server_contents.list_labs(context, server):
+            if lab.lab_id == lab_id:
+                return lab, server
+        raise NotFoundError("this lab has no files on the server yet", hint="labctl push")
 
     def read_load(self, seat: str) -> ServerLoad | None:
         """Read a seat's server over SSH, record its runs and limits, and return its load.
@@ -92,11 +115,11 @@ class CourseActions:
         refresh_server(context, server)
         return make_load(top.measure_now(context))
 
-    def _open_seat(self, seat: str) -> tuple[CourseOperator, Seat]:
+    def _open_seat(self, seat: str, by: str = BY) -> tuple[CourseOperator, Seat]:
         if self._folder is None:
             self._folder = CourseFolder(self._path)
         self._folder.refresh()
-        staff = CourseOperator(self._folder, self._paths, self._state, SilentReporter(), by=BY)
+        staff = CourseOperator(self._folder, self._paths, self._state, SilentReporter(), by=by)
         return staff, self._folder.find_seat(seat)
 
 

@@ -32,8 +32,10 @@ STATIC = {
     "vendored/htmx.min.js": "text/javascript",
     "vendored/sse.min.js": "text/javascript",
     "dashboard.js": "text/javascript",
+    "student_sign_in.js": "text/javascript",
 }
-
+# templates of live parts, each a macro
+PARTS = ("board_parts", "seat_parts", "assignment_parts", "costs_parts", "student_parts")
 
 # htmx must not run scripts, add styles, or store pages in the browser. If a page no longer exists,
 # the message replaces its content.
@@ -92,14 +94,17 @@ class Pages:
             static=self._paths, htmx_config=json.dumps(HTMX_CONFIG, separators=(",", ":"))
         )
         self._parts: dict[str, Any] = {
-            name: self._environment.get_template(f"{name}.html.j2").module
-            for name in ("board_parts", "seat_parts", "assignment_parts", "costs_parts")
+            name: self._environment.get_template(f"{name}.html.j2").module for name in PARTS
         }
         # (list, whether names are hidden) -> rows; all views of a list share them
         self._rows: dict[tuple[str, bool], _RowCache] = {}
 
     def render(self, template: str, **values: Any) -> str:
         return self._environment.get_template(f"{template}.html.j2").render(**values)
+
+    def render_part(self, template: str, part: str, *values: object) -> str:
+        """Render one of the macros of PARTS."""
+        return str(getattr(self._parts[template], part)(*values))
 
     def board(self, pseudonyms: Pseudonyms, view: ListView) -> Draw:
         """Return the function that draws the board: tiles with totals, and a row per seat."""

@@ -80,7 +80,7 @@ on("htmx:sendError", () => {
   setTimeout(renew, 5000);
 });
 on("htmx:responseError", ({ detail }) => say(detail.xhr.status === 403
-  ? "not live: this browser is no longer signed in; open the keeper's current URL"
+  ? document.body.dataset.signedOut
   : "not live: the keeper cannot read the course", true));
 on("htmx:sseMessage", ({ target }) => {
   hear();

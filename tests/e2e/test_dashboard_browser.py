@@ -212,6 +212,8 @@ def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, l
     context = build_seat_context(live.staff, live.staff.folder.find_seat("alice"))
     wait_for(lambda: runs.refresh(context, live.server) and runs.find_run(context, RUN).has_ended)
     assert runs.find_run(context, RUN).state == "cancelled"
+    (line,) = live.staff.folder.ledger.list_entries(kind="cancel")
+    assert (line.seat, line.by, line.detail["run"]) == ("alice", "dashboard", RUN)
     expect(page.locator("#runs")).to_contain_text("canceled", timeout=PAGE_MS)
     expect(page.locator("#log-state")).not_to_be_empty(timeout=PAGE_MS)
     page.goto(f"{base}seats/{live.key}/runs/{RUN}/cancel")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from course_keeper_context import KEY, OFFER, Pretended, asked, course_folder, create
 
-from labctl.courses.requests import ENDED_BY_STAFF, FOUND_GONE, RequestHandler
+from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_ends import ENDED_BY_STAFF, FOUND_GONE
 from labctl.errors import CapacityError, PolicyError, ProviderError
 
 OTHER = "bb" * 8

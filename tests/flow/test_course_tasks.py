@@ -15,6 +15,7 @@ from directory_server import wait_until
 from lab_world import DiskCloud, World, world
 
 from labctl.courses import tasks as course_tasks
+from labctl.courses.join_codes import read_page_code, store_page_code
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.requests import RequestHandler
@@ -326,10 +327,12 @@ def test_who_leaves_the_course_gets_in_no_longer(kept: Kept) -> None:
     assert kept.request_handler.wait(120)
     kept.tasks.apply_roster()
     assert kept.keys.list_students() == ["alice"]
+    store_page_code(kept.course.folder, "alice", KEY, 0)
     file = kept.course.folder.roster_file
     file.write_text(file.read_text().replace("alice@example.edu,,,yes", "alice@example.edu,,,no"))
     kept.tasks.apply_roster()
     assert kept.keys.list_students() == []
+    assert read_page_code(kept.course.folder, "alice") is None
     assert kept.request_handler.wait(120)
     assert kept.work.calls == ["make", "end"]
 

@@ -225,6 +225,17 @@ def test_a_forward_is_a_connection_of_its_own_on_loopback() -> None:
         ssh.forward_argv("/c", "i-1", [(0, 1)])
 
 
+def test_a_socket_forward_is_private_and_replaces_an_old_socket() -> None:
+    argv = ssh.socket_forward_argv("/c", "i-1", "/tmp/labctl-0/service-1", 8888)
+    assert argv[-4:] == ["-L", "/tmp/labctl-0/service-1:127.0.0.1:8888", "--", "i-1"]
+    assert {"StreamLocalBindMask=0177", "StreamLocalBindUnlink=yes"} <= set(argv)
+    argv = ssh.socket_forward_argv("/c", "i-1", "/tmp/s", "/run/labctl/x.sock")
+    assert argv[-3] == "/tmp/s:/run/labctl/x.sock"
+    for path, remote in (("/tmp/%h", 1), ("/tmp/s:x", 1), ("/tmp/s", "/a b"), ("/tmp/s", 0)):
+        with pytest.raises(UsageError):
+            ssh.socket_forward_argv("/c", "i-1", path, remote)
+
+
 def test_a_persons_ssh() -> None:
     argv = ssh.interactive_argv("/c", "i-1", runtime_dir="/tmp/r", login=("A=b",))
     assert argv[:5] == ["ssh", "-F", "/c", "-o", "A=b"]

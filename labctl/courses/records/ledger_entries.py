@@ -15,6 +15,7 @@ KINDS = (
     "down",
     "budget",
     "extend",
+    "cancel",
     "due",
     "closed",
     "warned",

@@ -1,0 +1,339 @@
+"""The origin of students' services: a reverse proxy for HTTP and WebSockets.
+
+What it passes on was written by students or by people whom they trust. So it has an origin of its
+own, with a cookie of its own: it cannot read the page for students, which holds the session that
+acts. The session here names the student and the lab; no address does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import httpx2
+import websockets
+from fastapi import FastAPI, Request, WebSocket
+from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from markupsafe import Markup
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+from websockets.asyncio.client import ClientConnection, unix_connect
+
+from labctl.web.http_server import MOST_MESSAGE_BYTES
+from labctl.web.responses import refuse
+from labctl.web.student_services import JUPYTER, OPEN, PATHS, TENSORBOARD, ServiceKey
+
+if TYPE_CHECKING:
+    from labctl.web.student_access import StudentAccess
+    from labctl.web.student_services import OpenService, StudentServices
+
+COOKIES = ("labctl-", "__Host-labctl-")
+# headers of one connection (RFC 9110, section 7.6.1)
+HOP = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+NOT_SENT = HOP | {"host", "authorization", "cookie", "origin", "referer", "forwarded"}
+# what would reach beyond this origin's pages, or outlive the session
+NOT_RETURNED = HOP | {
+    "alt-svc", "clear-site-data", "date", "server", "service-worker-allowed", "set-cookie",
+    "strict-transport-security",
+}  # fmt: skip
+GUARDS = {
+    "content-security-policy": "frame-ancestors 'self'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+CONFIRM_POLICY = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+CONFIRM = Markup(
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>labctl</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<link rel="icon" href="data:,"><h1>Open {name} of {student}?</h1>'
+    "<p>Continue if that is your student id. Otherwise, close this page.</p>"
+    '<form method="post" action="/labctl-open?ticket={ticket}"><button>Continue</button></form>'
+)
+OPEN_S, IDLE_S = 10.0, 600.0
+
+
+class RequireService:
+    """Passes on what a signed-in student sends from this origin to their service.
+
+    Starlette's SessionMiddleware must run before it. `scope["state"]["service"]` is the service.
+    """
+
+    def __init__(
+        self, app: ASGIApp, access: StudentAccess, services: StudentServices, origin: str, page: str
+    ) -> None:
+        self.app = app
+        self._access = access
+        self._services = services
+        self._origin = origin
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        if _is_foreign(scope, self._origin):
+            await _refuse(scope, receive, send, "the request comes from another site")
+            return
+        if scope["type"] == "http" and scope["path"] == OPEN and scope["method"] in ("GET", "POST"):
+            await self.app(scope, receive, send)
+            return
+        data = scope["session"]
+        student = self._access.find_student(data)
+        seat = self._access.find_seat(student) if student else ""
+        name = TENSORBOARD if scope["path"].startswith(PATHS[TENSORBOARD]) else JUPYTER
+        key = ServiceKey(seat=seat, lab_id=str(data.get("lab", "")), name=name)
+        service = self._services.find(student, key) if student else None
+        if service is None:
+            await _refuse(scope, receive, send, f"this is not open; open it at {self._page}")
+            return
+        scope.setdefault("state", {}).update(service=service, name=name)
+        await self._access.run_while_valid(data, self.app, scope, receive, send)
+
+
+class ServiceProxy:
+    """The application behind `RequireService`. `app` is the application."""
+
+    def __init__(
+        self,
+        access: StudentAccess,
+        services: StudentServices,
+        middleware: Sequence[Middleware],
+    ) -> None:
+        self.access = access
+        self.services = services
+        self.on_start: list[Callable[[], None]] = []
+        self.start_error: Exception | None = None
+        # socket -> the client with its pool of connections
+        self._clients: dict[str, httpx2.AsyncClient] = {}
+        self.app = FastAPI(
+            lifespan=self._run_tasks,
+            middleware=middleware,
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+        )
+        methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+        self.app.add_api_route(OPEN, self.ask_open, methods=["GET"], response_class=Response)
+        self.app.add_api_route(OPEN, self.open, methods=["POST"], response_class=Response)
+        self.app.add_api_route("/{path:path}", self.send, methods=methods, response_class=Response)
+        self.app.add_api_websocket_route("/{path:path}", self.relay)
+
+    def close(self) -> None:
+        self.services.close()
+
+    @contextlib.asynccontextmanager
+    async def _run_tasks(self, _: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.access.watch())
+        for call in self.on_start:
+            call()
+        try:
+            yield
+        finally:
+            task.cancel()
+            for client in self._clients.values():
+                await client.aclose()
+
+    async def ask_open(self, request: Request, ticket: str = "") -> Response:
+        """Begin a session here with a ticket of the page for students.
+
+        A browser that has no session of this student is asked first: somebody may have sent the
+        address of their own notebook.
+        """
+        data = self.services.read_ticket(ticket)
+        if data is None:
+            return refuse("this address was used already or has expired; open it again")
+        if request.session.get("student") == data["student"]:
+            return await self.open(request, ticket)
+        page = CONFIRM.format(name=str(data["name"]), student=str(data["student"]), ticket=ticket)
+        return HTMLResponse(page, headers={**GUARDS, "content-security-policy": CONFIRM_POLICY})
+
+    async def open(self, request: Request, ticket: str = "") -> Response:
+        data = self.services.redeem_ticket(ticket)
+        if data is None:
+            return refuse("this address was used already or has expired; open it again")
+        request.session.clear()
+        request.session.update(data)
+        name = request.session.pop("name")
+        return RedirectResponse(PATHS[name], 303)
+
+    async def send(self, request: Request) -> Response:
+        """Pass on a request, and its answer as it arrives."""
+        service: OpenService = request.state.service
+        if request.headers.get("service-worker"):
+            return refuse("a service worker would outlive the session")
+        client = self._clients.get(service.path)
+        if client is None:
+            client = self._clients[service.path] = _make_client(service.path)
+        has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+        try:
+            message = client.build_request(
+                request.method,
+                _build_url("http", service, request.scope),
+                headers=_list_request_headers(service, request.headers),
+                content=request.stream() if has_body else None,
+            )
+            answer = await client.send(message, stream=True)
+        except (httpx2.HTTPError, httpx2.InvalidURL):
+            return refuse("the service does not answer; open it again from your page", 502)
+        response = StreamingResponse(_iterate(answer), answer.status_code)
+        response.raw_headers = _list_response_headers(service, answer.headers.raw)
+        return response
+
+    async def relay(self, browser: WebSocket) -> None:
+        """Relay the messages of a WebSocket in both directions."""
+        service: OpenService = browser.state.service
+        protocols = [websockets.Subprotocol(one) for one in browser.scope["subprotocols"]]
+        try:
+            connection = await unix_connect(
+                service.path,
+                uri=str(_build_url("ws", service, browser.scope)),
+                origin=websockets.Origin(f"http://127.0.0.1:{service.port}"),
+                additional_headers=_list_websocket_headers(service, browser.headers),
+                subprotocols=protocols or None,
+                user_agent_header=None,
+                compression=None,
+                open_timeout=OPEN_S,
+                max_size=MOST_MESSAGE_BYTES,
+            )
+        except (OSError, TimeoutError, websockets.WebSocketException):
+            await browser.close(1013)
+            return
+        async with connection:
+            await browser.accept(connection.subprotocol)
+            await _relay_both(browser, connection)
+
+
+async def _relay_both(browser: WebSocket, connection: ClientConnection) -> None:
+    async def send_up() -> None:
+        while (message := await browser.receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            await connection.send(text if text is not None else message["bytes"])
+
+    async def send_down() -> None:
+        async for message in connection:
+            if isinstance(message, str):
+                await browser.send_text(message)
+            else:
+                await browser.send_bytes(message)
+        await browser.close(_browser_code(connection.close_code))
+
+    tasks = [asyncio.create_task(send_up()), asyncio.create_task(send_down())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _browser_code(code: int | None) -> int:
+    """Return a close code that may be sent: 1005 and 1006 mean that none was."""
+    return code if code is not None and code not in (1005, 1006, 1015) else 1001
+
+
+async def _iterate(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    try:
+        async for block in answer.aiter_raw():
+            yield block
+    except httpx2.HTTPError:
+        return  # the browser notices by the length
+    finally:
+        await answer.aclose()
+
+
+def _make_client(path: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        transport=httpx2.AsyncHTTPTransport(uds=path, limits=httpx2.Limits(max_connections=100)),
+        timeout=httpx2.Timeout(IDLE_S, connect=OPEN_S),
+        trust_env=False,
+    )
+
+
+def _build_url(scheme: str, service: OpenService, scope: Scope) -> httpx2.URL:
+    """Return the address at the service; TensorBoard does not know its path here."""
+    path: bytes = scope["raw_path"]
+    if scope["state"]["name"] == TENSORBOARD:
+        path = b"/" + path.removeprefix(PATHS[TENSORBOARD].encode())
+    if scope["query_string"]:
+        path += b"?" + scope["query_string"]
+    return httpx2.URL(scheme=scheme, host="127.0.0.1", port=service.port, raw_path=path)
+
+
+def _list_request_headers(service: OpenService, headers: Headers) -> list[tuple[str, str]]:
+    """Return the browser's headers without its secrets, as if it asked on the server itself."""
+    chosen = [
+        (name, value)
+        for name, value in headers.items()
+        if name not in NOT_SENT and not name.startswith(("x-forwarded-", "sec-websocket-"))
+    ]
+    cookies = _filter_cookies(headers.getlist("cookie"))
+    own = f"127.0.0.1:{service.port}"
+    chosen += [("host", own)] + ([("cookie", cookies)] if cookies else [])
+    chosen += [("origin", f"http://{own}")] if "origin" in headers else []
+    chosen += [("authorization", f"token {service.token}")] if service.token else []
+    return chosen
+
+
+def _list_websocket_headers(service: OpenService, headers: Headers) -> list[tuple[str, str]]:
+    left_out = ("host", "origin", "user-agent")
+    return [one for one in _list_request_headers(service, headers) if one[0] not in left_out]
+
+
+def _filter_cookies(lines: Iterable[str]) -> str:
+    cookies = [one.strip() for line in lines for one in line.split(";")]
+    return "; ".join(one for one in cookies if one and not one.startswith(COOKIES))
+
+
+def _list_response_headers(
+    service: OpenService, headers: Iterable[tuple[bytes, bytes]]
+) -> list[tuple[bytes, bytes]]:
+    """Return the service's headers without those that reach beyond it, and `GUARDS`."""
+    origin = f"http://127.0.0.1:{service.port}".encode()
+    chosen = []
+    for name, value in headers:
+        lower = name.lower().decode("latin-1")
+        if lower == "set-cookie" and not value.strip().startswith(
+            tuple(prefix.encode() for prefix in COOKIES)
+        ):
+            attributes = value.split(b";")
+            kept = [one for one in attributes if not one.strip().lower().startswith(b"domain")]
+            chosen.append((b"set-cookie", b";".join(kept)))
+        elif lower == "location":
+            chosen.append((b"location", value.removeprefix(origin)))
+        elif lower not in NOT_RETURNED and not lower.startswith("access-control-"):
+            chosen.append((lower.encode(), value))
+    return chosen + [(name.encode(), value.encode()) for name, value in GUARDS.items()]
+
+
+def _is_foreign(scope: Scope, origin: str) -> bool:
+    """Tell whether a request comes from another origin, except for a link that a person follows."""
+    headers = Headers(scope=scope)
+    if len(headers.getlist("host")) != 1:
+        return True
+    if scope["type"] == "websocket":
+        return headers.get("origin") != origin
+    if headers.get("origin") not in (None, origin):
+        return True
+    is_followed = (
+        scope["method"] == "GET"
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )
+    if headers.get("sec-fetch-site", "none") in ("same-origin", "none") or is_followed:
+        return scope["method"] not in ("GET", "HEAD") and not headers.get("origin")
+    return True
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, why: str) -> None:
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).close(1008)
+        return
+    await refuse(why)(scope, receive, send)

@@ -1,0 +1,297 @@
+"""Access to the page for students: sign-in by join code, checked again for every request.
+
+A session ends with its code: a new invitation, or `active: no` in the roster, also closes the
+streams that are open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+
+from fastapi import Request
+from itsdangerous import Signer
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from labctl.courses import join_codes
+from labctl.courses.records.folder import CourseFolder
+from labctl.errors import LabError, PolicyError
+from labctl.model import Value
+from labctl.web.auth import SESSION_S, Session
+from labctl.web.responses import refuse
+
+SIGN_IN, BEGIN, DONE = "/sign-in", "/sign-in/institution", "/sign-in/institution/done"
+# addresses for browsers that are not signed in
+PUBLIC = (SIGN_IN, BEGIN, DONE)
+STATIC = "/static/"
+# failed tries in WINDOW_S: of one student from one address, of one student in all, and from one
+# address in all, behind which may be a campus
+MOST_TRIES, MOST_TRIES_IN_ALL, MOST_TRIES_FROM = 10, 100, 300
+WINDOW_S = 15 * 60.0
+# counts that are kept before old ones are dropped
+MOST_KEYS = 20_000
+BY_EMAIL = "email-"
+# requests of one student, with the streams and WebSockets that are open
+MOST_AT_ONCE = 200
+# how soon a student who lost access loses open streams too
+CHECK_EVERY_S = 1.0
+
+
+class StudentSession(Session, frozen=True):
+    """A browser that a student signed in. Without a student it is not signed in."""
+
+    student: str = ""
+
+
+class SignInLimiter:
+    """Counts failed tries to sign in. Used from one event loop."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        # (student, address), one of which may be "" for all -> times of failed tries
+        self._failures: dict[tuple[str, str], deque[float]] = {}
+
+    def check(self, student: str, address: str) -> None:
+        """Raise PolicyError after too many failed tries."""
+        limits = {
+            (student, address): MOST_TRIES,
+            (student, ""): MOST_TRIES_IN_ALL,
+            ("", address): MOST_TRIES_FROM,
+        }
+        if any(self._count(key) >= most for key, most in limits.items()):
+            raise PolicyError(
+                "there were too many failed tries",
+                why=f"wait {WINDOW_S / 60:.0f} minutes, or ask your instructor for a new join file",
+            )
+
+    def record_failure(self, student: str, address: str) -> None:
+        if len(self._failures) > MOST_KEYS:
+            self._failures = {
+                key: tries for key, tries in self._failures.items() if self._count(key)
+            }
+        for key in ((student, address), (student, ""), ("", address)):
+            self._failures.setdefault(key, deque(maxlen=MOST_TRIES_FROM)).append(self._now())
+
+    def _count(self, key: tuple[str, str]) -> int:
+        tries = self._failures.get(key)
+        while tries and tries[0] < self._now() - WINDOW_S:
+            tries.popleft()
+        return len(tries or ())
+
+
+class SessionKey(Value, frozen=True):
+    """What must be valid for a session to go on.
+
+    `code` stands for the student's join code or, from their institution, for their e-mail address.
+    """
+
+    student: str
+    code: str
+    id: str
+
+
+class StudentAccess:
+    """The students who may use the page now. It has its own CourseFolder.
+
+    `ended` has the ids of sessions that were signed out; the origins of a course share it.
+    """
+
+    def __init__(self, path: Path, ended: set[str]) -> None:
+        self._ended = ended
+        self._folder = CourseFolder(path)
+        self._lock = threading.Lock()
+        self._stamp: tuple[int, int] | None = None
+        # active student -> seat, and -> e-mail address in lower case
+        self._seats: dict[str, str] = {}
+        self._emails: dict[str, str] = {}
+        self._limiter = SignInLimiter()
+        # the requests that are being answered, and how many of each student
+        self._open: dict[asyncio.Task[None], SessionKey] = {}
+        self._counts: Counter[str] = Counter()
+
+    def sign_in(self, student: str, code: str, address: str) -> dict[str, object]:
+        """Return the session's data for this student's code; PolicyError for a wrong one."""
+        self._limiter.check(student, address)
+        is_right = join_codes.is_page_code(self._folder, student, code, time.time())
+        if not (is_right and student in self._list_active()):
+            self._limiter.record_failure(student, address)
+            raise PolicyError(
+                "this student id and code do not belong together",
+                why="the code is in the join file that you got last; an older file opens nothing",
+            )
+        join_codes.mark_page_code_used(self._folder, student)
+        return _make_session(student, self._fingerprint(student))
+
+    def sign_in_by_email(self, email: str) -> dict[str, object]:
+        """Return the session's data for the student with this verified e-mail address.
+
+        PolicyError unless exactly one active student has it.
+        """
+        self._list_active()
+        students = [student for student, own in self._emails.items() if own == email]
+        if len(students) != 1:
+            raise PolicyError(
+                "the course has no student with your e-mail address",
+                why="ask your instructor to correct the roster, or sign in with your join file",
+            )
+        return _make_session(students[0], _hash_email(email))
+
+    def sign_out(self, session_id: str) -> None:
+        """End a session, also for copies of its cookie."""
+        self._ended.add(session_id)
+
+    def find_student(self, data: dict[str, object]) -> str:
+        """Return the student of a session that is still valid, or ""."""
+        signed_in_at = data.get("signed_in_at")
+        if not isinstance(signed_in_at, int) or time.time() - signed_in_at >= SESSION_S:
+            return ""
+        key = _read_key(data)
+        return key.student if self._is_valid(key) else ""
+
+    def find_seat(self, student: str) -> str:
+        """Return the name of an active student's seat, or ""."""
+        return self._list_active().get(student, "")
+
+    def _is_valid(self, key: SessionKey) -> bool:
+        if key.student not in self._list_active() or key.id in self._ended:
+            return False
+        if key.code.startswith(BY_EMAIL):
+            return key.code == _hash_email(self._emails.get(key.student, ""))
+        return key.code == self._fingerprint(key.student) != ""
+
+    def _fingerprint(self, student: str) -> str:
+        """Return a name for the student's present code that reveals nothing of it."""
+        record = join_codes.read_page_code(self._folder, student)
+        return hashlib.sha256(record.public.encode()).hexdigest()[:16] if record else ""
+
+    def _list_active(self) -> dict[str, str]:
+        """Return active student -> seat; of the last valid roster while it is being edited."""
+        with self._lock:
+            with contextlib.suppress(OSError):
+                stat = self._folder.roster_file.stat()
+                stamp = (stat.st_mtime_ns, stat.st_size)
+                if stamp != self._stamp:
+                    self._folder.refresh()
+                    with contextlib.suppress(LabError):
+                        students = self._folder.list_students()
+                        self._seats = {one.id: one.seat for one in students}
+                        self._emails = {one.id: one.email.strip().lower() for one in students}
+                        self._stamp = stamp
+            return self._seats
+
+    async def run_while_valid(
+        self, data: dict[str, object], app: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request of this session, and stop doing so if the student loses access."""
+        key = _read_key(data)
+        if self._counts[key.student] >= MOST_AT_ONCE:
+            await refuse("too many requests at once; close some pages", 429)(scope, receive, send)
+            return
+
+        async def answer() -> None:
+            await app(scope, receive, send)
+
+        task = asyncio.create_task(answer())
+        self._open[task] = key
+        self._counts[key.student] += 1
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            del self._open[task]
+            self._counts[key.student] -= 1
+        if not task.cancelled():
+            task.result()
+        elif scope["type"] == "websocket":
+            with contextlib.suppress(RuntimeError):
+                await send({"type": "websocket.close", "code": 1008})
+
+    async def watch(self) -> None:
+        """End the requests of students who lost access, until this is canceled."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            for key in set(self._open.values()):
+                if not self._is_valid(key):
+                    for task in [task for task, of in self._open.items() if of == key]:
+                        task.cancel()
+
+
+class RequireStudent:
+    """Passes on requests of signed-in students, with `scope["state"]["session"]`.
+
+    Starlette's SessionMiddleware must run before it. A browser that is not signed in gets the
+    sign-in page only; that form has no token, and SameOrigin protects it.
+    """
+
+    def __init__(self, app: ASGIApp, access: StudentAccess, key: str) -> None:
+        self.app = app
+        self._access = access
+        self._signer = Signer(key, salt="labctl.web.student-form")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        data = scope["session"]
+        is_public = scope["path"] in PUBLIC or scope["path"].startswith(STATIC)
+        student = "" if is_public else self._access.find_student(data)
+        csrf = self._signer.get_signature(data["id"]).decode() if student else ""
+        session = StudentSession(id=data["id"] if student else "", csrf=csrf, student=student)
+        scope.setdefault("state", {})["session"] = session
+        if is_public:
+            await self.app(scope, receive, send)
+        elif not student:
+            await _answer_stranger(scope)(scope, receive, send)
+        else:
+            await self._access.run_while_valid(data, self.app, scope, receive, send)
+
+
+def _make_session(student: str, code: str) -> dict[str, object]:
+    return {
+        "id": secrets.token_urlsafe(16),
+        "signed_in_at": int(time.time()),
+        "student": student,
+        "code": code,
+    }
+
+
+def _hash_email(email: str) -> str:
+    """Return what stands for a student's code in a session of their institution."""
+    return BY_EMAIL + hashlib.sha256(email.encode()).hexdigest()[:16]
+
+
+def _read_key(data: dict[str, object]) -> SessionKey:
+    student, code, session_id = (str(data.get(name, "")) for name in ("student", "code", "id"))
+    return SessionKey(student=student, code=code, id=session_id)
+
+
+def _answer_stranger(scope: Scope) -> Response:
+    headers = Headers(scope=scope)
+    if scope["method"] == "GET" and headers.get("sec-fetch-mode", "navigate") == "navigate":
+        return RedirectResponse(SIGN_IN, 303)
+    return refuse("this browser is not signed in, or its session has ended; sign in again")
+
+
+def session_of(request: Request) -> StudentSession:
+    session: StudentSession = request.scope["state"]["session"]
+    return session
+
+
+def is_entrance(scope: Scope) -> bool:
+    """Tell whether a person followed a link to the page, for example from a learning platform."""
+    headers = Headers(scope=scope)
+    return (
+        scope["method"] == "GET"
+        and scope["path"] in ("/", SIGN_IN, DONE)
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )

@@ -1,0 +1,169 @@
+"""The forms of the page for students: start, extend and end the server, cancel a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse, Response
+
+from labctl.errors import LabError
+from labctl.web.formatting import span, usd
+from labctl.web.forms import parse_span
+from labctl.web.request_state import form_of
+
+if TYPE_CHECKING:
+    from labctl.web.student_page import StudentPage
+
+Handler = Callable[..., Any]
+START, EXTEND, END, CANCEL = "/server/start", "/server/extend", "/server/end", "/runs/{run}/cancel"
+
+
+class StudentForms:
+    """The routes that act for a student. Each has a page that asks for confirmation first."""
+
+    def __init__(self, page: StudentPage) -> None:
+        self._page = page
+
+    def add_to(self, app: FastAPI) -> None:
+        forms: dict[str, tuple[Handler, Handler]] = {
+            START: (self.ask_start, self.start),
+            EXTEND: (self.ask_extend, self.extend),
+            END: (self.ask_end, self.end),
+            CANCEL: (self.ask_cancel, self.cancel),
+        }
+        for path, (ask, act) in forms.items():
+            app.add_api_route(path, ask, methods=["GET"], response_class=Response)
+            app.add_api_route(path, act, methods=["POST"], response_class=Response)
+
+    async def ask_start(self, request: Request) -> Response:
+        _, person, seat = await self._page.find_seat(request)
+        if self._page.actions.needs_offer(seat):
+            with contextlib.suppress(LabError):  # without a price, the page does not show it
+                await asyncio.to_thread(self._page.actions.read_offer, person.id)
+        budget = self._page.parts.compute_budget(seat)
+        is_up = seat.machine is not None and seat.machine.bills
+        offer = self._page.actions.find_offer()
+        lines = [
+            "The server that runs now becomes yours to use, extend and end."
+            if is_up
+            else "The server starts within some minutes. It ends at the course's time limit, when "
+            "your budget is used up, or when you end it."
+        ]
+        if offer is not None and not is_up:
+            gpu = f" with {offer.gpu_name}" if offer.gpu_name else ""
+            price = f"{usd(offer.price_usd_per_hour)}/h" if offer.price_usd_per_hour else "free"
+            lines.append(f"{offer.type}{gpu}, {price}.")
+        if budget.left_s is not None:
+            lines.append(f"Your budget still buys {span(budget.left_s)} of it.")
+        title = "Use this server?" if is_up else "Start your server?"
+        yes = "Use the server" if is_up else "Start the server"
+        return await self._confirm(request, title, lines, START, yes)
+
+    async def ask_extend(self, request: Request, by: str = "1h") -> Response:
+        _, _, seat = await self._page.find_seat(request)
+        span_s = parse_span(by)
+        lines = [f"The server will end {span(span_s)} later."]
+        if seat.machine is not None and seat.machine.usd_per_hour:
+            lines.append(f"This costs at most {usd(seat.machine.usd_per_hour * span_s / 3600)}.")
+        title = f"Extend your server by {span(span_s)}?"
+        yes = f"Extend by {span(span_s)}"
+        return await self._confirm(request, title, lines, EXTEND, yes, by=by)
+
+    async def start(self, request: Request) -> Response:
+        student = _student_of(request)
+        return await self._act(
+            request,
+            lambda: self._page.actions.start(student),
+            "Your server is starting. This takes some minutes.",
+        )
+
+    async def extend(self, request: Request) -> Response:
+        student = _student_of(request)
+        span_s = parse_span(form_of(request).get("by", ""))
+        return await self._act(
+            request,
+            lambda: self._page.actions.extend(student, span_s),
+            f"Extended by {span(span_s)}.",
+        )
+
+    async def ask_end(self, request: Request) -> Response:
+        _, person, seat = await self._page.find_seat(request)
+        labs = [name for _, name in self._page.actions.find_standing(person.id, seat).labs]
+        lines = [
+            "Active runs get SIGTERM and have a minute to write a checkpoint. Results are saved in "
+            "the course's folder first; ask your instructor for them.",
+            "What is saved nowhere else, such as files outside your lab's directory, is deleted.",
+        ]
+        if len(labs) > 1:
+            lines.append(f"This ends it for all your labs: {', '.join(labs)}.")
+        if seat.team:
+            lines.append("It continues to run as long as a member of your team uses it.")
+        return await self._confirm(request, "End your server?", lines, END, "End the server")
+
+    async def end(self, request: Request) -> Response:
+        student = _student_of(request)
+        return await self._act(
+            request,
+            lambda: self._page.actions.end(student),
+            "Your server is ending. Its results are being saved.",
+        )
+
+    async def ask_cancel(self, request: Request, run: str) -> Response:
+        _, _, seat = await self._page.find_seat(request)
+        self._page.require_run(seat, run)
+        price = seat.machine.usd_per_hour if seat.machine else 0.0
+        cost = f", at {usd(price)}/h" if price else ""
+        lines = [
+            "The run gets SIGTERM and has a minute to write a checkpoint. "
+            f"Its files stay on the server, which keeps running{cost}."
+        ]
+        title, action = f"Cancel run {run}?", f"/runs/{run}/cancel"
+        return await self._confirm(request, title, lines, action, "Cancel the run")
+
+    async def cancel(self, request: Request, run: str) -> Response:
+        _, person, seat = await self._page.find_seat(request)
+        self._page.require_run(seat, run)
+
+        def cancel() -> str:
+            ended, had_ended = self._page.actions.cancel(person.id, seat, run)
+            event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
+            return f"{event}: {ended.summary or ended.state_text}."
+
+        return await self._act(request, cancel, "")
+
+    async def _confirm(
+        self,
+        request: Request,
+        title: str,
+        lines: list[str],
+        action: str,
+        yes: str,
+        **fields: str,
+    ) -> Response:
+        snapshot = await self._page.feed.read_snapshot()
+        values = {"title": title, "lines": lines, "action": action, "yes": yes, "fields": fields}
+        return self._page.render_page(request, snapshot, "student_confirm", **values)
+
+    async def _act(
+        self, request: Request, action: Callable[[], str | None], message: str
+    ) -> Response:
+        """Run an action in a thread; the page then shows its message, or why it failed."""
+        kind = "good"
+        try:
+            result = await asyncio.to_thread(action)
+            message = result or message
+        except LabError as error:
+            kind, message = "bad", " ".join(filter(None, [f"{error.what}.", error.why]))
+        session = request.scope["state"]["session"]
+        self._page.messages.setdefault(session.id, []).append((kind, message))
+        await self._page.feed.renew()
+        return RedirectResponse("/", 303)
+
+
+def _student_of(request: Request) -> str:
+    student: str = request.scope["state"]["session"].student
+    return student

@@ -1,0 +1,240 @@
+"""A student who uses the browser alone: from the join file to the end of a real server.
+
+CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
+a directory, the pages are kept as pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import sshd_container
+from lab_servers import wait_for
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from labctl.config import find_paths
+from labctl.courses import teardown
+from labctl.courses.invitation import invite
+from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
+from labctl.courses.status import build_seat_context
+from labctl.events import AGREE_TO_ALL, PolicyReporter
+from labctl.runs import run_specs, runs
+from labctl.state import State
+from labctl.submissions.receiver import Receiver
+from labctl.web import factory, http_server
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
+from dashboard_bed import fill, make
+from service_proxy_bed import serve_bed
+
+pytestmark = [pytest.mark.engine, pytest.mark.browser]
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PAGE_MS = 90_000
+RUN = "live-run"
+EVIL = "<img src=x onerror=alert(1)>"
+LOOP = f"echo 'first {EVIL}'; i=0; while :; do echo \"line $i\"; i=$((i+1)); sleep 0.2; done"
+COURSE = """\
+course: ml-2026
+server: {provider: local, gpu: none}
+image: IMAGE
+keeper: {host: keeper.example.edu, user: labctl}
+per_student: {budget: 5.00, ttl: 1h, max_ttl: 2h}
+"""
+
+
+# Jupyter takes minutes to install: this answers where it would, and as it would be started.
+STAND_IN = r"""
+FROM labctl-test-small:1
+RUN mkdir -p /srv/lab && echo '<h1>In place of Jupyter</h1>' > /srv/lab/index.html
+RUN printf '#!/bin/sh\n[ "$*" = "server --version" ] && echo 2.20.0 && exit\n\
+while [ "$1" != --port ]; do shift; done\nexec httpd -f -p "$2" -h /srv\n' > /usr/bin/jupyter \
+    && chmod 755 /usr/bin/jupyter && ln -s jupyter /usr/bin/jupyter-lab
+"""
+
+
+@dataclass
+class School:
+    staff: CachingCourseOperator
+    url: str
+    join_file: Path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def school(
+    tmp_path: Path, base_image: str, server_image: str, small_image: str
+) -> Iterator[School]:
+    path = tmp_path / "ml-2026"
+    path.mkdir()
+    image = sshd_container.build("labctl-test-small-jupyter:1", STAND_IN)
+    (path / "course.yaml").write_text(COURSE.replace("IMAGE", image))
+    roster = path / "roster.csv"
+    roster.write_text("id,name,email,team,section,active\nalice,Alice Ash,,,,yes\nbob,Bob,,,,yes\n")
+    roster.chmod(0o600)
+    make_private(path)
+    folder = CourseFolder(path)
+    Receiver(folder.drop).init()
+    keys = AuthorizedKeys(folder, tmp_path / "authorized_keys")
+    host_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
+    join_file = invite(folder, "alice", tmp_path / "join", keys, host_key).path
+    places = find_paths({"HOME": str(tmp_path / "home")})
+    stop = threading.Event()
+    with pytest.MonkeyPatch.context() as patch, State(places.database) as state:
+        patch.setenv("LABCTL_BASE_IMAGE", base_image)
+        patch.setattr(factory, "EVERY_S", 0.5)
+        reporter = PolicyReporter(lambda event: None, AGREE_TO_ALL)
+        staff = CachingCourseOperator(folder, places, state, reporter, by="keeper")
+        request_handler = RequestHandler(folder, SeatOperations(staff))
+        settings = http_server.StudentSettings(port=0, services_port=0)
+        try:
+            url = http_server.serve_student_page(
+                folder, places, state, settings, request_handler=request_handler, stop=stop
+            )
+            yield School(staff, url, join_file)
+        finally:
+            stop.set()
+            assert request_handler.wait(300)
+            teardown.end_seats(staff, folder.list_seats(), discard=True)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        context.set_default_timeout(PAGE_MS)
+        yield context.new_page()
+
+
+def keep(page: Page, name: str) -> None:
+    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"student-{name}.png", full_page=True)
+
+
+def require_state(page: Page, state: str) -> None:
+    try:
+        expect(page.locator("#server .state")).to_have_text(state, timeout=PAGE_MS)
+    except AssertionError:
+        raise AssertionError(page.locator("main").inner_text()) from None
+
+
+def begin_run(school: School) -> None:
+    seat = school.staff.folder.find_seat("alice")
+    context = build_seat_context(school.staff, seat)
+    server = context.state.get_lab_server(context.lab_id)
+    assert server is not None
+    wanted = run_specs.build_spec(context, server, ("sh", "-c", LOOP), RUN, False)
+    runs.start(
+        context,
+        server,
+        wanted,
+        follow=False,
+        on_start=lambda run, found: None,
+        on_log=lambda block: None,
+    )
+
+
+def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School) -> None:
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    page.goto(school.url)
+    page.set_input_files("#file", school.join_file)  # this signs in
+    expect(page.get_by_role("heading", name="Alice Ash")).to_be_visible()
+
+    page.get_by_role("link", name="Start my server").click()
+    page.get_by_role("button", name="Start the server").click()
+    expect(page.locator("#server .state")).to_have_text("starting")
+    require_state(page, "up")
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="Open Jupyter").click()
+    opened.value.get_by_role("button", name="Continue").click(timeout=PAGE_MS)
+    expect(opened.value.locator("h1")).to_have_text("In place of Jupyter")
+    opened.value.close()
+
+    page.get_by_role("link", name="Extend by 1 h").click()
+    page.get_by_role("button", name="Extend by 1 h").click()
+    expect(page.locator(".said")).to_contain_text("Extended by")
+    page.get_by_role("link", name="Extend by 1 h").click()
+    page.get_by_role("button", name="Extend by 1 h").click()
+    expect(page.locator(".said.bad")).to_contain_text("servers of this course run for at most 2 h")
+    ledger = school.staff.folder.ledger
+    assert {line.by for line in ledger.list_entries(kind="extend")} == {"alice"}
+
+    begin_run(school)
+    page.get_by_role("link", name=RUN).click()
+    log = page.locator("#log")
+    expect(log).to_contain_text("line 3", timeout=PAGE_MS)
+    assert f"first {EVIL}" in log.inner_text()
+    assert log.locator("img").count() == 0
+    keep(page, "live")
+    page.get_by_role("link", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the run").click()
+    expect(page.locator(".said")).to_contain_text("was canceled")
+    (line,) = ledger.list_entries(kind="cancel")
+    assert (line.seat, line.student, line.by) == ("alice", "alice", "alice")
+    assert line.detail["run"] == RUN
+
+    page.get_by_role("link", name="End the server").click()
+    page.get_by_role("button", name="End the server").click()
+    require_state(page, "no server")
+    wait_for(lambda: [one.kind for one in ledger.list_entries(kind="down")] == ["down"])
+    assert dialogs == []
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"),
+    [(390, 844, "dark"), (1280, 720, "light"), (1920, 1080, "dark")],
+)
+def test_it_fits_every_screen_and_asks_nobody_else(
+    browser: Browser,
+    tmp_path: Path,
+    width: int,
+    height: int,
+    scheme: Literal["light", "dark"],
+) -> None:
+    requests: list[str] = []
+    with (
+        serve_bed(fill(make(tmp_path))) as campus,
+        browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        ) as context,
+    ):
+        context.on("request", lambda request: requests.append(request.url))
+        page = context.new_page()
+        page.goto(campus.url)
+        require_fitting(page)
+        enter(campus.url, context, campus.enter("lovelace").cookie)
+        for path in ("/", "/server/start", "/work/hw9/feedback"):
+            page.goto(campus.url + path)
+            require_fitting(page)
+        page.goto(campus.url)
+        expect(page.locator("#live")).to_have_text("live")
+        keep(page, f"{width}")
+    assert {url for url in requests if not url.startswith((campus.url, "data:"))} == set()
+
+
+def enter(url: str, context: BrowserContext, cookie: str) -> None:
+    name, _, value = cookie.partition("=")
+    context.add_cookies([{"name": name, "value": value, "url": url}])
+
+
+def require_fitting(page: Page) -> None:
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(wide) <= 0, page.url

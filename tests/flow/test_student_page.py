@@ -1,0 +1,380 @@
+"""The page for students: who gets in, what they see, what they can do, and what nobody can."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+from course_keeper_context import Pretended
+
+from labctl.courses import join_codes
+from labctl.courses.requests import RequestHandler
+from labctl.errors import CapacityError, PolicyError, UsageError
+from labctl.submissions.feedback import Feedback
+from labctl.submissions.receiver import Receiver
+from labctl.web import http_server, student_access
+from labctl.web.http_server import StudentSettings, parse_origin
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from dashboard_bed import Bed, Stream, Visitor, fill, make, stream_of, wait_until
+
+CODE = "abcdefgh" * 4
+EVIL = "<script>alert(1)</script>"
+
+
+@dataclass
+class School:
+    """A course with its page for students; `work` only remembers what it is to do."""
+
+    bed: Bed
+    work: Pretended
+    request_handler: RequestHandler
+    url: str
+    stop: threading.Event
+
+    def invite(self, student: str, code: str = CODE, valid_s: float = 1000.0) -> None:
+        folder = self.bed.folder
+        public = join_codes.derive_key_pair(folder.id, student, code)[1]
+        join_codes.store_page_code(folder, student, public, int(time.time() + valid_s))
+
+    def try_code(self, student: str, code: str = CODE, **headers: str) -> tuple[int, Visitor]:
+        visitor = Visitor(f"{self.url}/")
+        status, _, _ = visitor.ask(
+            "/sign-in",
+            "POST",
+            f"csrf=&student={student}&code={code}",
+            Origin=self.url,
+            Content_Type="application/x-www-form-urlencoded",
+            **headers,
+        )
+        return status, visitor
+
+    def enter(self, student: str) -> Visitor:
+        self.invite(student)
+        status, visitor = self.try_code(student)
+        assert status == 303
+        return visitor
+
+    def edit_roster(self, before: str, after: str) -> None:
+        file = self.bed.folder.roster_file
+        text = file.read_text()
+        assert before in text
+        file.write_text(text.replace(before, after))
+
+
+@pytest.fixture
+def school(tmp_path: Path) -> Iterator[School]:
+    bed = fill(make(tmp_path))
+    work = Pretended(bed.folder)
+    request_handler = RequestHandler(bed.folder, work)
+    stop = threading.Event()
+    url = http_server.serve_student_page(
+        bed.folder,
+        bed.paths,
+        bed.state,
+        StudentSettings(port=0, services_port=0),
+        request_handler=request_handler,
+        stop=stop,
+    )
+    yield School(bed, work, request_handler, url, stop)
+    stop.set()
+    assert request_handler.wait(60)
+    bed.state.close()
+
+
+def act(visitor: Visitor, path: str, **fields: str) -> tuple[int, str]:
+    """Open an action's page, send its form, and return the status and the page that follows."""
+    page = visitor.ask(path)[2]
+    word = page.partition('name="csrf" value="')[2].partition('"')[0]
+    status, headers, body = visitor.form(path.partition("?")[0], csrf=word, **fields)
+    return (status, visitor.ask("/")[2]) if headers.get("location") == "/" else (status, body)
+
+
+# who gets in
+
+
+def test_the_code_of_the_join_file_signs_in(school: School) -> None:
+    school.invite("lovelace")
+    status, visitor = school.try_code("lovelace")
+    assert status == 303
+    status, headers, page = visitor.ask("/")
+    assert status == 200
+    assert "Ada Lovelace" in page
+    assert headers["cache-control"] == "no-store"
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert join_codes.list_page_users(school.bed.folder) == ["lovelace"]
+
+
+def test_the_cookie_is_kept_from_scripts_and_apart_from_the_staffs(school: School) -> None:
+    school.invite("lovelace")
+    visitor = Visitor(f"{school.url}/")
+    _, headers, _ = visitor.form("/sign-in", csrf="", student="lovelace", code=CODE)
+    cookie = headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert cookie.startswith("labctl-student-")
+    assert CODE not in cookie
+    stop = threading.Event()
+    try:
+        staff = Visitor(school.bed.start(stop))
+        staff.enter()
+        assert Visitor(f"{school.url}/").ask("/", Cookie=staff.cookie)[0] == 303
+        assert Visitor(staff.url).ask("/", Cookie=visitor.cookie)[0] == 403
+        # not even under the other's name: the keys that sign them differ
+        name = visitor.cookie.partition("=")[0]
+        forged = f"{name}={staff.cookie.partition('=')[2]}"
+        assert Visitor(f"{school.url}/").ask("/", Cookie=forged)[0] == 303
+    finally:
+        stop.set()
+
+
+@pytest.mark.parametrize(
+    ("student", "code"),
+    [("lovelace", "b" * 32), ("turing", CODE), ("nobody", CODE), ("../x", CODE), ("lovelace", "")],
+)
+def test_a_wrong_code_opens_nothing(school: School, student: str, code: str) -> None:
+    school.invite("lovelace")
+    status, visitor = school.try_code(student, code)
+    assert status == 403
+    assert visitor.ask("/")[0] == 303
+
+
+def test_codes_cannot_be_tried_without_end(school: School) -> None:
+    school.invite("lovelace")
+    for number in range(student_access.MOST_TRIES):
+        assert school.try_code("lovelace", f"{number:032}")[0] == 403
+    status, visitor = school.try_code("lovelace")
+    assert status == 403, "the right code comes too late"
+    assert visitor.ask("/")[0] == 303
+    # Another address and another student are not shut out.
+    assert school.try_code("lovelace", X_Forwarded_For="192.0.2.9")[0] == 303
+    school.invite("turing")
+    assert school.try_code("turing")[0] == 303
+
+
+def test_one_student_cannot_be_tried_from_many_addresses() -> None:
+    now = [0.0]
+    limiter = student_access.SignInLimiter(lambda: now[0])
+    for number in range(student_access.MOST_TRIES_IN_ALL):
+        limiter.check("ada", f"192.0.2.{number}")
+        limiter.record_failure("ada", f"192.0.2.{number}")
+    with pytest.raises(PolicyError):
+        limiter.check("ada", "198.51.100.1")
+    now[0] += student_access.WINDOW_S + 1
+    limiter.check("ada", "198.51.100.1")
+
+
+def test_a_code_expires_unless_it_was_used(school: School) -> None:
+    school.invite("lovelace", valid_s=-5)
+    assert school.try_code("lovelace")[0] == 403
+    join_codes.mark_page_code_used(school.bed.folder, "lovelace")  # as `labctl join` does
+    assert school.try_code("lovelace")[0] == 303
+
+
+def test_a_student_who_left_loses_access_at_once_and_open_streams_too(school: School) -> None:
+    visitor = school.enter("lovelace")
+    page = visitor.ask("/")[2]
+    with Stream(visitor, stream_of(page)) as stream:
+        assert stream.status == 200
+        school.edit_roster("lovelace@example.edu,,a1,yes", "lovelace@example.edu,,a1,no")
+        assert visitor.ask("/")[0] == 303
+        assert visitor.ask("/events", Sec_Fetch_Mode="cors")[0] == 403
+        with contextlib.suppress(OSError, AttributeError):
+            while stream.update():
+                pass
+    assert school.try_code("lovelace")[0] == 403
+
+
+def test_a_new_invitation_ends_the_sessions_of_the_old_one(school: School) -> None:
+    visitor, other = school.enter("lovelace"), school.enter("turing")
+    with Stream(visitor, stream_of(visitor.ask("/")[2])) as stream:
+        school.invite("lovelace", "z" * 32)
+        assert visitor.ask("/")[0] == 303
+        with contextlib.suppress(OSError, AttributeError):
+            while stream.update():
+                pass
+    assert school.try_code("lovelace")[0] == 403
+    assert school.try_code("lovelace", "z" * 32)[0] == 303
+    assert other.ask("/")[0] == 200
+
+
+def test_a_roster_that_is_being_edited_locks_nobody_out(school: School) -> None:
+    visitor = school.enter("lovelace")
+    school.edit_roster("id,name", 'id,"name')
+    assert visitor.ask("/sign-in")[0] == 200
+    assert visitor.ask("/")[0] in (200, 503)
+    school.edit_roster('id,"name', "id,name")
+    wait_until(lambda: visitor.ask("/")[0] == 200)
+
+
+# what they see
+
+
+def test_nobody_sees_anything_of_another_student(school: School) -> None:
+    bed = school.bed
+    visitor = school.enter("lovelace")
+    _, _, page = visitor.ask("/")
+    others = [one for one in bed.folder.list_students() if one.id != "lovelace"]
+    assert not [one.id for one in others if one.id in page or one.name in page]
+    theirs = next(run.id for run in bed.state.list_runs() if run.lab_id != bed.seat(0).lab_id)
+    key = bed.seat(1).pseudonym
+    for path in (
+        f"/?run={theirs}", f"/runs/{theirs}/log", f"/runs/{theirs}/cancel",
+        "/work/hw3/2/receipt", "/work/hw3/1/../../x", "/work/hw4/feedback", "/work/../feedback",
+        # the staff's addresses
+        f"/seats/{key}", f"/seats/{key}/extend", "/costs", "/another", "/assignments/hw3",
+        f"/events/seats/{key}", f"/seats/{key}/handed/{key}/hw3/1/bundle",
+    ):  # fmt: skip
+        status, _, body = visitor.ask(path)
+        assert status == 404, path
+        assert "Turing" not in body
+    assert visitor.form(f"/runs/{theirs}/cancel", csrf="x")[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/events", "/runs/x/log", "/work/hw3/1/receipt", "/costs"])
+def test_a_stranger_sees_nothing(school: School, path: str) -> None:
+    status, headers, body = Visitor(f"{school.url}/").ask(path)
+    assert (status, headers["location"], body) == (303, "/sign-in", "")
+    assert "Lovelace" not in Visitor(f"{school.url}/").ask("/sign-in")[2]
+
+
+def test_grades_are_seen_once_they_are_released(school: School) -> None:
+    school.bed.grade("lovelace", "hw3", 43.21, "a secret hint")
+    visitor = school.enter("lovelace")
+    page = visitor.ask("/")[2]
+    assert "43.21" not in page
+    assert "secret" not in page
+    assert visitor.ask("/work/hw3/feedback")[0] == 404
+    feedback = Feedback("hw3", 1, 87.5, 100, f"well done {EVIL}", f"<h1>All of it</h1>{EVIL}")
+    receiver = Receiver(school.bed.folder.drop)
+    receiver.release_feedback("hw3", "lovelace", feedback)
+    wait_until(lambda: "<strong>87.5</strong> of 100 points" in visitor.ask("/")[2])
+    page = visitor.ask("/")[2]
+    assert "well done &lt;script&gt;" in page
+    status, headers, body = visitor.ask("/work/hw3/feedback")
+    assert (status, "All of it" in body) == (200, True)
+    assert headers["content-security-policy"].startswith("sandbox;")
+    receiver.release_feedback("hw3", "lovelace", None)
+    wait_until(lambda: "87.5" not in visitor.ask("/")[2])
+
+
+def test_what_students_write_is_shown_as_text(school: School) -> None:
+    server = next(
+        one for one in school.bed.state.list_servers() if one.lab_id == school.bed.seat(0).lab_id
+    )
+    run = school.bed.run(server, "evil", "exited")
+    school.bed.state.save_run(msgspec.structs.replace(run, command=(EVIL,)))
+    school.edit_roster("Ada Lovelace", f"Ada {EVIL}")
+    page = school.enter("lovelace").ask("/")[2]
+    assert EVIL not in page
+    assert page.count("&lt;script&gt;alert(1)") >= 2
+
+
+# what they do
+
+
+def test_start_extend_and_end_are_the_keepers_own_requests(school: School) -> None:
+    visitor = school.enter("liskov")  # has no server
+    assert "Start my server" in visitor.ask("/")[2]
+    wait_until(lambda: "$1.00/h" in visitor.ask("/")[2])
+    assert "small, $1.00/h." in visitor.ask("/server/start")[2]
+    status, page = act(visitor, "/server/start")
+    assert status == 303
+    assert "starting" in page
+    assert school.request_handler.wait(60)
+    status, page = act(visitor, "/server/extend?by=2h", by="2h")
+    assert "Extended by 2\N{NO-BREAK SPACE}h." in page
+    assert school.work.calls == ["make", "extend 7200 liskov"]
+    status, page = act(visitor, "/server/end")
+    assert status == 303
+    wait_until(lambda: school.work.calls[-1] == "end")
+    status, page = act(visitor, "/server/end")
+    assert "You have no server now" in page or "you have no server now" in page
+
+
+def test_a_refusal_names_its_reason_and_is_on_record(school: School) -> None:
+    school.work.refusal = PolicyError("your budget is used up", why=f"you have spent {EVIL}")
+    visitor = school.enter("liskov")
+    _, page = act(visitor, "/server/start")
+    assert "our budget is used up" in page
+    assert EVIL not in page
+    assert school.work.calls == []
+    last = school.bed.folder.ledger.list_entries(kind="refused")[-1]
+    assert last.student == "liskov"
+
+
+def test_a_server_that_could_not_start_is_explained(school: School) -> None:
+    school.work.error = CapacityError("no machine left", why="zone a")
+    visitor = school.enter("liskov")
+    act(visitor, "/server/start")
+    wait_until(lambda: "no machine left. zone a" in visitor.ask("/")[2])
+    assert "Start my server" in visitor.ask("/")[2]
+
+
+def test_a_member_of_a_team_does_not_end_the_others_server(school: School) -> None:
+    one, other = (student.id for student in school.bed.folder.list_students()[-2:])
+    first, second = school.enter(one), school.enter(other)
+    act(first, "/server/start")
+    wait_until(lambda: school.work.keys == [(one,)])
+    act(second, "/server/start")
+    wait_until(lambda: school.work.keys[-1] == tuple(sorted((one, other))))
+    act(first, "/server/end")
+    wait_until(lambda: school.work.keys[-1] == (other,))
+    assert "end" not in school.work.calls
+
+
+@pytest.mark.parametrize("path", ["/server/start", "/server/extend", "/server/end", "/sign-out"])
+def test_another_page_cannot_act_for_a_student(school: School, path: str) -> None:
+    visitor = school.enter("liskov")
+    other = school.enter("turing")
+    token = other.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
+    form = "application/x-www-form-urlencoded"
+    own = school.url
+    assert visitor.ask(path, "POST", f"csrf={token}&by=1h", Origin=own, Content_Type=form)[0] == 403
+    mine = visitor.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": own, "Sec_Fetch_Site": "same-site"},  # a notebook on another port
+        {},
+    ):
+        body = f"csrf={mine}&by=1h"
+        assert visitor.ask(path, "POST", body, Content_Type=form, **headers)[0] == 403
+    assert (
+        visitor.ask(path, "POST", f"csrf={mine}", Origin=own, Content_Type="text/plain")[0] == 415
+    )
+    assert school.work.calls == []
+    assert visitor.ask("/")[0] == 200
+
+
+def test_a_link_elsewhere_opens_the_page_and_nothing_more(school: School) -> None:
+    visitor = school.enter("liskov")
+    link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    assert visitor.ask("/", Sec_Fetch_Dest="document", **link)[0] == 200
+    assert visitor.ask("/", Sec_Fetch_Dest="iframe", **link)[0] == 403
+    assert visitor.ask("/work/hw3/1/receipt", Sec_Fetch_Dest="document", **link)[0] == 403
+    assert visitor.ask("/", Host="evil.example")[0] == 400
+
+
+def test_signing_out_ends_the_session_of_the_browser(school: School) -> None:
+    visitor = school.enter("liskov")
+    word = visitor.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
+    cookie = visitor.cookie
+    status, headers, _ = visitor.form("/sign-out", csrf=word)
+    assert (status, headers["location"]) == (303, "/sign-in")
+    assert visitor.ask("/")[0] == 303
+    assert Visitor(f"{school.url}/").ask("/", Cookie=cookie)[0] == 303, "nor for a copy of it"
+
+
+@pytest.mark.parametrize("text", ["labs.example.edu", "ftp://x", "https://x/path", "https://"])
+def test_an_address_that_browsers_cannot_open_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_origin(text)
+    assert parse_origin("https://labs.example.edu:8443/") == "https://labs.example.edu:8443"
