@@ -144,8 +144,8 @@ class ServiceProxy:
     async def ask_open(self, request: Request, ticket: str = "") -> Response:
         """Begin a session here with a ticket of the page for students.
 
-        A browser without a session of this student gets a question first: somebody may have sent the
-        address of their own notebook.
+        A browser without a session of this student gets a question first: somebody may have sent
+        the address of their own notebook.
         """
         data = self.services.read_ticket(ticket)
         if data is None:
