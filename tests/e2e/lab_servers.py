@@ -309,11 +309,11 @@ def inside(container: str, line: str, **how: str) -> tuple[int, str]:
         words = ["sh", "-c", f"(\n{line}\n) >{output_file} 2>&1\ncode=$?; {show}; exit $code"]
         code, output = box.exec_run(words, **how)
         for _ in range(5):
-            text, _, size = output.rpartition(_END.encode())
+            text, mark, size = output.rpartition(_END.encode())
             if size == b"%d" % len(text) or code != 0:
                 break
             _, output = box.exec_run(["sh", "-c", show], **how)
         else:
             raise AssertionError(f"the engine loses what is printed: {line}")
     # A line that ends with its container has no mark.
-    return int(code), (text or size).decode(errors="replace")
+    return int(code), (text if mark else output).decode(errors="replace")
