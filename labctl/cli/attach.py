@@ -61,7 +61,7 @@ def attach_command(ctx: click.Context, run: str) -> None:
     line = ["exec", "tmux", "attach-session", "-t", f"={reply.session}"]
     if reply.ended:  # the session ends with its viewer, as nothing else would end it
         line += [";", "set-option", "-t", f"={reply.session}:", "destroy-unattached", "on"]
-        text = f"Run {run_id} has ended. Its session shows the log; leave it with Ctrl-b d."
+        text = f"Run {run_id} has ended. Ctrl-b d leaves its session, which shows the log."
         print_message(f"{text} To print the log: labctl logs {run_id}")
     else:
         print_message(f"The session of run {run_id}. Leave it with Ctrl-b d; the run continues.")

@@ -918,7 +918,7 @@ def test_two_transfers_at_once_fit_on_the_screen(
 
 @pytest.mark.parametrize(
     ("columns", "beside_push"),
-    [(80, "installing Python packages"), (120, "step 4 of 9, installing Python packages")],
+    [(80, " installing Python packages"), (120, "step 4 of 9, installing Python packages")],
 )
 def test_a_build_says_in_words_what_it_does(
     columns: int, beside_push: str, monkeypatch: pytest.MonkeyPatch

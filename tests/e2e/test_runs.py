@@ -267,7 +267,7 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     wait_for(lambda: "labctl-seen" not in lab.student("tmux ls 2>&1", check=False))
     wait_for(lambda: "tail" not in lab.student(shown))
     wait_for(lambda: lab.student("pgrep -x top || true") == "")
-    _attach_and_leave(lab, "seen", "Run seen has ended. Its session shows the log")
+    _attach_and_leave(lab, "seen", "Run seen has ended. Ctrl-b d leaves its session")
 
 
 def _attach_and_leave(
