@@ -16,6 +16,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -320,6 +321,8 @@ def run_week(home: Path) -> Figures:
 
 
 def main() -> int:
+    # Whoever ends it leaves no server behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started_s = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="labctl-course-"))
     for name in [n for n in os.environ if n.startswith("XDG_") or n == "LABCTL_STATE_DIR"]:
