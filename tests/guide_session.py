@@ -38,24 +38,23 @@ def make_guide_session(folder: Path) -> Session:
 
 
 def make_served_session(folder: Path, machine: Endpoint, image: str) -> Session:
-    """Make a session in a lab that uses `machine`, and whose runs use `image` of its engine.
-
-    The `ssh` of the session reads the home's configuration, and not that of the account.
-    """
+    """Make a session in a lab that uses `machine`, and whose runs use `image` of its engine."""
     wheels = os.environ.get("LABCTL_WHEELHOUSE", "")
     session = make_session(folder, PROJECT, {"LABCTL_WHEELHOUSE": wheels} if wheels else {})
-    host = {
-        "host": machine.host,
-        "port": machine.port,
-        "user": machine.user,
-        "identity": machine.identity,
-    }
     settings = {
         "lab": PROJECT.name,
         "image": image,
-        "server": {"provider": "static", "static": {"hosts": [host]}},
+        "server": use_machine(session, folder, machine),
     }
     (session.directory / "lab.yaml").write_bytes(msgspec.json.encode(settings))
+    return session
+
+
+def use_machine(session: Session, folder: Path, machine: Endpoint) -> dict[str, object]:
+    """Let the session in `folder` trust `machine`; return the setting `server` that names it.
+
+    The `ssh` of the session reads the home's configuration, and not that of the account.
+    """
     ssh_dir = Path(session.environ["HOME"]) / ".ssh"
     ssh_dir.mkdir(mode=0o700)
     (ssh_dir / "known_hosts").write_text(f"[{machine.host}]:{machine.port} {machine.host_key}\n")
@@ -63,7 +62,13 @@ def make_served_session(folder: Path, machine: Endpoint, image: str) -> Session:
     program = folder / "bin" / "ssh"
     program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh_dir}/config "$@"\n')
     program.chmod(0o755)
-    return session
+    host = {
+        "host": machine.host,
+        "port": machine.port,
+        "user": machine.user,
+        "identity": machine.identity,
+    }
+    return {"provider": "static", "static": {"hosts": [host]}}
 
 
 def save_run(

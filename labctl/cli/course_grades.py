@@ -9,10 +9,11 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, print_grace, shorten_name
+from labctl.cli.course_tests import print_student_tests
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
-from labctl.courses.grades import export_grades, list_grades
+from labctl.courses.grades import export_grades, list_grades, list_student_tests
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.marks import RubricItem
 from labctl.courses.records.released_grades import change_text
@@ -138,6 +139,7 @@ def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> No
     is_flag=True,
     help="Let students read their feedback. labctl asks before it changes a released grade.",
 )
+@click.option("--tests", is_flag=True, help="Show the tests that each student failed.")
 @yes_option
 @json_option
 @click.pass_context
@@ -149,6 +151,7 @@ def grades_command(
     rubric: bool,
     no_penalty: bool,
     release: bool,
+    tests: bool,
     yes: bool,
     json_: bool,
 ) -> None:
@@ -159,9 +162,19 @@ def grades_command(
 
     \b
     labctl course grades hw3
+    labctl course grades hw3 --tests
     labctl course grades hw3 --format canvas -o hw3.csv --release
     """
+    if tests and (format_ or out or release):
+        raise UsageError(
+            "--tests cannot be combined with --format, --out or --release",
+            why="it shows staff what each test gave",
+            hint=f"labctl course grades {assignment} --tests",
+        )
     course = open_course(ctx, yes=yes, quiet=json_)
+    if tests:
+        _print_tests(course.folder, assignment, json_)
+        return
     if release:
         _release(ctx, course, assignment)
     export_format = format_ or ("own" if out else "")
@@ -189,6 +202,15 @@ def grades_command(
         print_grace(course.folder, assignment)
     if not json_:
         print_unreleased_changes(assignment, all_grades)
+
+
+def _print_tests(folder: CourseFolder, assignment: str, json_: bool) -> None:
+    students = list_student_tests(folder, assignment)
+    if json_:
+        print_json({"assignment": assignment, "students": students})
+        return
+    names = {student.id: student.name for student in folder.list_students(active_only=False)}
+    print_student_tests(students, names)
 
 
 def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:

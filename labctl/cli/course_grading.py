@@ -19,6 +19,7 @@ from labctl.cli.course_options import (
     print_grace,
     select_seats,
 )
+from labctl.cli.course_tests import print_dry_run
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from labctl.courses.code_folders import CodeFolder
-    from labctl.courses.grading_dry_run import DryRunResult
     from labctl.courses.grading_run import GradingResult, SeatGrade
     from labctl.courses.records.folder import CourseFolder
 
@@ -45,8 +45,6 @@ with lazy_imports(__name__):
     from labctl.courses import code_folders, grading_dry_run, grading_run
 
 TEMPORARY = 75
-# lines of a failed solution's output that a dry run shows
-MOST_OUTPUT_LINES = 20
 STATES = {
     "in": ("in", "green"),
     "missing": ("missing", "dim"),
@@ -191,10 +189,11 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
 
     Two containers without a network grade each submission. The first runs the student's code and
     model on the inputs, and writes predictions. The second runs the staff's grader on these
-    predictions and the labels. A failed submission does not stop the others. To continue after an
-    interruption, run the command again: existing grades are kept. Without --release, students see
-    nothing. If every submission fails alike, none gets a grade, since the grading image may be the
-    cause; --dry-run tries it with the solution in grade.reference of course.yaml.
+    predictions and the labels. Hidden tests get two more containers. A failed submission does not
+    stop the others. To continue after an interruption, run the command again: existing grades are
+    kept. Without --release, students see nothing. If every submission fails alike, none gets a
+    grade, since the grading image may be the cause; --dry-run tries it with the solution in
+    grade.reference of course.yaml, and shows the points of each test.
 
     \b
     labctl course grade hw3 --dry-run
@@ -209,7 +208,7 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     if options["dry_run"]:
         result = grading_dry_run.try_reference(staff, name, keep=options["keep_server"])
         ctx.meta[SCREEN].stop_drawing()
-        _print_dry_run(result, json_)
+        print_dry_run(result, json_)
         ctx.exit(0 if result.outcome == "graded" else 1)
     only, group = options["only"], options["group"]
     seats = select_seats(course, only, group, name) if only or group else ()
@@ -266,25 +265,6 @@ def _require_plain_dry_run(options: Mapping[str, object]) -> None:
             why="a dry run grades your reference solution, and no submission",
             hint=f"labctl course grade {options['name']} --dry-run",
         )
-
-
-def _print_dry_run(result: DryRunResult, json_: bool) -> None:
-    """Print the result of a dry run: the score, or the failure with what the program printed."""
-    name = result.assignment
-    if json_:
-        print_json({"assignment": name, "dry_run": result})
-        return
-    if result.outcome == "graded":
-        score = f"{result.score:g}/{result.points:g}"
-        click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
-        click.echo(f"Nothing was stored. next: labctl course grade {name}", err=True)
-        return
-    for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:
-        click.echo(f"  {clean(line)}", err=True)
-    failed = click.style("failed", fg="red")
-    click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
-    again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
-    click.echo(f"  next: {again}", err=True)
 
 
 def _print_grading(grading: GradingResult, folder: CourseFolder) -> None:

@@ -72,9 +72,9 @@ def _print_plan(plan: CoursePlan) -> None:
     for line in wrap_text(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
     _print_money(plan)
-    if plan.assignments:
+    if plan.assignments or plan.grading:
         click.echo()
-    for text in plan.assignments:
+    for text in (*plan.assignments, *plan.grading):
         click.echo("\n".join(wrap_text(clean(text))))
     _print_starters(plan)
     if plan.quotas:

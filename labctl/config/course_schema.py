@@ -101,6 +101,24 @@ def parse_points(text: str) -> float:
     return float(text)
 
 
+def parse_part_points(text: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
+        raise ValueError(f"{quote(text)} is not a number of points")
+    return float(text)
+
+
+def parse_metric(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", text):
+        raise ValueError(f"{quote(text)} is not the name of a metric, such as accuracy")
+    return text
+
+
+def parse_measurement(text: str) -> float:
+    if not re.fullmatch(r"-?\d{1,9}(\.\d{1,9})?", text):
+        raise ValueError(f"{quote(text)} is not a value of the metric, such as 0.9")
+    return float(text)
+
+
 def parse_share(text: str) -> float:
     if not re.fullmatch(r"[01](\.\d{1,9})?", text) or float(text) > 1:
         raise ValueError(f"{quote(text)} is not a fraction from 0 to 1, such as 0.02")
@@ -184,9 +202,14 @@ class GradeConfig(Value, frozen=True):
 
     `predict` runs the submission, in a container without the labels; `command` is the staff's
     grading command, in a container with them; () means labctl's own. `inputs` and `labels` are
-    paths below the folder. `timeout` in seconds, for each of the two containers. `tolerance` is the
+    paths below the folder. `timeout` in seconds, for each container. `tolerance` is the
     allowed difference between a student's claimed result and the measured one. `reference` is the
     directory, below the folder, of the staff's own solution with code/ and model/; "" for none.
+
+    `points` is what the grading command gives at most; None means what the tests leave. `scale`
+    maps values of `metric`, a key of the grader's `extra_data`, to points; between two values it is
+    linear, outside of them flat. `autograder` is a directory or zip in Gradescope's form, below the
+    folder, which replaces both commands; "" for none.
     """
 
     predict: Annotated[tuple[str, ...], Parsed(parse_line)] | tuple[str, ...] = ()
@@ -196,12 +219,46 @@ class GradeConfig(Value, frozen=True):
     timeout: Duration = 600
     tolerance: Annotated[float, Parsed(parse_share)] = 0.02
     reference: Annotated[str, Parsed(parse_inside)] = ""
+    metric: Annotated[str, Parsed(parse_metric)] = ""
+    points: Annotated[float | None, Parsed(parse_points)] = None
+    scale: dict[
+        Annotated[float, Parsed(parse_measurement)], Annotated[float, Parsed(parse_part_points)]
+    ] = msgspec.field(default_factory=dict)
+    autograder: Annotated[str, Parsed(parse_inside)] = ""
+
+    def __post_init__(self) -> None:
+        if self.scale and len(self.scale) < 2:
+            raise ValueError("scale: give at least two values of the metric with their points")
+        most = max(self.scale.values(), default=0.0)
+        if self.scale and self.points is not None and most != self.points:
+            raise ValueError(f"scale gives {most:g} points at most, and points is {self.points:g}")
+        if self.scale and not most:
+            raise ValueError("scale gives no points")
+        if self.autograder and (self.has_commands or self.metric or self.scale):
+            raise ValueError(
+                "an autograder cannot be combined with predict, command, inputs, labels, metric "
+                "or scale: it gives the points itself"
+            )
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether a key says what the two commands are, or what they get."""
+        return bool(self.predict or self.command or self.inputs or self.labels)
+
+    @property
+    def metric_name(self) -> str:
+        """The metric that gives points; "" if the grader's score does."""
+        return self.metric or ("accuracy" if self.scale else "")
 
 
 class TestsConfig(Value, frozen=True):
-    """`public` is the directory, below the folder, of the tests that students get; "" for none."""
+    """Directories, below the folder, of pytest files; "" for none.
+
+    Students get the `public` ones. The `hidden` ones only grade.
+    """
 
     public: Annotated[str, Parsed(parse_inside)] = ""
+    hidden: Annotated[str, Parsed(parse_inside)] = ""
 
 
 class LateRules(Value, frozen=True):

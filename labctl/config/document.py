@@ -67,6 +67,16 @@ def make_problems_error(
     return ConfigError(f"{where} has {count}", tuple(distinct), why=why, hint=hint)
 
 
+def make_problem_at(top: Node | None, path: str, message: str) -> Problem:
+    """Make a problem at the line of a dotted path of a file, or of its nearest parent there."""
+    node, line = top, 0
+    for key in path.split("."):
+        inner = node.value if node is not None and isinstance(node.value, dict) else {}
+        node = inner.get(key)
+        line = node.line if node is not None else line
+    return Problem(path, line, message)
+
+
 def escape(text: str) -> str:
     """Escape everything unprintable in `text`, without quotes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -13,7 +13,8 @@ import msgspec
 
 from labctl.config.identity import write_private
 from labctl.courses.grading import record as records
-from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, GradeRecord
+from labctl.courses.grading.combine import ProgramOutput
+from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, TESTS_OUTPUT, GradeRecord
 from labctl.courses.grading.results import earlier_lateness_note, lateness_note
 from labctl.courses.grading.results import encode as encode_results
 from labctl.courses.records.folder import CourseFolder
@@ -68,7 +69,7 @@ class GradeStore:
         return not _is_written_for(data, record)
 
     def store_grade(
-        self, record: GradeRecord, *, fresh: bool, output: str | None = None
+        self, record: GradeRecord, *, fresh: bool, output: ProgramOutput | None = None
     ) -> tuple[str, ...]:
         """Store a grade for its seat and each student of it; `output` None keeps the stored output.
 
@@ -80,7 +81,7 @@ class GradeStore:
             place = self.grade_directory(owner)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             if output is not None:
-                write_private(place / OUTPUT, output.encode("utf-8", "replace"))
+                _write_output(place, output)
             if owner not in corrected:
                 _write_results(place, record)
         self.replace_record(record)
@@ -111,6 +112,14 @@ class GradeStore:
                 )
             ]
         )
+
+
+def _write_output(place: Path, output: ProgramOutput) -> None:
+    write_private(place / OUTPUT, output.printed.encode("utf-8", "replace"))
+    if output.private:
+        write_private(place / TESTS_OUTPUT, output.private.encode("utf-8", "replace"))
+    else:
+        (place / TESTS_OUTPUT).unlink(missing_ok=True)
 
 
 def _write_results(place: Path, record: GradeRecord) -> None:

@@ -13,6 +13,8 @@ from labctl.config.reader import find_nearest
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.creation import find_newest_import
 from labctl.courses.grade_store import GradeStore
+from labctl.courses.grading.record import RESULTS
+from labctl.courses.grading.results import GraderTest, parse_results
 from labctl.courses.lateness import (
     DeadlineJudge,
     compute_free_days,
@@ -41,8 +43,47 @@ from labctl.courses.records.roster_import import compare, load_keys, read_table_
 from labctl.courses.records.student import Student
 from labctl.courses.records.writeback import GradeExport, write_back
 from labctl.errors import NotFoundError
+from labctl.model import Value
 from labctl.submissions.assignment import DeadlineStatus, count_late_days
 from labctl.submissions.receiver import Receiver
+
+
+class StudentTests(Value, frozen=True):
+    """The tests in one student's results.json, or their team's; () without any."""
+
+    student: str
+    tests: tuple[GraderTest, ...] = ()
+
+    @property
+    def failed(self) -> tuple[GraderTest, ...]:
+        """The tests that did not give all of their points."""
+        return tuple(
+            test
+            for test in self.tests
+            if test.status == "failed" or (test.score or 0.0) < (test.max_score or 0.0)
+        )
+
+
+def list_student_tests(folder: CourseFolder, assignment: str) -> list[StudentTests]:
+    """Return the tests of each student of the course, with those that students never see.
+
+    NotFoundError if course.yaml has no such assignment.
+    """
+    grades = list_current_grades(folder, assignment, folder.list_students(active_only=True))
+    store = GradeStore(folder, assignment)
+    return [
+        StudentTests(student=grade.student, tests=_read_tests(store, grade)) for grade in grades
+    ]
+
+
+def _read_tests(store: GradeStore, grade: Grade) -> tuple[GraderTest, ...]:
+    if not grade.owner or grade.automatic is None:
+        return ()
+    text = (store.grade_directory(grade.owner) / RESULTS).read_text(errors="replace")
+    try:
+        return parse_results(text, grade.points).tests
+    except ValueError:
+        return ()
 
 
 def list_grades(folder: CourseFolder, assignment: str, *, everybody: bool = False) -> list[Grade]:

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from labctl.config.course_schema import GradeConfig
-from labctl.courses.grading.outcome import read_outcome
+from labctl.courses.grading.combine import read_results
 from labctl.courses.grading.record import Outcome
-from labctl.courses.grading.results import clean_text
-from labctl.courses.grading_material import hash_material, list_bundle_files, upload_material
-from labctl.courses.grading_request import LINK_S, build_request, find_grading
+from labctl.courses.grading.results import GraderTest, clean_text
+from labctl.courses.grading_material import list_bundle_files, upload_material
+from labctl.courses.grading_request import find_grading, grade_submission, make_grading_plan
 from labctl.courses.grading_server import open_grading_server
 from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError
@@ -22,7 +22,8 @@ SUBMISSION = "reference"
 class DryRunResult(Value, frozen=True):
     """The grading of the reference solution: `score` is None without one.
 
-    `message` says why it failed, and `output` is what the solution's program printed.
+    `message` says why it failed, `output` is what the solution's programs printed, and `tests` are
+    what each part and test gave.
     """
 
     assignment: str
@@ -32,6 +33,7 @@ class DryRunResult(Value, frozen=True):
     score: float | None = None
     message: str = ""
     output: str = ""
+    tests: tuple[GraderTest, ...] = ()
 
 
 def try_reference(staff: CourseOperator, name: str, *, keep: bool = False) -> DryRunResult:
@@ -39,20 +41,18 @@ def try_reference(staff: CourseOperator, name: str, *, keep: bool = False) -> Dr
 
     ConfigError if course.yaml names no reference solution, or its directory has no code or model.
     """
-    rules, config = find_grading(staff.folder, name)
+    rules, config, _ = find_grading(staff.folder, name)
     root = _find_reference(staff, name, config)
     files = tuple(list_bundle_files(root))
     # A grading would clear the server while this trial uses it.
     with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
-        material = hash_material(staff, name, config)
+        plan = make_grading_plan(staff, name)
         with open_grading_server(staff, keep=keep) as server:
             server.prepare_image()
-            upload_material(server, name, material)
+            upload_material(server, name, plan.material)
             server.upload(SUBMISSION, root, files)
-            job = f"g-{os.urandom(16).hex()}"
-            request = build_request(server, name, rules, config, material, job, SUBMISSION)
-            result = server.grade(request, 2 * config.timeout + LINK_S)
-    outcome = read_outcome(result, rules.graded_points)
+            results = grade_submission(server, plan, f"g-{os.urandom(16).hex()}", SUBMISSION)
+    outcome = read_results(results, config)
     return DryRunResult(
         assignment=name,
         reference=config.reference,
@@ -60,7 +60,8 @@ def try_reference(staff: CourseOperator, name: str, *, keep: bool = False) -> Dr
         points=rules.graded_points,
         score=outcome.raw.score if outcome.raw else None,
         message=clean_text(outcome.message),
-        output=clean_text(result.predict.said),
+        output=clean_text("".join(one.result.predict.said for one in results)),
+        tests=outcome.raw.tests if outcome.raw else (),
     )
 
 

@@ -16,27 +16,27 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config.course_schema import AssignmentConfig, GradeConfig
 from labctl.courses import collect as collecting
 from labctl.courses.collect import Collection, SeatSubmission
 from labctl.courses.evidence import flag_submissions
 from labctl.courses.grade_store import GradeStore
 from labctl.courses.grades import record_released_scores
 from labctl.courses.grading.claims import compare_evaluation
-from labctl.courses.grading.outcome import find_common_failure, read_outcome, withhold_grade
+from labctl.courses.grading.combine import PartResult, ProgramOutput, read_output, read_results
+from labctl.courses.grading.outcome import find_common_failure, withhold_grade
 from labctl.courses.grading.record import GradeRecord, Outcome
 from labctl.courses.grading.results import subtract_penalty
 from labctl.courses.grading_material import (
-    hash_material,
     list_bundle_files,
     read_own_evaluation,
     upload_material,
 )
 from labctl.courses.grading_request import (
-    LINK_S,
-    build_request,
+    GradingPlan,
     encode_grade_rules,
     find_grading,
+    grade_submission,
+    make_grading_plan,
 )
 from labctl.courses.grading_server import GradingServer, end_forgotten, open_grading_server
 from labctl.courses.records.folder import Seat
@@ -45,7 +45,6 @@ from labctl.errors import ConnectError, InterruptError, LabError, PolicyError
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
 from labctl.submissions import bundle
-from labctl.wire.sandbox import GradedJobRecord
 
 
 class SeatGrade(Value, frozen=True):
@@ -107,11 +106,10 @@ def grade_assignment(
     grade, unless staff accept the failures. PolicyError if students' code must not run on the
     configured grading server.
     """
-    rules, config = find_grading(staff.folder, name)
+    find_grading(staff.folder, name)
     collection = collecting.collect(staff.folder, name, seats, profile=profile, by=staff.by)
-    batch = _Batch(
-        staff, name, rules, config, collection, on_result, again=again, all_seats=not seats
-    )
+    plan = make_grading_plan(staff, name)
+    batch = _Batch(staff, plan, collection, on_result, again=again, all_seats=not seats)
     # A second grading would clear the server while this one uses it.
     with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
         record_released_scores(staff.folder, name, staff.by)
@@ -128,9 +126,7 @@ class _Batch:
     def __init__(
         self,
         staff: CourseOperator,
-        name: str,
-        rules: AssignmentConfig,
-        config: GradeConfig,
+        plan: GradingPlan,
         collection: Collection,
         notify: Callable[[SeatGrade], None],
         *,
@@ -138,16 +134,15 @@ class _Batch:
         all_seats: bool,
     ) -> None:
         self.staff = staff
-        self.name = name
-        self.rules = rules
-        self.config = config
+        self.name = plan.name
+        self.plan = plan
+        self.rules = plan.rules
         self.collection = collection
         self.again = again
         self.all_seats = all_seats
         self.stopped = False
         self.notify = notify
-        self.grade_store = GradeStore(staff.folder, name, staff.by)
-        self.material = hash_material(staff, name, config)
+        self.grade_store = GradeStore(staff.folder, plan.name, staff.by)
         self.done: dict[str, SeatGrade] = {}
         self.unreached: list[str] = []
         self.why = ""
@@ -165,7 +160,7 @@ class _Batch:
         if jobs:
             with open_grading_server(self.staff, keep=keep) as server:
                 server.prepare_image()
-                upload_material(server, self.name, self.material)
+                upload_material(server, self.name, self.plan.material)
                 self.grade_all(server, jobs, 1 if server.gpu_setting() else at_once)
         elif not keep:
             end_forgotten(self.staff)
@@ -191,11 +186,11 @@ class _Batch:
         grading = self.staff.folder.config.grading
         parts = [
             handed.sha256,
-            encode_grade_rules(self.config),
+            encode_grade_rules(self.plan.config),
             repr(grading.lab.limits if grading else ""),
             repr(grading.lab.image if grading else ""),
             f"{self.rules.graded_points}",
-            *self.material.hash_lines(),
+            *self.plan.material.hash_lines(),
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -205,11 +200,10 @@ class _Batch:
             self.unreached.append(job.handed.seat)
             return
         started_at = time.monotonic()
-        output = ""
+        results: tuple[PartResult, ...] = ()
         try:
-            result, evaluation = self.send_job(server, job)
-            record = self.build_record(job, result, evaluation, server.image)
-            output = result.predict.said
+            results, evaluation = self.send_job(server, job)
+            record = self.build_record(job, results, evaluation, server.image)
         except ConnectError as error:
             self.unreached.append(job.handed.seat)
             self.why = " ".join(filter(None, [error.what, error.why]))
@@ -221,12 +215,12 @@ class _Batch:
         if self.stopped:
             return
         record = msgspec.structs.replace(record, seconds=round(time.monotonic() - started_at, 3))
-        self.store_grade(job.handed, record, fresh=True, output=output)
+        self.store_grade(job.handed, record, fresh=True, output=read_output(results))
 
     def send_job(
         self, server: GradingServer, job: _Job
-    ) -> tuple[GradedJobRecord, Evaluation | None]:
-        """Run a submission; return its result and the evaluation in the submission."""
+    ) -> tuple[tuple[PartResult, ...], Evaluation | None]:
+        """Run a submission; return its results and the evaluation in the submission."""
         private = self.staff.folder.private / "grading"
         private.mkdir(mode=0o700, exist_ok=True)
         name = f"sub-{job.handed.sha256[:32]}"
@@ -240,10 +234,7 @@ class _Batch:
                 bundle.unpack(file, root)
             evaluation = read_own_evaluation(root)
             server.upload(name, root, tuple(list_bundle_files(root)))
-        request = build_request(
-            server, self.name, self.rules, self.config, self.material, self.job_name(job), name
-        )
-        return server.grade(request, 2 * self.config.timeout + LINK_S), evaluation
+        return grade_submission(server, self.plan, self.job_name(job), name), evaluation
 
     def job_name(self, job: _Job) -> str:
         """Return the name by which the server recognizes a repeated request."""
@@ -251,17 +242,21 @@ class _Batch:
         return f"g-{hashlib.sha256(f'{job.key}{fresh}'.encode()).hexdigest()[:32]}"
 
     def build_record(
-        self, job: _Job, result: GradedJobRecord, evaluation: Evaluation | None, image: str
+        self,
+        job: _Job,
+        results: Sequence[PartResult],
+        evaluation: Evaluation | None,
+        image: str,
     ) -> GradeRecord:
-        """Build the record of a grade from the server's result."""
-        outcome = read_outcome(result, self.rules.graded_points)
+        """Build the record of a grade from the server's results."""
+        outcome = read_results(results, self.plan.config)
         if outcome.raw is None:
             return self.empty_record(job, "error", reason=outcome.message)
         record = msgspec.structs.replace(
             self.empty_record(job, outcome.state, reason=outcome.message),
             raw=outcome.raw,
-            comparison=compare_evaluation(evaluation, outcome.raw, self.config.tolerance),
-            has_output=bool(result.predict.said),
+            comparison=compare_evaluation(evaluation, outcome.raw, self.plan.config.tolerance),
+            has_output=bool(read_output(results).printed),
             image=image,
         )
         return self.with_lateness(record, job.handed)
@@ -301,7 +296,12 @@ class _Batch:
         return msgspec.structs.replace(updated, score=score)
 
     def store_grade(
-        self, handed: SeatSubmission, record: GradeRecord, *, fresh: bool, output: str | None = None
+        self,
+        handed: SeatSubmission,
+        record: GradeRecord,
+        *,
+        fresh: bool,
+        output: ProgramOutput | None = None,
     ) -> None:
         corrected = self.grade_store.store_grade(record, fresh=fresh, output=output)
         graded = SeatGrade(

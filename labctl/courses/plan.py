@@ -9,6 +9,7 @@ import msgspec
 
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
+from labctl.courses.graded_parts import check_parts, describe_parts, list_part_cautions
 from labctl.courses.records import plan_changes, timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.folder import Seat
@@ -74,17 +75,19 @@ class CoursePlan(Value, frozen=True):
     problem_next: str = ""
     starters: tuple[StarterSummary, ...] = ()
     assignments: tuple[str, ...] = ()
+    grading: tuple[str, ...] = ()
 
 
 def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     """Compute the plan. Nothing is created or changed; `offline` sends no request.
 
     `problem` says if the provider does not answer, or has nothing that fits. ConfigError if an
-    assignment has files that cannot be handed out.
+    assignment has files that cannot be handed out, or points that do not add up.
     """
     folder, at = staff.folder, time.time()
     starters = summarize_starters(folder, staff.paths, offline=offline)
     config, seats = folder.config, folder.list_seats()
+    parts = check_parts(config)
     before = load_plan_snapshot(staff)
     names = [seat.name for seat in seats]
     running = _running_seats(staff)
@@ -106,10 +109,15 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
         limits=plan_changes.describe_server_limits(config),
-        cautions=(*_warn_former_servers(staff), *plan_changes.list_cautions(config, at)),
+        cautions=(
+            *_warn_former_servers(staff),
+            *plan_changes.list_cautions(config, at),
+            *list_part_cautions(config, parts),
+        ),
         costs=costs,
         starters=starters,
         assignments=tuple(plan_changes.describe_assignments(config)),
+        grading=tuple(describe_parts(config, parts)),
         class_hours_per_week=_compute_weekly_class_hours(config, at),
     )
     if offline:

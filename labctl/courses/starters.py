@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import AssignmentConfig, CourseConfig, Paths, load_lab
-from labctl.config.document import Node, make_problems_error, parse
+from labctl.config.course_schema import GradeConfig
+from labctl.config.document import Node, make_problem_at, make_problems_error, parse
 from labctl.config.identity import replace_file, write_private
 from labctl.config.locations import parse_git_address
 from labctl.config.reader import LAB_FILE
@@ -109,7 +110,7 @@ def build_starters(
         )
         if problem := _find_problem(starter):
             key = "template" if rules.template else "tests.public"
-            problems.append(_make_problem(top, f"assignments.{name}.{key}", problem))
+            problems.append(make_problem_at(top, f"assignments.{name}.{key}", problem))
         starters.append(starter)
     if problems:
         hint = "labctl course plan   # after you fix these lines"
@@ -146,7 +147,7 @@ def _read_part(
             raise ValueError(f"{place} has no file test_*.py, which pytest would run")
         return tuple(msgspec.structs.replace(file, path=f"{TESTS}/{file.path}") for file in files)
     except ValueError as error:
-        problems.append(_make_problem(top, f"assignments.{name}.{key}", str(error)))
+        problems.append(make_problem_at(top, f"assignments.{name}.{key}", str(error)))
         return ()
 
 
@@ -168,9 +169,9 @@ def _require_not_private(config: CourseConfig, place: str) -> None:
     """Raise ValueError if `place` has, or is in, something that students must not get."""
     private = [config.path.name, PRIVATE, "imported", ROSTER_FILE]
     for rules in config.assignments.values():
-        if rules.grade is not None:
-            grade = rules.grade
-            private += filter(None, (grade.inputs, grade.labels, grade.reference))
+        grade = rules.grade or GradeConfig()
+        own = (grade.inputs, grade.labels, grade.reference, grade.autograder, rules.tests.hidden)
+        private += filter(None, own)
     directory = (config.root / place).resolve()
     for name in private:
         path = (config.root / name).resolve()
@@ -216,16 +217,6 @@ def _find_lab_problem(data: bytes) -> str:
             first = error.problems[0]
             return f"{LAB_FILE}, line {first.line}: {first.message}"
     return ""
-
-
-def _make_problem(top: Node | None, path: str, message: str) -> Problem:
-    """Make a problem at the line of a dotted path of course.yaml."""
-    node, line = top, 0
-    for key in path.split("."):
-        inner = node.value if node is not None and isinstance(node.value, dict) else {}
-        node = inner.get(key)
-        line = node.line if node is not None else line
-    return Problem(path, line, message)
 
 
 def summarize_starters(

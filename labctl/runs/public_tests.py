@@ -110,8 +110,8 @@ def _run_pytest(
     # A pytest.ini of the lab is not used: results must not depend on it.
     words = (
         sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", str(root),
-        "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={results}", "--",
-        *modules,
+        "-p", "no:cacheprovider", "-o", "junit_family=xunit1", "-o", "markers=points",
+        f"--junitxml={results}", "--", *modules,
     )  # fmt: skip
     # The output is a file: a pipe would be open for as long as any process that a test started.
     with tempfile.TemporaryFile() as output:

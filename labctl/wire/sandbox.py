@@ -83,9 +83,10 @@ class SandboxLimits(NamedTuple):
 class GradeRequest(NamedTuple):
     """Run one submission, and grade its predictions.
 
-    `submission`, `inputs`, `labels` and `grader` name pushed directories, "" for none. `predict`
-    and `grade` are argv; `timeout_s` and `limits` apply to each. Until the grading is cleared, the
-    same `job` gets the same reply without running anything.
+    `submission`, `inputs`, `labels`, `grader` and `staff_files` name pushed directories, "" for
+    none. `staff_files` are those that the student's container gets. `predict` and `grade` are argv;
+    `timeout_s` and `limits` apply to each. With `grade` (), `predict` writes the results itself.
+    Until the grading is cleared, the same `job` gets the same reply without running anything.
     """
 
     lab: str
@@ -101,6 +102,7 @@ class GradeRequest(NamedTuple):
     points: float
     timeout_s: float
     limits: SandboxLimits
+    staff_files: str = ""
 
 
 class ProgramResult(NamedTuple):
@@ -116,9 +118,9 @@ class ProgramResult(NamedTuple):
 
 
 class GradedJobRecord(NamedTuple):
-    """The stored result of a job. `grade` is null if `predict` failed.
+    """The stored result of a job. `grade` is null if `predict` failed, or was the only program.
 
-    `results` is the text that the grader wrote, null if it failed.
+    `results` is the text that the last program wrote, null if it failed.
     """
 
     predict: ProgramResult

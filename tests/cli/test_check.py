@@ -76,6 +76,15 @@ def test_each_test_is_shown_and_a_failed_one_is_exit_code_1(labctl: Labctl, root
     assert not (root / ".pytest_cache").exists()
 
 
+def test_the_marker_that_gives_points_is_known(
+    labctl: Labctl, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = TESTS.replace("def test_double", "@pytest.mark.points(3)\ndef test_double")
+    hand_out(root, test_net=marked)
+    monkeypatch.setenv("PYTHONWARNINGS", "error::pytest.PytestUnknownMarkWarning")
+    assert "passed   tests/test_net.py::test_double" in labctl("check").out
+
+
 def test_a_check_finds_the_lab_of_an_assignment_by_its_name(
     labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from labctl.courses.collect import Collection, SeatSubmission
 from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.record import GradeRecord
-from labctl.courses.grading.results import GradeResults
+from labctl.courses.grading.results import GradeResults, GraderTest
 from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
 
@@ -125,6 +125,17 @@ def test_a_failure_of_all_is_shown_with_its_cause_its_log_and_the_next_commands(
     assert "nothing was released" in said.err
 
 
+TRIED_TESTS = (
+    GraderTest(name="accuracy", score=37.5, max_score=40, output="accuracy 0.96"),
+    GraderTest(name="test_a.py::test_x", score=60, max_score=60, visibility="hidden"),
+)
+TRIED_TABLE = [
+    "POINTS   VISIBLE          TEST               ",
+    "37.5/40  after_published  accuracy           accuracy 0.96",
+    "60/60    hidden           test_a.py::test_x  ",
+]
+
+
 @pytest.mark.parametrize("failed", [False, True])
 def test_a_dry_run_says_what_its_solution_got(
     course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, failed: bool
@@ -137,12 +148,14 @@ def test_a_dry_run_says_what_its_solution_got(
         score=0 if failed else 97.5,
         message="its program ended with 1: ImportError: torch" if failed else "",
         output="Traceback\nImportError: torch" if failed else "",
+        tests=() if failed else TRIED_TESTS,
     )
     answer(monkeypatch, "grading_dry_run.try_reference", result)
     said = labctl("-C", "ml", "course", "grade", "hw3", "--dry-run")
     assert said.code == (1 if failed else 0)
     text = "failed  its program ended with 1: ImportError: torch" if failed else "graded 97.5/100"
-    assert said.out == f"assignments/hw3/solution: {text}\n"
+    assert said.out.splitlines()[0] == f"assignments/hw3/solution: {text}"
+    assert said.out.splitlines()[1:] == ([] if failed else TRIED_TABLE)
     assert ("  Traceback\n" in said.err) is failed
     body = json.loads(labctl("-C", "ml", "course", "grade", "hw3", "--dry-run", "--json").out)
     assert body["dry_run"]["score"] == result.score
@@ -211,3 +224,42 @@ def test_what_is_missing_is_named_with_the_next_step(course: Path, labctl: Labct
     assert (stranger.code, "did you mean alice?" in stranger.err) == (4, True)
     for name in ("collect", "grade"):
         assert f"labctl course {name} hw3" in labctl("course", name, "--help").out
+
+
+def test_grades_show_staff_which_tests_failed(course: Path, labctl: Labctl) -> None:
+    tests = [
+        {"name": "t.py::a\x1b[2J", "score": 0, "max_score": 5, "visibility": "hidden"},
+        {"name": "t.py::b", "score": 5, "max_score": 5},
+    ]
+    place = course / ".course" / "grades" / "hw3" / "alice"
+    place.mkdir(parents=True)
+    (place / "results.json").write_text(json.dumps({"score": 5, "tests": tests}))
+    said = labctl("-C", "ml", "course", "grades", "hw3", "--tests")
+    assert said.code == 0
+    rows = [line.split() for line in said.out.splitlines()]
+    assert rows == [
+        ["STUDENT", "NAME", "PASSED", "FAILED"],
+        ["alice", "Alice", "1/2", "t.py::a\ufffd[2J"],
+        ["bob", "Bob", "-"],
+    ]
+    body = json.loads(labctl("-C", "ml", "course", "grades", "hw3", "--tests", "--json").out)
+    assert [len(one["tests"]) for one in body["students"]] == [2, 0]
+    both = labctl("-C", "ml", "course", "grades", "hw3", "--tests", "--release")
+    assert (both.code, "cannot be combined" in both.err) == (2, True)
+
+
+def test_the_plan_shows_points_and_what_does_not_add_up(course: Path, labctl: Labctl) -> None:
+    hidden = course / "hidden"
+    hidden.mkdir()
+    (hidden / "probe.py").write_text("def f(): ...")
+    (hidden / "test_a.py").write_text("@pytest.mark.points(60)\ndef test_a(outputs): ...")
+    text = COURSE.replace("grade: {", "tests: {hidden: hidden}, grade: {metric: f1, ")
+    (course / "course.yaml").write_text(text)
+    said = labctl("-C", "ml", "course", "plan", "--offline")
+    assert said.code == 0
+    assert "hw3: 100 points: f1 40, 1 hidden test 60\n" in said.out
+    (course / "course.yaml").write_text(text.replace("{metric", "{points: 50, metric"))
+    wrong = labctl("-C", "ml", "course", "plan", "--offline")
+    assert wrong.code == 2
+    assert "line 3" in wrong.err
+    assert "do not add up to 100: grade 50, hidden tests 60 make 110" in wrong.err

@@ -35,6 +35,7 @@ def build_small() -> None:
     store_lab.build_store_image()
     bare_container.build_image()
     lab_servers.small_image()
+    lab_servers.image_with_pytest()
     registry_container.build_image()
 
 

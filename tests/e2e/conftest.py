@@ -25,6 +25,11 @@ def small_image() -> str:
 
 
 @pytest.fixture(scope="session")
+def image_with_pytest() -> str:
+    return lab_servers.image_with_pytest()
+
+
+@pytest.fixture(scope="session")
 def server_image(base_image: str) -> str:
     return lab_servers.build_server_image(base_image)
 

@@ -33,6 +33,13 @@ MADE_BY_SCRIPT = "labctl-base:bookworm"
 TEST_LABEL = "labctl.test"
 PID_LABEL = "labctl.test-pid"
 READY_DEADLINE_S = 300.0
+PYTEST_DOCKERFILE = """
+ARG BASE
+FROM ${BASE}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pytest \\
+    && rm -rf /var/lib/apt/lists/*
+"""
 SMALL_DOCKERFILE = """
 ARG BASE
 FROM ${BASE}
@@ -82,6 +89,11 @@ def build_on(server_image: str, name: str, source: Path) -> str:
             path=str(source), tag=tag, buildargs={"LAB_SERVER": server_image}, rm=True
         )
     return tag
+
+
+def image_with_pytest() -> str:
+    """Python with pytest, for the tests of an assignment."""
+    return sshd_container.build("labctl-test-pytest:1", PYTEST_DOCKERFILE)
 
 
 def small_image() -> str:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from lab_servers import ROOT, LabServer
+from grading_bed import evaluation, hand_in, make_operator, make_receiver
+from lab_servers import LabServer
 
-from labctl.config import Paths
 from labctl.courses.collect import collect
 from labctl.courses.grading_run import GradingResult, grade_assignment
 from labctl.courses.grading_server import build_grading_context
-from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.records.folder import CourseFolder
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
 from labctl.errors import PolicyError
-from labctl.events import Event, Question, SilentReporter
-from labctl.state import State
-from labctl.submissions import bundle, manifest
-from labctl.submissions.bundle import BundleSource
-from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
-from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 
 pytestmark = pytest.mark.engine
@@ -95,68 +87,13 @@ CLAIMS = {"frank": 0.95, "alice": 1.0}
 TEAM = {"judy": "team-1", "kim": "team-1"}
 
 
-class Agrees(SilentReporter):
-    """Compares the host key, as it were, and says yes."""
-
-    def emit(self, event: Event) -> None:
-        pass
-
-    def confirm(self, decision: Question) -> bool:
-        return True
-
-
-def packed(student: str, files: Mapping[str, bytes]) -> bytes:
-    def sha256(content: bytes) -> str:
-        return hashlib.sha256(content).hexdigest()
-
-    sources = [
-        BundleSource(
-            file=BundleFile(path=path, size=len(content), sha256=sha256(content)), content=content
-        )
-        for path, content in files.items()
-    ]
-    made = BundleManifest(
-        kind=manifest.KIND,
-        version=1,
-        assignment="hw3",
-        course="ml",
-        student=student,
-        lab="digits",
-        run="r1",
-        checkpoint="step-1",
-        record={"id": "r1", "state": "exited", "exit_code": 0, "server_id": "local-1"},
-        code=CodeCommit(),
-        files=tuple(one.file for one in sources),
-    )
-    out = io.BytesIO()
-    bundle.write_bundle(made, sources, out)
-    return out.getvalue()
-
-
-def evaluation(accuracy: float) -> bytes:
-    right = round(accuracy * 100)
-    body = {
-        "checkpoint": "step-1",
-        "classes": ["odd", "even"],
-        "confusion": [[right, 100 - right], [0, 0]],
-        "accuracy": accuracy,
-        "items": 100,
-    }
-    return json.dumps(body).encode()
-
-
-def hand_in(receiver: Receiver, student: str, code: str) -> None:
+def list_files(student: str, code: str) -> dict[str, bytes]:
     weights = b"frank and alice" if student in ("frank", "alice") else student.encode()
-    files = {
+    return {
         "model/step-1/weights": weights * 500,
         "code/predict.sh": code.encode(),
         **({"evaluation.json": evaluation(CLAIMS[student])} if student in CLAIMS else {}),
     }
-    data = packed(student, files)
-    about = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
-    assert receiver.begin(*about) == 0
-    receiver.write(*about, 0, data)
-    receiver.finish(*about)
 
 
 @pytest.fixture(scope="module")
@@ -183,29 +120,10 @@ def staff(
     labels = [f"{n},{'odd' if n % 2 else 'even'}" for n in range(ITEMS)]
     (data / "labels" / "labels.csv").write_text("\n".join([*labels, ""]))
     (data / "grade.sh").write_text(GRADER)
-    make_private(folder)
-    receiver = Receiver(folder / ".course" / "drop")
-    receiver.init()
-    given = {"course": "ml", "due": "2030-01-01 00:00 UTC", "late": "any", "penalty": "10"}
-    write_assignment(
-        receiver, "hw3", "ssh://drop@course.example", {**given, "host_key": "ssh-ed25519 AAAA"}
-    )
+    receiver = make_receiver(folder, ["hw3"])
     for student, code in {**CODE, "mallory": RIGHT}.items():
-        hand_in(receiver, student, code)
-    state_dir = home / "state"
-    paths = Paths(
-        home=home,
-        state_dir=state_dir,
-        config_dir=home / "config",
-        keys_dir=home / "keys",
-        ssh_dir=state_dir / "ssh",
-        log_dir=state_dir / "logs",
-        data_dir=ROOT,
-        cache_dir=home / "cache",
-        user_ssh_config=home / "ssh_config",
-    )
-    state = State(paths.database)
-    yield CourseOperator(CourseFolder(folder), paths, state, Agrees(), by="staff")
+        hand_in(receiver, student, list_files(student, code))
+    yield make_operator(home, folder)
     shutil.rmtree(folder / ".course" / "drop")
 
 

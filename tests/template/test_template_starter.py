@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from template_project import REPOSITORY, TEMPLATE
 
+from labctl.agent.sandbox import grading_probe, grading_tests
 from labctl.config import find_paths
 from labctl.courses.creation import init_course
+from labctl.courses.graded_parts import check_parts
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.sample_assignments import add_assignment
 from labctl.courses.starters import build_starters
@@ -76,6 +82,48 @@ def test_the_public_tests_fail_at_first_and_pass_with_the_solution(
     assert report.failed == ()
 
 
+def run_hidden_tests(folder: CourseFolder, code: Path, work: Path) -> dict[str, float]:
+    """Run the hidden tests as a grading server does, apart from its containers."""
+    hidden = folder.path / folder.config.assignments["hands-on"].tests.hidden
+    env = {
+        **os.environ,
+        "LABCTL_PROBE": str(hidden / "probe.py"),
+        "LABCTL_TIMEOUT_S": "300",
+        "LABCTL_PREDICTIONS": str(work / "predictions"),
+        "LABCTL_TESTS": str(hidden),
+        "LABCTL_VISIBILITY": "hidden",
+        "LABCTL_RESULTS": str(work / "results.json"),
+    }
+    for program, cwd in ((grading_probe, code), (grading_tests, work)):
+        subprocess.run([sys.executable, program.__file__], env=env, cwd=cwd, check=True)
+    results = json.loads((work / "results.json").read_text())
+    return {test["name"].partition("::test_")[2]: test["score"] for test in results["tests"]}
+
+
+def test_the_hidden_tests_give_the_solution_all_points_and_mistakes_fewer(
+    folder: CourseFolder, starter: Starter, tmp_path: Path
+) -> None:
+    parts = check_parts(folder.config)["hands-on"]
+    assert {part.kind: part.points for part in parts} == {"grader": 40, "hidden": 20}
+    code = tmp_path / "code"
+    code.mkdir()
+    update_files(code, None, starter)
+    solution = (TEMPLATE / "model.py").read_text()
+    (code / "model.py").write_text(solution)
+    scores = run_hidden_tests(folder, code, tmp_path)
+    assert sum(scores.values()) == 20
+    mistakes = solution.replace("nn.GroupNorm(8, channels_out)", "nn.BatchNorm2d(channels_out)")
+    mistakes = mistakes.replace(", ceil_mode=True", "").replace("/ 127.5 - 1", "/ 255")
+    (code / "model.py").write_text(mistakes)
+    scores = run_hidden_tests(folder, code, tmp_path)
+    assert {name for name, score in scores.items() if not score} >= {
+        "a_block_halves_any_size",
+        "pixels_are_scaled_evenly",
+        "an_image_gets_the_same_logits_in_any_batch",
+    }
+    assert scores["a_block_has_no_negative_output"] == 2
+
+
 def test_the_hidden_pictures_have_labels_and_are_not_handed_out(
     folder: CourseFolder, starter: Starter
 ) -> None:
@@ -89,6 +137,7 @@ def test_the_hidden_pictures_have_labels_and_are_not_handed_out(
     assert {label for _, label in rows[1:]} == {str(digit) for digit in range(10)}
     paths = starter.by_path().keys()
     assert not [path for path in paths if "hidden" in path or "rubric" in path]
+    assert not [path for path in paths if path.endswith("probe.py")]
     assert {"train.py", "lab.yaml", "tests/test_model.py", "README.md"} <= paths
 
 

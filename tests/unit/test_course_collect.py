@@ -16,6 +16,7 @@ from labctl.courses.code_folders import write_code_folders
 from labctl.courses.collect import SeatSubmission, collect
 from labctl.courses.grade_store import GradeStore
 from labctl.courses.grades import list_grades
+from labctl.courses.grading.combine import ProgramOutput
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults
 from labctl.courses.grading_server import GradingServer, build_grading_context
@@ -223,7 +224,7 @@ def graded(folder: CourseFolder, seat: str, score: float = 40.0) -> GradeRecord:
         outcome="graded", points=100.0, raw=GradeResults(score=50), score=score,
         late_s=handed.late_s, penalty=handed.penalty,
     )  # fmt: skip
-    GradeStore(folder, "hw3").store_grade(made, fresh=True, output="")
+    GradeStore(folder, "hw3").store_grade(made, fresh=True, output=ProgramOutput())
     return made
 
 

@@ -386,3 +386,63 @@ def test_an_assignment_that_nobody_said_how_to_grade(staff: CourseOperator, serv
     with pytest.raises(ConfigError, match="not a directory"):
         grade_assignment(staff, "hw3")
     assert server.begun == 0
+
+
+HIDDEN = """\
+import pytest
+
+@pytest.mark.points(30)
+def test_sums(outputs):
+    assert outputs["sums"] == [3]
+"""
+
+
+def test_hidden_tests_run_apart_from_the_grader_and_their_text_stays_with_staff(
+    staff: CourseOperator, server: Server
+) -> None:
+    path = staff.folder.path
+    hidden = path / "assignments" / "hw3" / "hidden"
+    hidden.mkdir()
+    (hidden / "probe.py").write_text("def sums(): ...")
+    (hidden / "test_sums.py").write_text(HIDDEN)
+    config = COURSE.replace("grade:", "tests: {hidden: assignments/hw3/hidden}\n    grade:")
+    (path / "course.yaml").write_text(config)
+    staff.folder.refresh()
+
+    class BothParts(Server):
+        def grade(self, request: GradeRequest, timeout_s: float) -> GradedJobRecord:
+            self.asked.append(request)
+            if not request.staff_files:
+                return scored(50)
+            test = {"name": "test_sums", "score": 30, "max_score": 30, "visibility": "hidden"}
+            program = OK._replace(said="text of the probe")
+            return GradedJobRecord(program, OK, json.dumps({"tests": [test]}))
+
+    server.__class__ = BothParts
+    found = grade_assignment(staff, "hw3")
+    assert [one.record.score for one in found.seats if one.record] == [80.0] * 3
+    grader, tests = server.asked[:2]
+    assert (grader.points, tests.points) == (70.0, 30.0)
+    assert grader.grader == "hw3-grader"
+    assert (tests.grader, tests.staff_files) == ("hw3-hidden", "hw3-probe")
+    assert grader.job != tests.job
+    assert server.brought[:5] == [
+        *("hw3-inputs", "hw3-labels", "hw3-grader", "hw3-hidden", "hw3-probe"),
+    ]
+    own = staff.folder.grades / "hw3" / "alice"
+    assert "probe" not in (own / "output.txt").read_text()
+    assert "text of the probe" in (own / "tests.txt").read_text()
+    release_grades(staff.folder, "hw3")
+    page = (own / "feedback.html").read_text()
+    assert "80</strong> of 100" in page
+    assert "test_sums" not in page
+    assert "probe" not in page
+    (hidden / "test_sums.py").write_text(HIDDEN + "# other")
+    assert all(one.fresh for one in grade_assignment(staff, "hw3").seats), "other tests"
+    (hidden / "__pycache__").mkdir()
+    (hidden / "__pycache__" / "x.pyc").write_text("")
+    assert not any(one.fresh for one in grade_assignment(staff, "hw3").seats)
+    (hidden / "test_sums.py").write_text(HIDDEN.replace("30", "130"))
+    with pytest.raises(ConfigError, match="hw3 cannot be graded") as refused:
+        grade_assignment(staff, "hw3")
+    assert "which leaves none for `grade`" in refused.value.why

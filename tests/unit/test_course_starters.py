@@ -192,6 +192,22 @@ def test_the_private_files_of_a_course_are_never_a_template(template: str, tmp_p
     assert "which students must not get" in find_problem(folder)
 
 
+@pytest.mark.parametrize(
+    "handed_out", ["template: hw3", "tests: {public: hw3, hidden: hw3/secret}"]
+)
+@pytest.mark.parametrize(
+    "private", ["tests: {hidden: hw3/secret}", "grade: {autograder: hw3/secret}"]
+)
+def test_what_grades_is_never_handed_out(handed_out: str, private: str, tmp_path: Path) -> None:
+    if handed_out.startswith("tests"):
+        private = private if private.startswith("grade") else "points: 10"
+    folder = make_course(tmp_path / "ml", f"{handed_out}, {private}")
+    secret = folder.path / "hw3" / "secret"
+    secret.mkdir(parents=True)
+    (secret / "test_a.py").write_text("def test_a(): ...")
+    assert "has, or is in, hw3/secret, which students must not get" in find_problem(folder)
+
+
 def test_an_assignment_called_like_a_directory_of_a_lab_is_refused(tmp_path: Path) -> None:
     folder = course_folder(tmp_path / "ml", "assignments: {runs: {template: image-classifier}}\n")
     assert "is the name of a directory" in find_problem(folder)

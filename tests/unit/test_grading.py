@@ -19,6 +19,7 @@ from labctl.courses.grading.results import (
     GradeResults,
     GraderTest,
     parse_results,
+    select_shown,
     subtract_penalty,
 )
 from labctl.model import FileEntry
@@ -219,7 +220,8 @@ def test_feedback_is_text_whatever_is_in_it() -> None:
         output=evil,
         tests=(GraderTest(name=evil, output=evil), GraderTest(visibility="hidden")),
     )
-    text = render_page(record(raw=raw, score=0.5), raw, evil * 10_000)
+    shown = select_shown(raw, is_closed=True)
+    text = render_page(record(raw=raw, score=0.5), shown, evil * 10_000)
     assert "<img" not in text
     assert "\x1b" not in text
     assert "\u202e" not in text

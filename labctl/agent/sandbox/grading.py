@@ -1,5 +1,8 @@
 """Grading in two containers: the student's code without labels, then the grader without that code.
 
+A request without a grading command has one container: the student's code, and staff's program that
+grades it there (an autograder in Gradescope's form, public tests).
+
     ~/labctl/<lab>/grading/<name>/      pushed files: submissions, inputs, labels, the grader
     ~/labctl/<lab>/grading/.jobs/<job>  the result of a submission, until it is cleared
 
@@ -35,8 +38,11 @@ from . import sandbox
 LABEL = "labctl.courses.grading"
 LARGEST_PREDICTIONS = 64 * 1024 * 1024
 LARGEST_RESULTS = 1024 * 1024
+# Of what a probe returns, which the tests read into memory.
+LARGEST_OUTPUTS = 4 * 1024 * 1024
 PREDICTIONS, RESULTS = "predictions", "results.json"
-SCRIPTS = ("accuracy.py", "images.py")
+SCRIPTS = ("accuracy.py", "images.py", "probe.py", "tests.py", "autograder.sh")
+AUTOGRADER = "/autograder"
 # Credentials that must not be in the home where students' code runs.
 KEYS = (
     ".aws/credentials", ".aws/sso/cache", ".config/gcloud", ".azure", ".kube/config", ".netrc",
@@ -147,35 +153,63 @@ def _make_grading_directory(lab: str, lab_id: str) -> Path:
 
 
 def _grade_submission(request: GradeRequest, top: Path, job: Path, image: Image) -> GradedJobRecord:
-    prediction = _run_student_code(request, top, image)
-    if prediction.program.outcome != "ok":
-        return GradedJobRecord(prediction.program)
+    student = _run_student_code(request, top, image)
+    if student.program.outcome != "ok":
+        return GradedJobRecord(student.program)
+    if not request.grade:
+        return GradedJobRecord(student.program, None, student.output.decode("utf-8", "replace"))
     predictions = job / PREDICTIONS
     try:
-        _write_file(predictions, prediction.output)
+        _write_file(predictions, student.output)
         grading = _run_grader(request, top, predictions, image)
     finally:
         if predictions.exists():
             predictions.unlink()
     has_results = grading.program.outcome == "ok"
     results = grading.output.decode("utf-8", "replace") if has_results else None
-    return GradedJobRecord(prediction.program, grading.program, results)
+    return GradedJobRecord(student.program, grading.program, results)
 
 
 def _run_student_code(request: GradeRequest, top: Path, image: Image) -> sandbox.SandboxResult:
-    """Run the student's container: their code and model, and the inputs."""
+    """Run the student's container: their code and model, the inputs, and files for it of staff's.
+
+    Without a grading command its output is the results.
+    """
     submission = _find_pushed(top, request.submission)
     mounts = [_mount_readable(submission / part, f"/lab/{part}") for part in ("code", "model")]
-    if request.inputs:
-        mounts.append(_mount_readable(_find_pushed(top, request.inputs), "/lab/inputs"))
+    for part, name in (("inputs", request.inputs), ("staff", request.staff_files)):
+        if name:
+            mounts.append(_mount_readable(_find_pushed(top, name), f"/lab/{part}"))
     mounts.append(_mount_readable(_install_scripts(top), "/lab/labctl"))
     env = {
         "LABCTL_INPUTS": "/lab/inputs",
         "LABCTL_MODEL": "/lab/model",
         "LABCTL_PREDICTIONS": f"{sandbox.OUT}/{PREDICTIONS}",
+        "LABCTL_PROBE": "/lab/staff/probe.py",
+        "LABCTL_TIMEOUT_S": str(request.timeout_s),
     }
-    container = _container(request, image, request.predict, PREDICTIONS, mounts, env)
-    return _run(request, "predict", container, LARGEST_PREDICTIONS)
+    if request.grade:
+        container = _container(request, image, request.predict, PREDICTIONS, mounts, env)
+        largest_bytes = LARGEST_OUTPUTS if request.staff_files else LARGEST_PREDICTIONS
+        return _run(request, "predict", container, largest_bytes)
+    env.update(_build_result_env(request), LABCTL_TESTS="/lab/staff", LABCTL_VISIBILITY="visible")
+    container = _container(request, image, request.predict, RESULTS, mounts, env)
+    return _run(request, "predict", _add_autograder_directory(container, request), LARGEST_RESULTS)
+
+
+def _add_autograder_directory(container: NewContainer, request: GradeRequest) -> NewContainer:
+    """Add an empty /autograder in memory, from which programs can be run."""
+    host = container.HostConfig
+    options = f"rw,exec,nosuid,nodev,size={request.limits.disk_bytes},mode=1777"
+    tmpfs = {**(host.Tmpfs or {}), AUTOGRADER: options}
+    return container._replace(HostConfig=host._replace(Tmpfs=tmpfs))
+
+
+def _build_result_env(request: GradeRequest) -> dict[str, str]:
+    return {
+        "LABCTL_RESULTS": f"{sandbox.OUT}/{RESULTS}",
+        "LABCTL_POINTS": str(request.points),
+    }
 
 
 def _run_grader(
@@ -192,8 +226,9 @@ def _run_grader(
         "LABCTL_INPUTS": "/lab/inputs",
         "LABCTL_LABELS": "/lab/labels",
         "LABCTL_PREDICTIONS": "/lab/predictions",
-        "LABCTL_RESULTS": f"{sandbox.OUT}/{RESULTS}",
-        "LABCTL_POINTS": str(request.points),
+        "LABCTL_TESTS": "/lab/code",
+        "LABCTL_VISIBILITY": "hidden",
+        **_build_result_env(request),
     }
     container = _container(request, image, request.grade, RESULTS, mounts, env)
     return _run(request, "grade", container, LARGEST_RESULTS)
@@ -248,7 +283,7 @@ def _add_mode(path: Path, mode: int) -> None:
 
 
 def _install_scripts(top: Path) -> Path:
-    """Write labctl's own two programs as files that the containers can read."""
+    """Write labctl's own programs as files that the containers can read."""
     folder = top / ".labctl"
     folder.mkdir(exist_ok=True)
     for name in SCRIPTS:

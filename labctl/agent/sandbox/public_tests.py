@@ -27,7 +27,8 @@ OUTPUT_LINES = "60"
 # A pytest.ini of the lab is not used: results must not depend on it.
 OPTIONS = (
     "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", "/lab/code", "-p", "no:cacheprovider",
-    "-o", "junit_family=xunit1", f"--junitxml={OUT_DIRECTORY}/{RESULTS}", "--",
+    "-o", "junit_family=xunit1", "-o", "markers=points",
+    f"--junitxml={OUT_DIRECTORY}/{RESULTS}", "--",
 )  # fmt: skip
 
 

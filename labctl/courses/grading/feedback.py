@@ -5,20 +5,20 @@ from __future__ import annotations
 from html import escape
 
 from labctl.courses.grading.record import GradeRecord
-from labctl.courses.grading.results import GradeResults, clean_text
+from labctl.courses.grading.results import GradeResults, GraderTest, clean_text
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}"
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8882;padding:.75rem;"
     "border-radius:4px}table{border-collapse:collapse;width:100%}td,th{text-align:left;"
-    "padding:.25rem .75rem .25rem 0;vertical-align:top}@media(prefers-color-scheme:dark)"
-    "{body{background:#181a1b;color:#e8e6e3}}"
+    "padding:.25rem .75rem .25rem 0;vertical-align:top}td:last-child{white-space:pre-wrap}"
+    "@media(prefers-color-scheme:dark){body{background:#181a1b;color:#e8e6e3}}"
 )
 
 
 def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
-    """Return the page as HTML.
+    """Return the page as HTML. `results` are those that the student may see.
 
     `output` is what the submission's program printed. It is untrusted, as staff open the page too.
     """
@@ -26,7 +26,6 @@ def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
         f"<tr><td>{_escape_html(test.name)}</td><td>{_points_text(test.score)}</td>"
         f"<td>{_points_text(test.max_score)}</td><td>{_escape_html(test.output)}</td></tr>"
         for test in results.tests
-        if test.visibility != "hidden"
     )
     table = f"<table><tr><th>part</th><th>points</th><th>of</th><th></th></tr>{rows}</table>"
     printed = (
@@ -44,6 +43,19 @@ def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
         f"bundle {_escape_html(record.bundle_sha256[:16])}.</p>"
         f"<pre>{_escape_html(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
     )
+
+
+def render_text(results: GradeResults) -> str:
+    """Return the same as plain text: the grader's output, and a line for each of several tests."""
+    lines = [results.output] if results.output else []
+    if len(results.tests) > 1:
+        lines += [_render_test(test) for test in results.tests]
+    return clean_text("\n".join(lines))
+
+
+def _render_test(test: GraderTest) -> str:
+    points = "/".join(filter(None, [_points_text(test.score), _points_text(test.max_score)]))
+    return f"{test.name}: {points or test.status}"
 
 
 def _escape_html(text: str) -> str:

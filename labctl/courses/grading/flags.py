@@ -28,7 +28,9 @@ GENERATED = re.compile(
     r"|(?:uv|poetry|pipfile|conda|pixi)[.-]lock|package-lock\.json|\.gitignore|\.labignore",
     re.IGNORECASE,
 )
-LABELS = re.compile(rb"/lab/labels|labels\.csv|LABCTL_LABELS|LABCTL_RESULTS|results\.json")
+LABELS = re.compile(
+    rb"/lab/(?:labels|staff)|labels\.csv|LABCTL_(?:LABELS|RESULTS|TESTS)|results\.json|/autograder/"
+)
 SERVER = re.compile(r"course-([0-9a-f]{8})-[0-9a-f]{6,32}")
 
 

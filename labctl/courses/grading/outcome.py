@@ -35,8 +35,7 @@ def read_outcome(result: GradedJobRecord, points: float) -> JobOutcome:
     predict, judged = result.predict, result.grade
     if predict.outcome != "ok":
         reason = describe_outcome(predict.outcome, predict.code)
-        raw = build_failed_results(f"{reason}, so nothing could be graded")
-        return JobOutcome(state="failed", raw=raw, message=_add_cause(reason, predict))
+        return make_failure(reason, _add_cause(reason, predict))
     if judged is None:
         return JobOutcome(state="error", message="staff's grader was not run")
     if judged.outcome != "ok":
@@ -47,6 +46,27 @@ def read_outcome(result: GradedJobRecord, points: float) -> JobOutcome:
         return JobOutcome(state="graded", raw=parse_results(result.results or "", points))
     except ValueError as error:
         return JobOutcome(state="error", message=f"staff's grader: {error}")
+
+
+def read_single_outcome(result: GradedJobRecord, points: float) -> JobOutcome:
+    """Return what a result means whose student's code and tests ran in one container.
+
+    There, nobody can tell whose fault a failure is: it gives no points.
+    """
+    program = result.predict
+    if program.outcome != "ok":
+        reason = describe_outcome(program.outcome, program.code)
+        return make_failure(reason, _add_cause(reason, program))
+    try:
+        return JobOutcome(state="graded", raw=parse_results(result.results or "", points))
+    except ValueError as error:
+        return make_failure("its results cannot be used", f"its results: {error}")
+
+
+def make_failure(reason: str, message: str) -> JobOutcome:
+    """Return the outcome of a failed submission. Its student reads only the reason."""
+    raw = build_failed_results(f"{reason}, so nothing could be graded")
+    return JobOutcome(state="failed", raw=raw, message=message)
 
 
 def _add_cause(reason: str, program: ProgramResult) -> str:

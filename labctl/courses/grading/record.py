@@ -14,6 +14,8 @@ from labctl.model import Value
 
 VERSION = 1
 FILE, RESULTS, OUTPUT = "grade.json", "results.json", "output.txt"
+# What was printed in containers that had staff's tests; students never get it.
+TESTS_OUTPUT = "tests.txt"
 FEEDBACK = "feedback.html"
 # `failed`: the submission's program did not produce predictions. `error`: the grading failed.
 Outcome = Literal["graded", "failed", "error"]

@@ -15,6 +15,11 @@ MOST_TESTS = 500
 MOST_OUTPUT = 20_000
 # A grader may give bonus points, up to this multiple of the assignment's points.
 MOST_BONUS = 2.0
+# When a student may see a test, or the results' text: never, once the assignment is closed, or in
+# released feedback. Earlier versions and other graders may have written nothing.
+AFTER_CLOSING = "after_due_date"
+DEFAULT_VISIBILITY = "after_published"
+SHOWN = ("", DEFAULT_VISIBILITY, "visible")
 _EMPTY = msgspec.Raw(b'""')
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -38,7 +43,7 @@ class GradeResults(Value, frozen=True):
     score: float
     output: str = ""
     tests: tuple[GraderTest, ...] = ()
-    visibility: str = "after_published"
+    visibility: str = DEFAULT_VISIBILITY
     stdout_visibility: str = "hidden"
     execution_time: float = 0.0
     extra_data: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -62,6 +67,7 @@ class LooseResults(msgspec.Struct):
 
     score: float | None = None
     output: msgspec.Raw = _EMPTY
+    visibility: msgspec.Raw = _EMPTY
     tests: list[LooseTest] = msgspec.field(default_factory=list)
     extra_data: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -108,7 +114,8 @@ def parse_results(text: str, points: float) -> GradeResults:
     try:
         loose = decode_results(text.encode("utf-8", "replace"))
         extra_data = msgspec.json.decode(loose.extra_data, type=dict[str, Any])
-        tests = tuple(_parse_test(row) for row in loose.tests[:MOST_TESTS])
+        visibility = _parse_visibility(loose.visibility)
+        tests = tuple(_parse_test(row, visibility) for row in loose.tests[:MOST_TESTS])
     except (ValueError, RecursionError) as error:
         raise ValueError(f"results.json cannot be read: {error}") from None
     if len(loose.tests) > MOST_TESTS:
@@ -120,10 +127,34 @@ def parse_results(text: str, points: float) -> GradeResults:
         raise ValueError(f"results.json has the score {score:g}, out of {points:g} points")
     output = clean_text(loose.output_text)
     extra = {key: value for key, value in extra_data.items() if key != "labctl"}
-    return GradeResults(score=score, output=output, tests=tests, extra_data=extra)
+    return GradeResults(
+        score=score,
+        output=output,
+        tests=tests,
+        visibility=visibility or DEFAULT_VISIBILITY,
+        extra_data=extra,
+    )
 
 
-def _parse_test(test: LooseTest) -> GraderTest:
+def is_shown(visibility: str, *, is_closed: bool) -> bool:
+    """Whether released feedback shows something of this visibility; an unknown one is hidden."""
+    return visibility in SHOWN or (visibility == AFTER_CLOSING and is_closed)
+
+
+def select_shown(results: GradeResults, *, is_closed: bool) -> GradeResults:
+    """Return what a student may see of results. `is_closed`: nobody can submit any more."""
+    tests = [test for test in results.tests if is_shown(test.visibility, is_closed=is_closed)]
+    has_output = is_shown(results.visibility, is_closed=is_closed)
+    return msgspec.structs.replace(
+        results, tests=tuple(tests), output=results.output if has_output else ""
+    )
+
+
+def _parse_visibility(raw: msgspec.Raw) -> str:
+    return "" if bytes(raw) == b"null" else _clean_raw(raw, 20)
+
+
+def _parse_test(test: LooseTest, visibility: str) -> GraderTest:
     tags = _decode_loosely(test.tags)
     return GraderTest(
         name=_clean_raw(test.name, 200),
@@ -132,7 +163,7 @@ def _parse_test(test: LooseTest) -> GraderTest:
         output=_clean_raw(test.output, MOST_OUTPUT),
         status=_clean_raw(test.status, 20),
         number=_clean_raw(test.number, 20),
-        visibility=_clean_raw(test.visibility, 20),
+        visibility=_parse_visibility(test.visibility) or visibility,
         tags=tuple(clean_text(str(tag), 50) for tag in tags[:20]) if isinstance(tags, list) else (),
     )
 

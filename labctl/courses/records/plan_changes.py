@@ -109,13 +109,14 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
             yield f"{name} is due outside the term"
         if any(begin <= rules.due.at < end for begin, end in timetable.list_pauses(config)):
             yield f"{name} is due on a holiday"
-        if rules.rubric and rules.graded_points and not rules.grade:
+        if rules.rubric and rules.graded_points and not (rules.grade or rules.tests.hidden):
             yield (
                 f"{name}: {rules.graded_points:g} of its {rules.points:g} points are not in the "
                 f"rubric, and it has no `grade:`; set points: {sum(rules.rubric.values()):g}"
             )
-        if rules.grade and not config.grading:
-            yield f"{name} has `grade:`, but there is no `grading:` server to run it on"
+        if (rules.grade or rules.tests.hidden) and not config.grading:
+            key = "grade" if rules.grade else "tests.hidden"
+            yield f"{name} has `{key}:`, but there is no `grading:` server to run it on"
 
 
 def describe_assignments(config: CourseConfig) -> list[str]:
