@@ -85,7 +85,7 @@ def grade(folder: CourseFolder, seat: str, score: float = 30.0, penalty: int = 0
         points=40.0, score=score, penalty=penalty, late_s=3600 if penalty else 0,
         raw=GradeResults(score=score, tests=(GraderTest(name="acc", score=score, max_score=40.0),)),
     )  # fmt: skip
-    GradeStore(folder, "hw3").store_grade(record, fresh=True, output="")
+    GradeStore(folder, "hw3").store_grade(record, fresh=True)
 
 
 def grade_of(folder: CourseFolder, student: str, assignment: str = "hw3") -> Grade:
