@@ -112,7 +112,7 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
             _late_text(submission),
             str(submission.submissions or ""),
             bytes_text(submission.size) if submission.size else "",
-            clean(submission.why),
+            clean("; ".join(filter(None, [submission.free_days.text, submission.why]))),
         )
         for submission in collection.submissions
     ]

@@ -16,6 +16,7 @@ from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults, GraderTest
 from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
+from labctl.courses.records.free_days import FreeDays
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -200,6 +201,24 @@ def test_a_changed_bundle_makes_collect_fail(
     assert "1 of 2 submitted, 1 of them late." in said.out
     assert "no seat in this course: zoe" in said.err
     assert (why in said.err) is damaged
+
+
+def test_collect_says_why_a_late_submission_has_no_penalty(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = SeatSubmission(
+        seat="alice",
+        students=("alice",),
+        state="in",
+        received="2026-11-30T10:00:00Z",
+        late_s=2 * 86_400,
+        free_days=FreeDays(used=2, total=4),
+    )
+    answer(monkeypatch, "collect.collect", Collection(assignment="hw3", submissions=(late,)))
+    row = labctl("-C", "ml", "course", "collect", "hw3").out.splitlines()[1]
+    assert "2 d" in row
+    assert "off" not in row
+    assert row.endswith("uses 2 of 4 free days")
 
 
 def test_collect_writes_the_code_where_it_is_asked_to(

@@ -42,7 +42,7 @@ def test_excuses_and_late_days_still_hold(folder: CourseFolder) -> None:
     assert (late.late_s, late.penalty, late.free_days.text) == (
         3 * 86_400 - 100,
         0,
-        "3 of 4 free days used here",
+        "uses 3 of 4 free days",
     )
 
 
@@ -56,4 +56,4 @@ def test_released_feedback_has_the_marks(folder: CourseFolder) -> None:
     feedback = Receiver(folder.drop).feedback("hw1", "alice")
     assert feedback is not None
     assert "code: 8 of 10 (ann) clear names" in feedback.text
-    assert "3 of 4 free days used here: final score 28" in feedback.text
+    assert "uses 3 of 4 free days: final score 28" in feedback.text

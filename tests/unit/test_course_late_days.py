@@ -72,7 +72,7 @@ def test_free_days_are_spent_in_the_order_of_due_times(folder: CourseFolder) -> 
     hand_in(folder, "hw2", "alice", 3 * DAY_S)
     found = [seat_of(folder, name, "alice") for name in ("hw1", "hw2", "hw3")]
     assert [(one.free_days.used, one.penalty) for one in found] == [(3, 0), (1, 20), (0, 20)]
-    assert found[0].free_days.text == "3 of 4 free days used here"
+    assert found[0].free_days.text == "uses 3 of 4 free days"
     grade = next(one for one in list_grades(folder, "hw2") if one.student == "alice")
     assert (grade.stamp.penalty, grade.stamp.free_days.used) == (20, 1)
     give_mark(folder, "hw2", "alice", "text", "10")

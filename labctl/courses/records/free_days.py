@@ -15,7 +15,7 @@ class FreeDays(Value, frozen=True):
 
     @property
     def text(self) -> str:
-        return f"{self.used} of {self.total} free days used here" if self.used else ""
+        return f"uses {self.used} of {self.total} free days" if self.used else ""
 
 
 class LateWork(Value, frozen=True):
