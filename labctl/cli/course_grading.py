@@ -25,7 +25,7 @@ from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
-from labctl.courses.grading.record import OUTPUT
+from labctl.courses.grading.record import OUTPUT, TESTS_OUTPUT
 from labctl.courses.grading.results import late_text
 from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
@@ -329,9 +329,16 @@ def _print_failures(grading: GradingResult, grades: Path) -> None:
         click.echo(f"  {clean(grading.withheld)}", err=True)
     if failed:
         others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
-        click.echo(f"  output: {grades / name / failed[0] / OUTPUT}{others}", err=True)
+        click.echo(f"  output: {_find_output(grades / name / failed[0])}{others}", err=True)
     if grading.withheld:
         click.echo(
             f"  next: labctl course grade {name} --dry-run   # tries your solution", err=True
         )
         click.echo(f"  or:   labctl course grade {name} --accept-failures   # 0 points", err=True)
+
+
+def _find_output(directory: Path) -> Path:
+    """Return the file with the output of a failed submission: what tests printed, or its own."""
+    own, tests = directory / OUTPUT, directory / TESTS_OUTPUT
+    is_empty = not own.exists() or own.stat().st_size == 0
+    return tests if is_empty and tests.exists() else own

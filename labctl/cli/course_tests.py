@@ -72,7 +72,7 @@ def print_student_tests(students: Sequence[StudentTests], names: Mapping[str, st
             one.student,
             shorten_name(names.get(one.student) or "-"),
             f"{len(one.tests) - len(one.failed)}/{len(one.tests)}" if one.tests else "-",
-            names_text([test.name for test in one.failed], MOST_NAMES),
+            names_text([test.name.rpartition("::")[2] for test in one.failed], MOST_NAMES),
         )
         for one in students
     ]

@@ -144,14 +144,17 @@ def describe_parts(config: CourseConfig, parts: Mapping[str, tuple[GradedPart, .
 
 
 def _describe_part(rules: AssignmentConfig, part: GradedPart) -> str:
+    return f"{part.points:g} for {_name_source(rules.grade or GradeConfig(), part)}"
+
+
+def _name_source(grade: GradeConfig, part: GradedPart) -> str:
     if part.tests:
-        return f"{count_text(len(part.tests), f'{part.kind} test')} {part.points:g}"
-    grade = rules.grade or GradeConfig()
+        return count_text(len(part.tests), f"{part.kind} test")
     if part.kind == "autograder":
-        return f"autograder {part.points:g}"
+        return "the autograder"
     values = sorted(grade.scale)
-    span = f" from {values[0]:g} to {values[-1]:g}" if values else ""
-    return f"{grade.metric_name or 'grader'}{span} {part.points:g}"
+    span = f" ({values[0]:g} to {values[-1]:g})" if values else ""
+    return f"{grade.metric_name or 'the grader'}{span}"
 
 
 def list_part_cautions(

@@ -124,6 +124,11 @@ def test_a_failure_of_all_is_shown_with_its_cause_its_log_and_the_next_commands(
     assert f"{course}/.course/grades/hw3/alice/output.txt, and of 1 more beside it" in said.err
     assert "next: labctl course grade hw3 --dry-run" in said.err
     assert "nothing was released" in said.err
+    place = course / ".course" / "grades" / "hw3" / "alice"
+    place.mkdir(parents=True)
+    (place / "output.txt").touch()
+    (place / "tests.txt").write_text("hidden tests:")
+    assert f"{place}/tests.txt, and" in labctl("-C", "ml", "course", "grade", "hw3").err
 
 
 TRIED_TESTS = (
@@ -258,7 +263,7 @@ def test_grades_show_staff_which_tests_failed(course: Path, labctl: Labctl) -> N
     rows = [line.split() for line in said.out.splitlines()]
     assert rows == [
         ["STUDENT", "NAME", "PASSED", "FAILED"],
-        ["alice", "Alice", "1/2", "t.py::a\ufffd[2J"],
+        ["alice", "Alice", "1/2", "a\ufffd[2J"],
         ["bob", "Bob", "-"],
     ]
     body = json.loads(labctl("-C", "ml", "course", "grades", "hw3", "--tests", "--json").out)
@@ -276,7 +281,7 @@ def test_the_plan_shows_points_and_what_does_not_add_up(course: Path, labctl: La
     (course / "course.yaml").write_text(text)
     said = labctl("-C", "ml", "course", "plan", "--offline")
     assert said.code == 0
-    assert "hw3: 100 points: f1 40, 1 hidden test 60\n" in said.out
+    assert "hw3: 100 points: 40 for f1, 60 for 1 hidden test\n" in said.out
     (course / "course.yaml").write_text(text.replace("{metric", "{points: 50, metric"))
     wrong = labctl("-C", "ml", "course", "plan", "--offline")
     assert wrong.code == 2

@@ -86,14 +86,14 @@ def test_a_marker_that_pytest_would_read_otherwise_is_refused(
 @pytest.mark.parametrize(
     ("assignment", "text"),
     [
-        (GRADE % "", "10 points: grader 10"),
+        (GRADE % "", "10 points: 10 for the grader"),
         (
             TESTS + "\n    " + GRADE % ", metric: accuracy",
-            "10 points: accuracy 2.5, 3 hidden tests 7.5",
+            "10 points: 2.5 for accuracy, 7.5 for 3 hidden tests",
         ),
         (
             TESTS + "\n    " + GRADE % ", scale: {0.9: 0, 0.97: 2.5}",
-            "10 points: accuracy from 0.9 to 0.97 2.5, 3 hidden tests 7.5",
+            "10 points: 2.5 for accuracy (0.9 to 0.97), 7.5 for 3 hidden tests",
         ),
     ],
 )
@@ -152,7 +152,8 @@ def test_the_plan_warns_of_points_that_a_student_can_forge(tmp_path: Path) -> No
     text = "tests: {public: hidden}\n    grade: {autograder: autograder.zip}"
     config = load_course(make_course(tmp_path, text, WITH_TESTS) / "course.yaml")
     parts = check_parts(config)
-    assert describe_parts(config, parts) == ["hw3: 10 points: autograder 2.5, 3 public tests 7.5"]
+    text = "hw3: 10 points: 2.5 for the autograder, 7.5 for 3 public tests"
+    assert describe_parts(config, parts) == [text]
     own, setup, public = list_part_cautions(config, parts)
     assert "in one container with the student's code, which can read the tests" in own
     assert "labctl does not run setup.sh of autograder.zip" in setup
