@@ -30,6 +30,8 @@ from pathlib import Path
 BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ANYTHING = "…"
 FIGURE = re.compile(r"\d+")
+# Two or more spaces in an escaped text.
+GAP = re.compile(r"(?:\\ ){2,}")
 DEADLINE_S = 300.0
 
 
@@ -90,14 +92,20 @@ def matches(promised: str, printed: str, *, figures_vary: bool = False) -> bool:
 
     With `figures_vary`, any number may stand for a number.
     """
-    pattern = "".join(
-        r"(?:.*\n)*" if line.strip() == ANYTHING else
-        ".*".join(map(re.escape, line.split(ANYTHING)))
-        for line in promised.splitlines(keepends=True)
-    )  # fmt: skip
+    pattern = "".join(map(_build_pattern, promised.splitlines(keepends=True)))
     if figures_vary:
         pattern = FIGURE.sub(lambda figure: FIGURE.pattern, pattern)
     return re.fullmatch(pattern, printed) is not None
+
+
+def _build_pattern(line: str) -> str:
+    if ANYTHING not in line:
+        return re.escape(line)
+    if line.strip() == ANYTHING:
+        return r"(?:.*\n)*"
+    text = ".*".join(map(re.escape, line.split(ANYTHING)))
+    # What varies may stand in another row of the table, and then the columns have another width.
+    return GAP.sub("  +", text)
 
 
 def replay(page: Path, place: str, session: Session) -> list[str]:

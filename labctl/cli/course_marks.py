@@ -21,8 +21,6 @@ from labctl.errors import LabError, UsageError
 from labctl.text import count_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from labctl.courses.marking import GivenMark, MarkingTask
     from labctl.courses.records.folder import CourseFolder
     from labctl.courses.records.marks import RubricItem
@@ -58,7 +56,7 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
     assignment, json_ = options["assignment"], options["json_"]
     folder = open_course(ctx, quiet=json_).folder
     if not options["list_"] and not options["next_"]:
-        given = _record_mark(folder, options)
+        given = _record_mark(folder, **options)
         if json_:
             print_json({"mark": given})
         else:
@@ -74,7 +72,7 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
         _walk(folder, assignment)
 
 
-def _record_mark(folder: CourseFolder, options: Mapping[str, Any]) -> GivenMark:
+def _record_mark(folder: CourseFolder, **options: Any) -> GivenMark:
     """Give the mark that the command's words name, or take it back."""
     assignment, item, undo = options["assignment"], options["item"], options["undo"]
     if not item or bool(options["points"]) == undo:

@@ -310,21 +310,22 @@ def _lives(pid: int) -> bool:
 def inside(container: str, line: str, **how: str) -> tuple[int, str]:
     """A shell line in a container, through the engine: its exit code, and what it printed.
 
-    An engine that is busy may lose what a short command has printed. The line runs once: where the
-    mark behind its output is missing, the output is read again. `how` is the Docker SDK's `user`,
-    `workdir`.
+    An engine that is busy may lose a part of what a short command has printed. The line runs once:
+    where the output has not the size that follows it, it is read again. `how` is the Docker SDK's
+    `user`, `workdir`.
     """
     output_file = f"/dev/shm/.output-{secrets.token_hex(8)}"
-    show = f"cat {output_file}; printf '{_END}'"
+    show = f"cat {output_file}; printf '{_END}%s' $(wc -c <{output_file})"
     with engine.connect() as docker:
         box = docker.containers.get(container)
         words = ["sh", "-c", f"(\n{line}\n) >{output_file} 2>&1\ncode=$?; {show}; exit $code"]
         code, output = box.exec_run(words, **how)
         for _ in range(5):
-            text = str(output.decode(errors="replace"))
-            if text.endswith(_END) or code != 0:
+            text, mark, size = output.rpartition(_END.encode())
+            if size == b"%d" % len(text) or code != 0:
                 break
             _, output = box.exec_run(["sh", "-c", show], **how)
         else:
             raise AssertionError(f"the engine loses what is printed: {line}")
-    return int(code), text.removesuffix(_END)
+    # A line that ends with its container has no mark.
+    return int(code), (text if mark else output).decode(errors="replace")

@@ -38,7 +38,7 @@ from labctl.wire.verbs import LabRequest, Verb
 pytest_plugins = ["sshd_fixtures"]
 pytestmark = pytest.mark.engine
 MIB = 1024**2
-BIG_BYTES = 64 * MIB
+BIG_BYTES = 128 * MIB
 DISK = "/home/student/labctl"
 
 
