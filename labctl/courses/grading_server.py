@@ -14,7 +14,8 @@ import msgspec
 
 from labctl.config import LabConfig
 from labctl.courses.context import build_own_seat
-from labctl.courses.records.folder import PRIVATE
+from labctl.courses.private_paths import find_overlap, list_hidden_paths
+from labctl.courses.records.folder import PRIVATE, CourseFolder
 from labctl.courses.servers import CourseOperator
 from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.errors.subject import COURSE
@@ -187,13 +188,7 @@ def _build_grading_config(staff: CourseOperator, lab: LabConfig) -> LabConfig:
     root = folder.path / PRIVATE / "grading"
     root.mkdir(mode=0o700, exist_ok=True)
     if image.is_built:
-        root = folder.path / image.build
-        if root.resolve() == folder.path.resolve():
-            raise ConfigError(
-                "the grading image cannot be built from the course's own folder",
-                why="the roster and the labels are in it, and would be uploaded too",
-                hint="put its Dockerfile into a separate directory: image: {build: image}",
-            )
+        root = _find_build_directory(folder, image.build)
         image = msgspec.structs.replace(image, build=".")
     need = lab.server.need
     if need.ttl_s is None:
@@ -209,6 +204,28 @@ def _build_grading_config(staff: CourseOperator, lab: LabConfig) -> LabConfig:
         secrets=(),
         services={},
     )
+
+
+def _find_build_directory(folder: CourseFolder, build: str) -> Path:
+    """Return where the image is built. ConfigError if students' code must not read what is there.
+
+    All files of the directory are sent to the server, and may end up in the image.
+    """
+    root = folder.path / build
+    problem, why = "", ""
+    if root.resolve() == folder.path.resolve():
+        problem = "the course's own folder"
+        why = "the roster and the labels are in it, and would be uploaded too"
+    elif name := find_overlap(folder.path, build, list_hidden_paths(folder.config)):
+        problem = f"{build}, which has or is in {name}"
+        why = "students' code runs in the image, and could read it there"
+    if problem:
+        raise ConfigError(
+            f"the grading image cannot be built from {problem}",
+            why=why,
+            hint="put its Dockerfile into a separate directory: image: {build: image}",
+        )
+    return root
 
 
 @contextmanager

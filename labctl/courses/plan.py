@@ -109,11 +109,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
         limits=plan_changes.describe_server_limits(config),
-        cautions=(
-            *_warn_former_servers(staff),
-            *plan_changes.list_cautions(config, at),
-            *list_part_cautions(config, parts),
-        ),
+        cautions=(*_list_cautions(staff, at), *list_part_cautions(config, parts)),
         costs=costs,
         starters=starters,
         assignments=tuple(plan_changes.describe_assignments(config)),
@@ -175,6 +171,10 @@ def _list_running(staff: CourseOperator) -> list[tuple[str, str]]:
         for server in servers
         if not server.ended and not server.seat.startswith(".")
     ]
+
+
+def _list_cautions(staff: CourseOperator, at: float) -> list[str]:
+    return [*_warn_former_servers(staff), *plan_changes.list_cautions(staff.folder.config, at)]
 
 
 def _warn_former_servers(staff: CourseOperator) -> list[str]:

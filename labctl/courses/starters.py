@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import AssignmentConfig, CourseConfig, Paths, load_lab
-from labctl.config.course_schema import GradeConfig
 from labctl.config.document import Node, make_problem_at, make_problems_error, parse
 from labctl.config.identity import replace_file, write_private
 from labctl.config.locations import parse_git_address
@@ -24,6 +23,7 @@ from labctl.config.reader import LAB_FILE
 from labctl.courses.git_templates import is_fetched
 from labctl.courses.handed_out import STARTERS, record_handed_out
 from labctl.courses.material import NAME as HANDOUTS
+from labctl.courses.private_paths import find_overlap, list_grading_paths
 from labctl.courses.records.folder import PRIVATE, CourseFolder
 from labctl.courses.records.roster import ROSTER_FILE
 from labctl.courses.templates import read_directory, read_template
@@ -167,16 +167,9 @@ def _is_test_module(path: str) -> bool:
 
 def _require_not_private(config: CourseConfig, place: str) -> None:
     """Raise ValueError if `place` has, or is in, something that students must not get."""
-    private = [config.path.name, PRIVATE, "imported", ROSTER_FILE]
-    for rules in config.assignments.values():
-        grade = rules.grade or GradeConfig()
-        own = (grade.inputs, grade.labels, grade.reference, grade.autograder, rules.tests.hidden)
-        private += filter(None, own)
-    directory = (config.root / place).resolve()
-    for name in private:
-        path = (config.root / name).resolve()
-        if path.is_relative_to(directory) or directory.is_relative_to(path):
-            raise ValueError(f"{place} has, or is in, {name}, which students must not get")
+    private = [config.path.name, PRIVATE, "imported", ROSTER_FILE, *list_grading_paths(config)]
+    if name := find_overlap(config.root, place, private):
+        raise ValueError(f"{place} has, or is in, {name}, which students must not get")
 
 
 def _find_problem(starter: Starter) -> str:

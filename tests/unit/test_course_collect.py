@@ -307,6 +307,12 @@ def staff_of(folder: CourseFolder, grading: str) -> CourseOperator:
             ConfigError,
             "own folder",
         ),
+        (
+            "  hw5: {tests: {hidden: hw5/hidden}}\n"
+            "grading: {server: {provider: static, static: {hosts: [g]}}, image: {build: hw5}}\n",
+            ConfigError,
+            "cannot be built from hw5, which has or is in hw5/hidden",
+        ),
     ],
 )
 def test_where_nothing_is_graded(

@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from forged_bed import FORGED
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
 from labctl.config import find_paths
-from labctl.courses import grading_dry_run
+from labctl.courses import grading_dry_run, release
 from labctl.courses import grading_run as grading
 from labctl.courses.grading_dry_run import try_reference
 from labctl.courses.grading_run import GradingResult, grade_assignment
@@ -446,3 +447,23 @@ def test_hidden_tests_run_apart_from_the_grader_and_their_text_stays_with_staff(
     with pytest.raises(ConfigError, match="hw3 cannot be graded") as refused:
         grade_assignment(staff, "hw3")
     assert "which leaves none for `grade`" in refused.value.why
+
+
+def test_some_tests_are_shown_only_when_nobody_can_submit_any_more(
+    staff: CourseOperator, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = {"name": "late_test", "score": 5, "visibility": "after_due_date"}
+    server.replies = {
+        name_of(student): GradedJobRecord(OK, OK, json.dumps({"score": 5, "tests": [test]}))
+        for student in STUDENTS
+    }
+    grade_assignment(staff, "hw3")
+    staff.folder.ledger.append("due", student="bob", assignment="hw3", seconds=3 * 86_400)
+    due_at = datetime.fromisoformat("2026-11-28T23:59:00+01:00").timestamp()
+    shown = []
+    for after_s in (-1, 3600, 3 * 86_400 + 3600):
+        monkeypatch.setattr(release.time, "time", lambda after_s=after_s: due_at + after_s)
+        release_grades(staff.folder, "hw3")
+        page = (staff.folder.grades / "hw3" / "alice" / "feedback.html").read_text()
+        shown.append("late_test" in page)
+    assert shown == [False, False, True]

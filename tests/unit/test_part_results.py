@@ -139,6 +139,7 @@ def run_tests(
     """Run the program that runs hidden tests; its exit code, score and output by test."""
     (folder / "tests").mkdir()
     (folder / "tests" / "test_a.py").write_text(test_file)
+    (folder / "tests" / "other_test.py").write_text("def test_that_the_plan_does_not_read(): ...")
     (folder / "predictions").write_text(outputs)
     env = {
         "LABCTL_TESTS": str(folder / "tests"),

@@ -20,7 +20,11 @@ try:
 except ImportError:
     sys.exit("the grading image has no pytest: add it to the image (grading.image in course.yaml)")
 
-OPTIONS = ("-q", "--tb=short", "--color=no", "-c", "/dev/null", "-p", "no:cacheprovider")
+# The files are those that `labctl course plan` reads.
+OPTIONS = (
+    "-q", "--tb=short", "--color=no", "-c", "/dev/null", "-p", "no:cacheprovider",
+    "-o", "python_files=test_*.py",
+)  # fmt: skip
 MARKER = "points(value, visibility): what a test is worth, and who may see its result"
 MOST_OUTPUT = 1000
 # pytest's exit codes for tests that ran: all passed, some failed.
