@@ -76,7 +76,7 @@ class GradeStamp(Value, frozen=True, omit_defaults=True):
     bundle_sha256: str
     claim: AccuracyComparison
     # Left out if none was used, as by versions without free days.
-    free_days: FreeDays = FreeDays()
+    free_days: FreeDays | None = None
 
 
 def encode(record: GradeRecord) -> bytes:
@@ -113,7 +113,7 @@ def build_results(record: GradeRecord) -> GradeResults:
         received=record.received,
         bundle_sha256=record.bundle_sha256,
         claim=record.comparison,
-        free_days=record.free_days if record.free_days.used else FreeDays(),
+        free_days=record.free_days if record.free_days.used else None,
     )
     note = lateness_note(
         raw.score, record.points, record.penalty, record.late_s, record.free_days.text
