@@ -77,7 +77,7 @@ def list_student_tests(folder: CourseFolder, assignment: str) -> list[StudentTes
 
 
 def _read_tests(store: GradeStore, grade: Grade) -> tuple[GraderTest, ...]:
-    if not grade.owner or grade.score is None:
+    if not grade.owner or grade.automatic is None:
         return ()
     text = (store.grade_directory(grade.owner) / RESULTS).read_text(errors="replace")
     try:

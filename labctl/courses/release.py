@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import msgspec
 
 from labctl.config.identity import write_private
-from labctl.config.times import ANY_S
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.collect import find_rules
 from labctl.courses.grade_store import GradeStore, list_owners
@@ -17,6 +15,7 @@ from labctl.courses.grading.feedback import render_page, render_text
 from labctl.courses.grading.record import FEEDBACK, RESULTS, GradeRecord, build_results
 from labctl.courses.grading.results import parse_results, select_shown, without_lateness_note
 from labctl.courses.grading.totals import add_items, build_total_record, describe_marks
+from labctl.courses.lateness import DeadlineJudge
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
@@ -26,7 +25,6 @@ from labctl.courses.records.released_grades import (
     draft_released_line,
     list_released_lines,
 )
-from labctl.courses.records.spending import read_due_extensions
 from labctl.courses.records.student import Student
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.events import Question, Reporter, SilentReporter
@@ -95,8 +93,9 @@ def release_grades(
     before = {grade.student: as_released(grade, lines.get(grade.student)) for grade in grades}
     changes = [change_text(grade) for grade in before.values() if grade.unreleased is not None]
     _require_consent(name, changes, reporter or SilentReporter())
+    is_closed = _has_closed(folder, name)
     for release in releases:
-        _publish_feedback(grade_store, release)
+        _publish_feedback(grade_store, release, is_closed)
     drafts = [
         draft_released_line(name, grade, by, before[grade.student].change) for grade in grades
     ]
@@ -176,7 +175,7 @@ def _is_change(draft: CourseLedgerDraft, line: CourseLedgerEntry | None) -> bool
     return line is None or line.detail != draft.detail
 
 
-def _publish_feedback(grade_store: GradeStore, release: _SeatRelease) -> None:
+def _publish_feedback(grade_store: GradeStore, release: _SeatRelease, is_closed: bool) -> None:
     """Give each student of a seat their own feedback, with the corrections and marks for them."""
     receiver, record = Receiver(grade_store.folder.drop), release.record
     grades = {grade.student: grade for grade in release.ready}
@@ -191,7 +190,7 @@ def _publish_feedback(grade_store: GradeStore, release: _SeatRelease) -> None:
         if grade is not None and grade.items:
             own = build_total_record(grade_store.name, release.seat.name, grade, own)
         assert own is not None
-        feedback = _build_feedback(grade_store, own, grade)
+        feedback = _build_feedback(grade_store, own, grade, is_closed)
         directory = grade_store.grade_directory(owner)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(directory / FEEDBACK, feedback.page.encode())
@@ -230,18 +229,22 @@ def _apply_correction(
     )
 
 
-def _build_feedback(grade_store: GradeStore, record: GradeRecord, grade: Grade | None) -> Feedback:
-    is_closed = _has_closed(grade_store.folder, record.assignment)
+def _build_feedback(
+    grade_store: GradeStore, record: GradeRecord, grade: Grade | None, is_closed: bool
+) -> Feedback:
     results = select_shown(build_results(record), is_closed=is_closed)
+    text = render_text(results)
     if grade is not None and grade.items:
-        text = "\n".join(filter(None, [describe_marks(grade), results.output]))
-        results = add_items(msgspec.structs.replace(results, output=text), grade.items)
+        marks = describe_marks(grade)
+        text = "\n".join(filter(None, [marks, text]))
+        output = "\n".join(filter(None, [marks, results.output]))
+        results = add_items(msgspec.structs.replace(results, output=output), grade.items)
     return Feedback(
         assignment=record.assignment,
         number=record.number,
         score=record.score or 0.0,
         points=record.points,
-        text=render_text(results),
+        text=text,
         page=render_page(record, results, grade_store.read_output(record.seat)),
     )
 
@@ -251,9 +254,6 @@ def _has_closed(folder: CourseFolder, assignment: str) -> bool:
 
     An assignment without a due time never closes.
     """
-    rules = find_rules(folder, assignment)
-    if rules.due is None:
-        return False
-    late_s = 0 if rules.late == ANY_S else max(rules.late, rules.grace)
-    extensions = read_due_extensions(folder.ledger.list_entries(kind="due"), assignment)
-    return time.time() > rules.due.at + late_s + max([0, *extensions.values()])
+    deadline = DeadlineJudge(folder, assignment)
+    seats = list_assignment_seats(folder, assignment)
+    return deadline.rules.due is not None and all(deadline.has_closed(seat) for seat in seats)

@@ -19,7 +19,7 @@ from forged_bed import FORGED
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
 from labctl.config import find_paths
-from labctl.courses import grading_dry_run, release
+from labctl.courses import grading_dry_run, lateness
 from labctl.courses import grading_run as grading
 from labctl.courses.grading_dry_run import try_reference
 from labctl.courses.grading_run import GradingResult, grade_assignment
@@ -462,7 +462,7 @@ def test_some_tests_are_shown_only_when_nobody_can_submit_any_more(
     due_at = datetime.fromisoformat("2026-11-28T23:59:00+01:00").timestamp()
     shown = []
     for after_s in (-1, 3600, 3 * 86_400 + 3600):
-        monkeypatch.setattr(release.time, "time", lambda after_s=after_s: due_at + after_s)
+        monkeypatch.setattr(lateness.time, "time", lambda after_s=after_s: due_at + after_s)
         release_grades(staff.folder, "hw3")
         page = (staff.folder.grades / "hw3" / "alice" / "feedback.html").read_text()
         shown.append("late_test" in page)
