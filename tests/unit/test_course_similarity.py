@@ -203,7 +203,7 @@ def test_a_file_that_takes_too_long_is_left_out_and_the_rest_is_compared(
 
     monkeypatch.setattr(similarity, "_run_worker", compare_documents)
     monkeypatch.setattr(similarity_worker.copydetect, "CodeFingerprint", read_slowly)
-    monkeypatch.setattr(similarity_worker, "FILE_S", 0.05)
+    monkeypatch.setattr(similarity_worker, "FILE_S", 1.0)
     before = signal.signal(signal.SIGALRM, similarity_worker._stop_file)
     try:
         result = find(folder)
