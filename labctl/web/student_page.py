@@ -103,9 +103,9 @@ class StudentPage:
             "/": self.show_seat,
             "/events": self.stream_events,
             "/runs/{run}/log": self.stream_log,
-            "/work/{name}/feedback": self.send_feedback,
-            "/work/{name}/{number}/receipt": self.send_receipt,
-            "/work/{name}/{number}/report": self.send_report,
+            "/submissions/{name}/feedback": self.send_feedback,
+            "/submissions/{name}/{number}/receipt": self.send_receipt,
+            "/submissions/{name}/{number}/report": self.send_report,
             "/services/{lab_id}/{name}": self.open_service,
             "/static/{path:path}": self.send_static,
         }

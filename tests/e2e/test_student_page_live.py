@@ -221,7 +221,7 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         page.goto(campus.url)
         require_fitting(page)
         enter(campus.url, context, campus.enter("lovelace").cookie)
-        for path in ("/", "/server/start", "/work/hw9/feedback"):
+        for path in ("/", "/server/start", "/submissions/hw9/feedback"):
             page.goto(campus.url + path)
             require_fitting(page)
         page.goto(campus.url)

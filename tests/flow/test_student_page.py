@@ -227,7 +227,8 @@ def test_nobody_sees_anything_of_another_student(school: School) -> None:
     key = bed.seat(1).pseudonym
     for path in (
         f"/?run={theirs}", f"/runs/{theirs}/log", f"/runs/{theirs}/cancel",
-        "/work/hw3/2/receipt", "/work/hw3/1/../../x", "/work/hw4/feedback", "/work/../feedback",
+        "/submissions/hw3/2/receipt", "/submissions/hw3/1/../../x",
+        "/submissions/hw4/feedback", "/submissions/../feedback",
         # the staff's addresses
         f"/seats/{key}", f"/seats/{key}/extend", "/costs", "/another", "/assignments/hw3",
         f"/events/seats/{key}", f"/seats/{key}/handed/{key}/hw3/1/bundle",
@@ -238,7 +239,9 @@ def test_nobody_sees_anything_of_another_student(school: School) -> None:
     assert visitor.form(f"/runs/{theirs}/cancel", csrf="x")[0] == 403
 
 
-@pytest.mark.parametrize("path", ["/", "/events", "/runs/x/log", "/work/hw3/1/receipt", "/costs"])
+@pytest.mark.parametrize(
+    "path", ["/", "/events", "/runs/x/log", "/submissions/hw3/1/receipt", "/costs"]
+)
 def test_a_stranger_sees_nothing(school: School, path: str) -> None:
     status, headers, body = Visitor(f"{school.url}/").ask(path)
     assert (status, headers["location"], body) == (303, "/sign-in", "")
@@ -251,14 +254,14 @@ def test_grades_are_seen_once_they_are_released(school: School) -> None:
     page = visitor.ask("/")[2]
     assert "43.21" not in page
     assert "secret" not in page
-    assert visitor.ask("/work/hw3/feedback")[0] == 404
+    assert visitor.ask("/submissions/hw3/feedback")[0] == 404
     feedback = Feedback("hw3", 1, 87.5, 100, f"well done {EVIL}", f"<h1>All of it</h1>{EVIL}")
     receiver = Receiver(school.bed.folder.drop)
     receiver.release_feedback("hw3", "lovelace", feedback)
     wait_until(lambda: "<strong>87.5</strong> of 100 points" in visitor.ask("/")[2])
     page = visitor.ask("/")[2]
     assert "well done &lt;script&gt;" in page
-    status, headers, body = visitor.ask("/work/hw3/feedback")
+    status, headers, body = visitor.ask("/submissions/hw3/feedback")
     assert (status, "All of it" in body) == (200, True)
     assert headers["content-security-policy"].startswith("sandbox;")
     receiver.release_feedback("hw3", "lovelace", None)
@@ -359,7 +362,7 @@ def test_a_link_elsewhere_opens_the_page_and_nothing_more(school: School) -> Non
     link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
     assert visitor.ask("/", Sec_Fetch_Dest="document", **link)[0] == 200
     assert visitor.ask("/", Sec_Fetch_Dest="iframe", **link)[0] == 403
-    assert visitor.ask("/work/hw3/1/receipt", Sec_Fetch_Dest="document", **link)[0] == 403
+    assert visitor.ask("/submissions/hw3/1/receipt", Sec_Fetch_Dest="document", **link)[0] == 403
     assert visitor.ask("/", Host="evil.example")[0] == 400
 
 
