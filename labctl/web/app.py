@@ -92,8 +92,7 @@ class Dashboard:
         self.app = self._build_application(middleware)
 
     def close(self) -> None:
-        """Accept no more sign-ins, and end every stream, from any thread."""
-        self.link.close()
+        """End every stream, from any thread."""
         self.feed.close()
 
     def _build_application(self, middleware: Sequence[Middleware]) -> FastAPI:

@@ -13,15 +13,32 @@ import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, decode
-from labctl.courses.records.gradebook import read_results
+from labctl.courses.records.excuses import read_excuses
+from labctl.courses.records.gradebook import Grade, Stamp, add_marks, read_results
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.marks import StudentMarks, describe_items, list_items, read_marks
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
+from labctl.model import Value
 from labctl.web.view import GradeView
 
 MAX_BYTES = 4 * 1024**2
 # characters of feedback that are shown
 MAX_FEEDBACK = 2000
+
+
+class GradeDecisions(Value, frozen=True):
+    """What people decided about grades, from the ledger.
+
+    `released` are pairs of assignment and student; student "" means everybody. `frozen` are the
+    seats of closed assignments, by assignment and student. `marks` are those of rubrics, by
+    assignment and student; `excuses` the reasons, by assignment and student.
+    """
+
+    released: frozenset[tuple[str, str]] = frozenset()
+    frozen: Mapping[str, Mapping[str, str]] = {}
+    marks: Mapping[str, Mapping[str, StudentMarks]] = {}
+    excuses: Mapping[tuple[str, str], str] = {}
 
 
 class Grades:
@@ -36,25 +53,36 @@ class Grades:
         self,
         student: Student,
         assignments: Mapping[str, AssignmentConfig],
-        released: frozenset[tuple[str, str]],
-        frozen: Mapping[str, Mapping[str, str]],
+        decisions: GradeDecisions,
     ) -> tuple[GradeView, ...]:
-        """Return a student's grades; for an assignment without one, the grade of the team.
-
-        `frozen` are the seats of closed assignments, by assignment and student.
-        """
+        """Return a student's grades, with marks; without an own grade, the grade of the team."""
         grades = []
         for name, rules in assignments.items():
-            seats = frozen.get(name)
-            seat = student.seat if seats is None else seats.get(student.id, student.id)
-            for owner in dict.fromkeys((student.id, seat)):
-                grade = self._read(name, owner, rules.points)
-                if grade is not None:
-                    is_released = (name, student.id) in released or (name, "") in released
-                    is_public = is_released and self._has_feedback(name, owner)
-                    grades.append(msgspec.structs.replace(grade, released=is_public))
-                    break
+            grade = self._read_automatic(student, name, rules, decisions)
+            reason = decisions.excuses.get((name, student.id))
+            marks = decisions.marks.get(name, {}).get(student.id, {})
+            if reason is not None:
+                grade = GradeView(assignment=name, points=rules.points, feedback=reason)
+            elif rules.rubric:
+                grade = _add_marks(grade, name, rules, marks)
+            if grade is not None:
+                grades.append(grade)
         return tuple(grades)
+
+    def _read_automatic(
+        self, student: Student, name: str, rules: AssignmentConfig, decisions: GradeDecisions
+    ) -> GradeView | None:
+        """Return what the automatic grading gave the student, or else their team."""
+        seats = decisions.frozen.get(name)
+        seat = student.seat if seats is None else seats.get(student.id, student.id)
+        for owner in dict.fromkeys((student.id, seat)):
+            grade = self._read(name, owner, rules.points)
+            if grade is not None:
+                pairs = {(name, student.id), (name, "")}
+                is_released = not decisions.released.isdisjoint(pairs)
+                is_public = is_released and self._has_feedback(name, owner)
+                return msgspec.structs.replace(grade, released=is_public)
+        return None
 
     def _has_feedback(self, assignment: str, owner: str) -> bool:
         """Tell whether the feedback belongs to this grade; grading again removes the old one."""
@@ -76,6 +104,44 @@ class Grades:
                 self._cache[file] = cached
             return cached[1]
         return None
+
+
+def read_decisions(
+    entries: Sequence[CourseLedgerEntry], assignments: Mapping[str, AssignmentConfig]
+) -> GradeDecisions:
+    """Return what the ledger says about the grades of these assignments."""
+    with_rubric = [name for name, rules in assignments.items() if rules.rubric]
+    return GradeDecisions(
+        released=find_released(entries),
+        frozen=find_frozen_seats(entries, assignments),
+        marks={name: read_marks(entries, name) for name in with_rubric},
+        excuses={pair: excuse.text for pair, excuse in read_excuses(entries).items()},
+    )
+
+
+def _add_marks(
+    view: GradeView | None, name: str, rules: AssignmentConfig, marks: StudentMarks
+) -> GradeView | None:
+    """Return the grade with the marks of the rubric; None if there is neither."""
+    items = list_items(rules.rubric, marks)
+    if view is None and not marks:
+        return None
+    found = view or GradeView(assignment=name)
+    grade = add_marks(
+        Grade(
+            student="",
+            score=found.automatic,
+            points=rules.points,
+            stamp=Stamp(number=found.number, penalty=found.penalty),
+            owner=name if view else "",
+        ),
+        rules.graded_points,
+        items,
+    )
+    text = "\n".join(filter(None, [grade.problem, describe_items(items), found.feedback]))
+    return msgspec.structs.replace(
+        found, score=grade.final, points=rules.points, feedback=text[:MAX_FEEDBACK]
+    )
 
 
 def find_frozen_seats(
@@ -104,7 +170,9 @@ def _read_grade(file: Path, size: int, assignment: str, points: float) -> GradeV
     if file.name == RESULTS:
         results = read_results(file)
         feedback = results.output[:MAX_FEEDBACK] or results.problem
-        return msgspec.structs.replace(empty, score=results.score, feedback=feedback)
+        return msgspec.structs.replace(
+            empty, score=results.score, automatic=results.score, feedback=feedback
+        )
     if size > MAX_BYTES:
         return msgspec.structs.replace(empty, feedback=f"{file.name} is too large to show")
     try:
@@ -122,6 +190,8 @@ def _convert_record(record: GradeRecord) -> GradeView:
         assignment=record.assignment,
         number=record.number,
         score=record.score,
+        automatic=record.raw.score if record.raw else None,
+        penalty=record.penalty,
         points=record.points,
         feedback=feedback[:MAX_FEEDBACK],
         claim=record.comparison.describe(),

@@ -97,7 +97,7 @@ def serve_dashboard(
     listener = _open_listener(port)
     dashboard = factory.build_dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
     url = dashboard.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
-    _start_server(dashboard, listener, stop)
+    _start_server(dashboard, listener, stop, on_closed=dashboard.link.close)
     return url
 
 
@@ -174,11 +174,17 @@ def _start_server(
     listener: socket.socket,
     stop: threading.Event,
     settings: StudentSettings | None = None,
+    *,
+    on_closed: Callable[[], None] = lambda: None,
 ) -> None:
+    """Serve the site until `stop` is set; call `on_closed` once its port is free again."""
     server = SiteServer(site, listener, settings or StudentSettings())
-    closer = threading.Thread(
-        target=server.close_after, args=(stop,), name="labctl-dashboard-end", daemon=True
-    )
+
+    def close() -> None:
+        server.close_after(stop)
+        on_closed()
+
+    closer = threading.Thread(target=close, name="labctl-dashboard-end", daemon=True)
     closer.start()
     if not server.wait_until_ready():
         stop.set()
@@ -227,7 +233,7 @@ class SiteServer:
         return True
 
     def close_after(self, stop: threading.Event) -> None:
-        """Wait for `stop`, then end the server, its thread and its link."""
+        """Wait for `stop`, then end the server and its thread, and release the port."""
         stop.wait()
         with contextlib.suppress(RuntimeError):  # the server's loop has ended already
             self._site.close()

@@ -19,7 +19,7 @@ from labctl.courses.records.timetable import find_zone
 from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Run, Server
 from labctl.state import State
-from labctl.web.grades import Grades, find_frozen_seats, find_released
+from labctl.web.grades import GradeDecisions, Grades, read_decisions
 from labctl.web.ledger_view import CostSums, LedgerView
 from labctl.web.server_load import load_from_watchdog
 from labctl.web.submission_list import SubmissionList
@@ -118,14 +118,13 @@ class SnapshotTaker:
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on(folder.config.assignments)
-        released = find_released(self._ledger.news)
-        frozen = find_frozen_seats(self._ledger.news, folder.config.assignments)
+        decisions = read_decisions(self._ledger.news, folder.config.assignments)
         return Snapshot(
             at=now,
             course=folder.config.name,
             seats=tuple(self._make_seat(seat, servers, watches, runs, spent) for seat in seats),
             people=tuple(
-                self._make_person(student, keys, roster, released, frozen)
+                self._make_person(student, keys, roster, decisions)
                 for student in roster.people
                 if student.active or student.id in keys
             ),
@@ -236,8 +235,7 @@ class SnapshotTaker:
         student: Student,
         keys: dict[str, str],
         roster: _RosterCache,
-        released: frozenset[tuple[str, str]],
-        frozen: Mapping[str, Mapping[str, str]],
+        decisions: GradeDecisions,
     ) -> PersonView:
         return PersonView(
             key=roster.keys[student.id],
@@ -249,9 +247,7 @@ class SnapshotTaker:
             active=student.active,
             seat=keys.get(student.id, ""),
             hand_ins=self._hand_ins.submissions_of(roster.mates[student.seat]),
-            grades=self._grades.read_grades(
-                student, self._folder.config.assignments, released, frozen
-            ),
+            grades=self._grades.read_grades(student, self._folder.config.assignments, decisions),
         )
 
     def _make_due(self, name: str) -> AssignmentView:

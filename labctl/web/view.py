@@ -144,12 +144,15 @@ class GradeView(Value, frozen=True):
     """A grade. If `score` is None, it is not graded, and `feedback` has the reason.
 
     `claim` compares the student's figure with the measured one, `agrees` tells whether they match;
-    `flags` are findings that a person should review. `number` is the graded submission.
+    `flags` are findings that a person should review. `number` is the graded submission. `automatic`
+    is what the automatic grading gave, before the penalty in percent and without marks.
     """
 
     assignment: str
     number: int = 0
     score: float | None = None
+    automatic: float | None = None
+    penalty: int = 0
     points: float | None = None
     feedback: str = ""
     released: bool = False

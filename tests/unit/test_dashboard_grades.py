@@ -1,0 +1,76 @@
+"""Grades on the dashboard: what people decided is added to the automatic grading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from labctl.config.course_schema import AssignmentConfig
+from labctl.courses.grading.record import FILE, GradeRecord, encode
+from labctl.courses.grading.results import GradeResults
+from labctl.courses.records.excuses import draft_excuse_line
+from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
+from labctl.courses.records.marks import draft_mark_line
+from labctl.courses.records.student import Student
+from labctl.web.grades import Grades, read_decisions
+from labctl.web.view import GradeView
+
+ADA = Student(id="ada")
+RULES = {"hw3": AssignmentConfig(points=100, rubric={"code": 20, "talk": 20})}
+
+
+@pytest.fixture
+def graded(tmp_path: Path) -> Path:
+    """ada's submission was late: 55 points, and 10% of the assignment's points off."""
+    place = tmp_path / "hw3" / "ada"
+    place.mkdir(parents=True)
+    record = GradeRecord(
+        assignment="hw3", seat="ada", students=("ada",), student="ada", number=2, received="",
+        bundle_sha256="", key="k", outcome="graded", points=60, penalty=10, score=49,
+        raw=GradeResults(score=55, output="55 of 60 right"),
+    )  # fmt: skip
+    (place / FILE).write_bytes(encode(record))
+    return tmp_path
+
+
+def read(folder: Path, *drafts: CourseLedgerDraft) -> GradeView:
+    entries = [
+        msgspec.convert({**msgspec.to_builtins(draft), "n": n, "at": 0.0}, CourseLedgerEntry)
+        for n, draft in enumerate(drafts)
+    ]
+    [grade] = Grades(folder).read_grades(ADA, RULES, read_decisions(entries, RULES))
+    return grade
+
+
+def mark(item: str, points: float) -> CourseLedgerDraft:
+    return draft_mark_line("hw3", "ada", "ada", item, points, by="ann", note="clear")
+
+
+def test_a_grade_without_all_marks_is_not_complete(graded: Path) -> None:
+    grade = read(graded, mark("code", 17))
+    assert (grade.score, grade.points) == (None, 100)
+    assert grade.feedback.splitlines() == [
+        "not marked yet: talk",
+        "code: 17 of 20 (ann) clear",
+        "talk: not marked yet, of 20",
+        "55 of 60 right",
+    ]
+
+
+def test_marks_are_added_and_the_penalty_is_of_all_points(graded: Path) -> None:
+    grade = read(graded, mark("code", 17), mark("talk", 20))
+    assert (grade.score, grade.automatic, grade.number) == (82, 55, 2)
+
+
+def test_marks_without_an_automatic_grade_are_shown(tmp_path: Path) -> None:
+    grade = read(tmp_path, mark("code", 17), mark("talk", 20))
+    assert grade.score is None
+    assert "code: 17 of 20 (ann) clear" in grade.feedback
+
+
+def test_an_excused_student_has_no_score(graded: Path) -> None:
+    excuse = draft_excuse_line("hw3", "ada", "ada", excused=True, by="ann", why="ill")
+    grade = read(graded, mark("code", 17), mark("talk", 20), excuse)
+    assert (grade.score, grade.feedback) == (None, "excused: ill")
