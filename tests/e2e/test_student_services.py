@@ -98,6 +98,9 @@ def test_a_notebook_runs_in_the_browser_and_reaches_nothing_of_the_page(
 ) -> None:
     page = sign_in(campus, context)
     notebook = open_in_browser(page, "Open Jupyter")
+    # Another test's notebook may be open in this JupyterLab.
+    notebook.wait_for_url("**/lab**")
+    notebook.goto(notebook.url.partition("?")[0] + "?reset")
     launcher = notebook.locator(".jp-LauncherCard", has_text="Python 3").first
     expect(launcher).to_be_visible(timeout=PAGE_MS)
     launcher.click()
