@@ -32,6 +32,10 @@ ANYTHING = "…"
 FIGURE = re.compile(r"\d+")
 # Two or more spaces in an escaped text.
 GAP = re.compile(r"(?:\\ ){2,}")
+# What a command says about a part that lasts more than ten seconds, as on a busy machine.
+WAIT = re.compile(
+    r"^  (?:canceling|checking|listing|looking for|reading|removing|stopping) .*\n", re.MULTILINE
+)
 DEADLINE_S = 300.0
 
 
@@ -117,7 +121,7 @@ def replay(page: Path, place: str, session: Session) -> list[str]:
         start = text.index(step.shown + step.output, end) + len(step.shown)
         end = start + len(step.output)
         printed = session.run(step.command)
-        if matches(step.output, printed):
+        if matches(step.output, printed) or matches(step.output, WAIT.sub("", printed)):
             continue
         if is_recording:
             page.write_text(text[:start] + printed + text[end:])
