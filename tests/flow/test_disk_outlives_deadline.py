@@ -241,17 +241,17 @@ def test_a_disk_is_let_go_once_a_store_saves_the_results(
     lab: World, armed: list[GuardRequest]
 ) -> None:
     server = up(lab)
-    context = lab.context()
-    context.__dict__["config"] = msgspec.structs.replace(context.config, store="s3://bucket/digits")
-    guard.arm(context, server)
+    guard.arm(with_store(lab), server)
     assert cloud_of(lab).kept_until == {}
     assert armed[-1].ending.disk == "goes"
 
 
 def with_store(lab: World) -> LabContext:
     context = lab.context()
-    context.__dict__["config"] = msgspec.structs.replace(context.config, store="s3://bucket/digits")
-    return context
+    config = msgspec.structs.replace(context.config, store="s3://bucket/digits")
+    stored = msgspec.structs.replace(context, config=config)
+    stored.__dict__.update(context.__dict__)  # the provider and the connections of the world
+    return stored
 
 
 def test_a_disk_is_not_let_go_before_the_watchdog_knows_the_store(lab: World) -> None:
