@@ -250,19 +250,26 @@ class SshProcess:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`end` closes it)
         self.process = spawn_ssh(argv, subprocess.PIPE, self._errors)
         self._listening = False
+        # Another thread may end this process while one waits for it.
+        self._lock = threading.Lock()
+        self._ended = False
 
     def is_listening(self, wait_s: float) -> bool:
         """Whether ssh listens on the local port, which it says on its output, within `wait_s`."""
-        if not self._listening:
-            assert self.process.stdout is not None
-            output = self.process.stdout.fileno()
-            poll = select.poll()
-            poll.register(output, select.POLLIN)
-            self._listening = bool(poll.poll(wait_s * 1000) and os.read(output, 16))
-        return self._listening
+        with self._lock:
+            if not self._listening and not self._ended:
+                assert self.process.stdout is not None
+                output = self.process.stdout.fileno()
+                poll = select.poll()
+                poll.register(output, select.POLLIN)
+                self._listening = bool(poll.poll(wait_s * 1000) and os.read(output, 16))
+            return self._listening
 
     def read_stderr(self) -> str:
-        return os.pread(self._errors.fileno(), 16_384, 0).decode(errors="replace")
+        with self._lock:
+            if self._ended:
+                return ""
+            return os.pread(self._errors.fileno(), 16_384, 0).decode(errors="replace")
 
     def end(self) -> None:
         self.process.terminate()
@@ -271,9 +278,11 @@ class SshProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self._errors):
-            if stream is not None:
-                stream.close()
+        with self._lock:
+            self._ended = True
+            for stream in (self.process.stdin, self.process.stdout, self._errors):
+                if stream is not None:
+                    stream.close()
 
 
 def find_free_port(wanted: int) -> int:

@@ -24,6 +24,7 @@ from labctl.services.background_forwards import find_forwards, is_ours, list_for
 from labctl.services.port_forward import (
     Forwarding,
     ForwardSpec,
+    SshProcess,
     _PortTakenError,
     build_url,
     find_free_port,
@@ -182,6 +183,17 @@ def test_another_program_on_the_port_is_not_the_service(
     with pytest.raises(ConnectError):
         Forwarding(spec).open()
     assert not (tmp_path / "asked").exists()
+
+
+def test_an_ssh_that_another_thread_has_ended_listens_nowhere(tmp_path: Path) -> None:
+    """As with Ctrl-C during a reconnection."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    process = SshProcess([str(ssh)])
+    process.end()
+    assert not process.is_listening(0.1)
+    assert process.read_stderr() == ""
 
 
 def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_spared(
