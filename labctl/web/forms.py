@@ -6,13 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import Response
 
 from labctl.config.scalars import parse_duration
 from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
-from labctl.web.request_state import form_of, pseudonyms_of, session_of
+from labctl.web.request_state import form_of, pseudonyms_of
 from labctl.web.view import SeatView, ServerView
+from labctl.web.web_site import add_routes
 
 if TYPE_CHECKING:
     from labctl.web.app import Dashboard
@@ -31,10 +33,8 @@ class ActionForms:
 
     def add_to(self, app: FastAPI) -> None:
         extend, cancel = "/seats/{key}/extend", "/seats/{key}/runs/{run}/cancel"
-        app.add_api_route(extend, self.ask_extend, methods=["GET"], response_class=Response)
-        app.add_api_route(extend, self.extend, methods=["POST"], response_class=Response)
-        app.add_api_route(cancel, self.ask_cancel, methods=["GET"], response_class=Response)
-        app.add_api_route(cancel, self.cancel, methods=["POST"], response_class=Response)
+        add_routes(app, "GET", {extend: self.ask_extend, cancel: self.ask_cancel})
+        add_routes(app, "POST", {extend: self.extend, cancel: self.cancel})
 
     async def ask_extend(self, request: Request, key: str, by: str = "1h") -> Response:
         dashboard = self._dashboard
@@ -73,7 +73,7 @@ class ActionForms:
         try:
             watch = await asyncio.to_thread(dashboard.actions.extend, seat.name, span_s, why)
         except LabError as error:
-            return await self._redirect_with_message(request, key, "bad", _error_text(error))
+            return await self._redirect_with_message(request, key, "bad", describe_failure(error))
         message = f"Extended by {span(span_s)}."
         if watch and watch.ttl_left_s is not None:
             message += f" The server stops in {span(watch.ttl_left_s)}."
@@ -108,7 +108,7 @@ class ActionForms:
         try:
             ended_run, had_ended = await asyncio.to_thread(dashboard.actions.cancel, seat.name, run)
         except LabError as error:
-            return await self._redirect_with_message(request, key, "bad", _error_text(error))
+            return await self._redirect_with_message(request, key, "bad", describe_failure(error))
         event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
         message = f"{event}: {ended_run.summary or ended_run.state_text}."
         return await self._redirect_with_message(request, key, "good", message)
@@ -116,10 +116,7 @@ class ActionForms:
     async def _redirect_with_message(
         self, request: Request, key: str, kind: str, text: str
     ) -> Response:
-        dashboard = self._dashboard
-        dashboard.messages.setdefault(session_of(request).id, []).append((kind, text))
-        await dashboard.feed.renew()
-        return RedirectResponse(f"/seats/{key}", 303)
+        return await self._dashboard.redirect_with_message(request, f"/seats/{key}", kind, text)
 
 
 def _price_lines(seat: SeatView, machine: ServerView, span_s: int, now: float) -> list[str]:
@@ -155,7 +152,3 @@ def parse_span(text: str) -> int:
             "an extension here is limited to a day", why="labctl course extend allows more"
         )
     return span_s
-
-
-def _error_text(error: LabError) -> str:
-    return " ".join(filter(None, [f"{error.what}.", error.why]))
