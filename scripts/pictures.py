@@ -26,13 +26,14 @@ from pathlib import Path
 from unittest.mock import patch
 
 import msgspec
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in (".", "cli", "unit")]
-from dashboard_bed import fill, make  # noqa: E402  # after the path above
+from chromium import open_browser  # noqa: E402  # after the path above
+from dashboard_bed import fill, make  # noqa: E402
 from guide_session import GUIDE, make_guide_session  # noqa: E402
 from report_facts import evaluation, facts  # noqa: E402
 from terminal import open_terminal  # noqa: E402
@@ -70,8 +71,6 @@ from labctl.web import http_server  # noqa: E402
 WIDTH = 88  # columns
 BARS_WIDTH = 110  # columns that the texts of the bars need
 MIB = 1024**2
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 COMMANDS = {
     "help": ("All commands", "labctl --help"),
     "status": ("The server and its runs", "labctl status"),
@@ -338,8 +337,7 @@ def make_student_page(folder: Path, scratch: Path, browser: Browser) -> Iterator
 
 def make_pictures(folder: Path) -> list[Picture]:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
+    with tempfile.TemporaryDirectory() as scratch, open_browser() as browser:
         session = make_guide_session(Path(scratch))
         return [
             *make_screens(folder, session),

@@ -101,7 +101,7 @@ class Dashboard(CourseSite):
         with contextlib.suppress(LabError):  # the page shows it
             await self.feed.open_channel(first.channel, self._choose_renderer(first))
 
-    def describe_frame(self, request: Request, snapshot: Snapshot) -> dict[str, Any]:
+    def describe_frame(self, request: Request, snapshot: Snapshot) -> dict[str, object]:
         frame = super().describe_frame(request, snapshot)
         return frame | {
             "assignments": snapshot.assignments,

@@ -50,7 +50,7 @@ class CourseSite(WebSite):
     def list_tasks(self) -> list[Coroutine[Any, Any, None]]:
         return [self.feed.run()]
 
-    def describe_frame(self, request: Request, snapshot: Snapshot) -> dict[str, Any]:
+    def describe_frame(self, request: Request, snapshot: Snapshot) -> dict[str, object]:
         """Return what the templates of all pages need."""
         # htmx shows only the live part of a page, so it must not take the messages.
         is_part = "hx-request" in request.headers

@@ -1,12 +1,7 @@
-"""A student who uses the browser alone: from the join file to the end of a real server.
-
-CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
-a directory, the pages are kept as pictures.
-"""
+"""A student who uses the browser alone: from the join file to the end of a real server."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,8 +11,9 @@ from typing import Literal
 
 import pytest
 import sshd_container
+from chromium import keep_picture, measure_overflow
 from lab_servers import wait_for
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from labctl.config import find_paths
 from labctl.courses import teardown
@@ -38,9 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 from dashboard_bed import fill, make
 from service_proxy_bed import serve_bed
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGE_MS = 90_000
 RUN = "live-run"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -69,14 +64,6 @@ class School:
     staff: CachingCourseOperator
     url: str
     join_file: Path
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -121,11 +108,6 @@ def page(browser: Browser) -> Iterator[Page]:
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         context.set_default_timeout(PAGE_MS)
         yield context.new_page()
-
-
-def keep(page: Page, name: str) -> None:
-    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"student-{name}.png", full_page=True)
 
 
 def require_state(page: Page, state: str) -> None:
@@ -183,7 +165,7 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     expect(log).to_contain_text("line 3", timeout=PAGE_MS)
     assert f"first {EVIL}" in log.inner_text()
     assert log.locator("img").count() == 0
-    keep(page, "live")
+    keep_picture(page, "student-live", full_page=True)
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.locator(".said")).to_contain_text("was canceled")
@@ -219,22 +201,17 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         context.on("request", lambda request: requests.append(request.url))
         page = context.new_page()
         page.goto(campus.url)
-        require_fitting(page)
+        assert measure_overflow(page) <= 0, page.url
         enter(campus.url, context, campus.enter("lovelace").cookie)
         for path in ("/", "/server/start", "/submissions/hw9/feedback"):
             page.goto(campus.url + path)
-            require_fitting(page)
+            assert measure_overflow(page) <= 0, page.url
         page.goto(campus.url)
         expect(page.locator("#live")).to_have_text("live")
-        keep(page, f"{width}")
+        keep_picture(page, f"student-{width}", full_page=True)
     assert {url for url in requests if not url.startswith((campus.url, "data:"))} == set()
 
 
 def enter(url: str, context: BrowserContext, cookie: str) -> None:
     name, _, value = cookie.partition("=")
     context.add_cookies([{"name": name, "value": value, "url": url}])
-
-
-def require_fitting(page: Page) -> None:
-    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(wide) <= 0, page.url
