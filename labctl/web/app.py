@@ -59,7 +59,7 @@ class PageView(Value, frozen=True):
 class Dashboard(CourseSite):
     """The dashboard of one course; `drop` is the receiver's directory."""
 
-    message_template = "message"
+    base, home = "base.html.j2", "Everybody"
 
     def __init__(
         self,
@@ -109,6 +109,14 @@ class Dashboard(CourseSite):
             "back": frame["address"],
             "here": "",
         }
+
+    def take_messages(self, request: Request) -> list[tuple[str, str]]:
+        pseudonyms = pseudonyms_of(request)
+        hint = "The action failed. Show names to read the reason."
+        return [
+            (kind, pseudonyms.text(text, hint) if kind == "bad" else text)
+            for kind, text in super().take_messages(request)
+        ]
 
     def describe_error(
         self, request: Request, what: str, why: str, status: int

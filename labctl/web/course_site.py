@@ -26,11 +26,12 @@ CACHE_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 class CourseSite(WebSite):
     """The pages of one course, which a feed keeps up to date.
 
-    Subclasses add their routes and tasks, and what all of their pages show.
+    A subclass adds its routes and tasks, and the values that all of its templates need.
     """
 
-    # the template of a page that only says something
-    message_template: ClassVar[str]
+    # the template that a message or a question extends, and what it calls the first page
+    base: ClassVar[str]
+    home: ClassVar[str]
     # the status of an error; 503 for any other
     statuses: ClassVar[Mapping[type[LabError], int]] = {NotFoundError: 404, UsageError: 400}
 
@@ -52,16 +53,22 @@ class CourseSite(WebSite):
 
     def describe_frame(self, request: Request, snapshot: Snapshot) -> dict[str, object]:
         """Return what the templates of all pages need."""
-        # htmx shows only the live part of a page, so it must not take the messages.
-        is_part = "hx-request" in request.headers
-        session = session_of(request)
         return {
             "course": snapshot.course,
-            "session": session,
-            "messages": [] if is_part else self.messages.pop(session.id, []),
+            "session": session_of(request),
+            "messages": self.take_messages(request),
             "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
             "stream": "",
+            "base": self.base,
+            "home": self.home,
         }
+
+    def take_messages(self, request: Request) -> list[tuple[str, str]]:
+        """Return the messages that this page shows, once."""
+        # htmx shows only the live part of a page, so it must not take the messages.
+        if "hx-request" in request.headers:
+            return []
+        return self.messages.pop(session_of(request).id, [])
 
     def describe_error(
         self, request: Request, what: str, why: str, status: int
@@ -89,9 +96,27 @@ class CourseSite(WebSite):
             return Response(text, status, media_type="text/plain; charset=utf-8")
         title = title[:1].upper() + title[1:]
         values = {"title": title, "lines": lines, "back": "/"}
-        page = self.render_page(request, snapshot, self.message_template, **values)
+        page = self.render_page(request, snapshot, "message", **values)
         page.status_code = status
         return page
+
+    async def ask(
+        self,
+        request: Request,
+        title: str,
+        lines: Sequence[str],
+        action: str,
+        yes: str,
+        *,
+        back: str = "/",
+        wants_reason: bool = False,
+        **fields: str,
+    ) -> Response:
+        """Render a page that asks whether to send a form with these fields to `action`."""
+        snapshot = await self.feed.read_snapshot()
+        values = {"title": title, "lines": lines, "action": action, "yes": yes, "fields": fields}
+        values |= {"back": back, "wants_reason": wants_reason}
+        return self.render_page(request, snapshot, "confirm", **values)
 
     async def redirect_with_message(
         self, request: Request, address: str, kind: str, text: str

@@ -51,17 +51,15 @@ class ActionForms:
             "During this time, it does not stop when it is idle.",
             *_price_lines(seat, seat.machine, span_s, snapshot.at),
         ]
-        return dashboard.render_page(
+        return await dashboard.ask(
             request,
-            snapshot,
-            "confirm",
-            title=f"Extend {name} by {span(span_s)}?",
-            lines=lines,
-            action=f"/seats/{key}/extend",
-            fields={"by": by},
-            yes=f"Extend by {span(span_s)}",
-            why=True,
+            f"Extend {name} by {span(span_s)}?",
+            lines,
+            f"/seats/{key}/extend",
+            f"Extend by {span(span_s)}",
             back=f"/seats/{key}",
+            wants_reason=True,
+            by=by,
         )
 
     async def extend(self, request: Request, key: str) -> Response:
@@ -86,21 +84,11 @@ class ActionForms:
         if not any(one.id == run for one in seat.runs):
             raise NotFoundError("this seat has no run with this id")
         name = pseudonyms_of(request).seat(snapshot, seat)
-        return dashboard.render_page(
-            request,
-            snapshot,
-            "confirm",
-            title=f"Cancel run {run} of {name}?",
-            lines=[
-                "The run gets SIGTERM and has a minute to write a checkpoint. "
-                f"Its files stay on the server, which keeps running{_hourly_price_text(seat)}."
-            ],
-            action=f"/seats/{key}/runs/{run}/cancel",
-            fields={},
-            yes="Cancel the run",
-            why=False,
-            back=f"/seats/{key}",
-        )
+        line = "The run gets SIGTERM and has a minute to write a checkpoint. Its files stay on the "
+        line += f"server, which keeps running{_hourly_price_text(seat)}."
+        title, action = f"Cancel run {run} of {name}?", f"/seats/{key}/runs/{run}/cancel"
+        back = f"/seats/{key}"
+        return await dashboard.ask(request, title, [line], action, "Cancel the run", back=back)
 
     async def cancel(self, request: Request, key: str, run: str) -> Response:
         dashboard = self._dashboard

@@ -55,7 +55,7 @@ Page = tuple[Snapshot, PersonView, SeatView]
 class StudentPage(CourseSite):
     """The page for the students of one course."""
 
-    message_template = "student_message"
+    base, home = "student_base.html.j2", "My seat"
     statuses = CourseSite.statuses | {PolicyError: 403}
 
     def __init__(
