@@ -100,7 +100,7 @@ class CourseSite(WebSite):
         page.status_code = status
         return page
 
-    async def ask(
+    async def render_question(
         self,
         request: Request,
         title: str,

@@ -51,7 +51,7 @@ class ActionForms:
             "During this time, it does not stop when it is idle.",
             *_price_lines(seat, seat.machine, span_s, snapshot.at),
         ]
-        return await dashboard.ask(
+        return await dashboard.render_question(
             request,
             f"Extend {name} by {span(span_s)}?",
             lines,
@@ -88,7 +88,9 @@ class ActionForms:
         line += f"server, which keeps running{_hourly_price_text(seat)}."
         title, action = f"Cancel run {run} of {name}?", f"/seats/{key}/runs/{run}/cancel"
         back = f"/seats/{key}"
-        return await dashboard.ask(request, title, [line], action, "Cancel the run", back=back)
+        return await dashboard.render_question(
+            request, title, [line], action, "Cancel the run", back=back
+        )
 
     async def cancel(self, request: Request, key: str, run: str) -> Response:
         dashboard = self._dashboard

@@ -68,7 +68,7 @@ class StudentForms:
             lines.append(f"Your budget still buys {span(budget.left_s)} of it.")
         title = "Use this server?" if is_up else "Start your server?"
         yes = "Use the server" if is_up else "Start the server"
-        return await self._page.ask(request, title, lines, START, yes)
+        return await self._page.render_question(request, title, lines, START, yes)
 
     async def ask_extend(self, request: Request, by: str = "1h") -> Response:
         _, _, seat = await self._page.find_seat(request)
@@ -78,7 +78,7 @@ class StudentForms:
             lines.append(f"This costs at most {usd(seat.machine.usd_per_hour * span_s / 3600)}.")
         title = f"Extend your server by {span(span_s)}?"
         yes = f"Extend by {span(span_s)}"
-        return await self._page.ask(request, title, lines, EXTEND, yes, by=by)
+        return await self._page.render_question(request, title, lines, EXTEND, yes, by=by)
 
     async def start(self, request: Request) -> Response:
         student = session_of(request).student
@@ -109,7 +109,9 @@ class StudentForms:
             lines.append(f"This ends it for all your labs: {', '.join(labs)}.")
         if seat.team:
             lines.append("It continues to run as long as a member of your team uses it.")
-        return await self._page.ask(request, "End your server?", lines, END, "End the server")
+        return await self._page.render_question(
+            request, "End your server?", lines, END, "End the server"
+        )
 
     async def end(self, request: Request) -> Response:
         student = session_of(request).student
@@ -129,7 +131,7 @@ class StudentForms:
             f"Its files stay on the server, which keeps running{cost}."
         ]
         title, action = f"Cancel run {run}?", f"/runs/{run}/cancel"
-        return await self._page.ask(request, title, lines, action, "Cancel the run")
+        return await self._page.render_question(request, title, lines, action, "Cancel the run")
 
     async def cancel(self, request: Request, run: str) -> Response:
         _, person, seat = await self._page.find_seat(request)
