@@ -33,7 +33,19 @@ from labctl.courses.records.ledger_entries import CourseLedgerDraft
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
-from dashboard_bed import Bed, Stream, Visitor, fill, make, stream_of  # noqa: E402  # after the path above
+from dashboard_bed import (  # noqa: E402  # after the path above
+    Bed,
+    Stream,
+    Visitor,
+    fill,
+    make,
+    stream_of,
+)
+
+__all__ = [
+    "TARGET_PAGE_MS", "Bed", "Visitor", "build_course", "measure_watched", "read_rss_mb", "report",
+    "run_benchmark", "serve", "time_page",
+]  # fmt: skip
 
 LEDGER_LINES = 100
 SWEEP_S = 15.0

@@ -114,9 +114,18 @@ class CourseSite(WebSite):
     ) -> Response:
         """Render a page that asks whether to send a form with these fields to `action`."""
         snapshot = await self.feed.read_snapshot()
-        values = {"title": title, "lines": lines, "action": action, "yes": yes, "fields": fields}
-        values |= {"back": back, "wants_reason": wants_reason}
-        return self.render_page(request, snapshot, "confirm", **values)
+        return self.render_page(
+            request,
+            snapshot,
+            "confirm",
+            title=title,
+            lines=lines,
+            action=action,
+            yes=yes,
+            fields=fields,
+            back=back,
+            wants_reason=wants_reason,
+        )
 
     async def redirect_with_message(
         self, request: Request, address: str, kind: str, text: str

@@ -17,6 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from labctl.config import Paths
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import RequestHandler
+from labctl.courses.server_submissions import ServerSubmissions
 from labctl.state import State
 from labctl.web.app import Dashboard
 from labctl.web.auth import SESSION_S, LoginLink, RequireSession, read_or_create_key
@@ -104,6 +105,8 @@ def build_student_page(
         services,
         services_url,
         institution,
+        path,
+        ServerSubmissions(path, paths),
     )
     return page, proxy
 

@@ -38,10 +38,12 @@ from labctl.web.student_services import (
     StudentServices,
 )
 from labctl.web.student_sign_in import StudentSignIn
+from labctl.web.student_submissions import StudentSubmissions
 from labctl.web.view import PersonView, SeatView, Snapshot, SubmissionView
 from labctl.web.web_site import Routes, add_routes
 
 if TYPE_CHECKING:
+    from labctl.courses.server_submissions import ServerSubmissions
     from labctl.web.institution_sign_in import InstitutionSignIn
 
 # logs that are open in the browsers of all students together
@@ -56,7 +58,7 @@ class StudentPage(CourseSite):
     """The page for the students of one course."""
 
     base, home = "student_base.html.j2", "My seat"
-    statuses = CourseSite.statuses | {PolicyError: 403}
+    statuses = {**CourseSite.statuses, PolicyError: 403}  # noqa: RUF012
 
     def __init__(
         self,
@@ -68,7 +70,9 @@ class StudentPage(CourseSite):
         middleware: Sequence[Middleware],
         services: StudentServices | None,
         services_url: str,
-        institution: InstitutionSignIn | None = None,
+        institution: InstitutionSignIn | None,
+        course: Path,
+        submissions: ServerSubmissions,
     ) -> None:
         super().__init__(feed, pages, middleware)
         self.access = access
@@ -92,6 +96,12 @@ class StudentPage(CourseSite):
         add_routes(self.app, "GET", routes)
         StudentSignIn(pages, access, institution).add_to(self.app)
         StudentForms(self).add_to(self.app)
+        self._submissions = submissions
+        StudentSubmissions(self, course, submissions).add_to(self.app)
+
+    def close(self) -> None:
+        super().close()
+        self._submissions.close()
 
     def list_tasks(self) -> list[Coroutine[Any, Any, None]]:
         own = [self.access.watch(), self.actions.watch_starts(), self._read_prices()]
