@@ -108,9 +108,10 @@ def prepare(order: SubmissionOrder) -> PreparedSubmission:
         staff = CourseOperator(folder, paths, state, SilentReporter(), by=order.student)
         server, lab, run = _find_work(staff, order)
         work = _make_copy(lab, Path(order.directory) / LAB)
-        checkpoint = _download(lab, server, run, work.config.root, rules.max_size)
+        checkpoint, skipped = _download(lab, server, run, work.config.root, rules.max_size)
         contents = _collect(work, rules, order.student, run, checkpoint)
-        notes = (*contents.notes, *_list_failed_tests(folder, work, rules.name, run))
+        failed = _list_failed_tests(folder, work, rules.name, run)
+        notes = (*contents.notes, *skipped, *failed)
     target = Path(order.directory) / BUNDLE
     with target.open("wb") as out:
         sha256 = bundle.write_bundle(contents.manifest, contents.sources, out)
@@ -153,13 +154,18 @@ def _make_copy(lab: LabContext, root: Path) -> LabContext:
     return lab.make_sibling(config, lab.lab_id)
 
 
-def _download(lab: LabContext, server: Server, run: Run | None, root: Path, most_bytes: int) -> str:
-    """Download the code and what a bundle has of the run; return the checkpoint to submit."""
+def _download(
+    lab: LabContext, server: Server, run: Run | None, root: Path, most_bytes: int
+) -> tuple[str, list[str]]:
+    """Download the code and what a bundle has of the run.
+
+    Returns the checkpoint to submit, and which files were left out.
+    """
     remote, request = lab.open_agent(server), LabRequest(lab.config.name, lab.lab_id)
     code = selected_files.list_code(remote, request, root, lab.reporter)
     selected_files.fetch_code(code, most_bytes)
     if run is None:
-        return ""
+        return "", code.describe_skipped()
     home = root / "runs" / run.id
     only = (CHECKPOINTS, LOGS, REPORT, EVALUATION)
     listed = selected_files.list_run(remote, request, run.id, only, home, lab.reporter)
@@ -176,7 +182,7 @@ def _download(lab: LabContext, server: Server, run: Run | None, root: Path, most
         ],
         most_bytes,
     )
-    return checkpoint
+    return checkpoint, code.describe_skipped() + listed.describe_skipped()
 
 
 def _describes_checkpoints(path: str) -> bool:
@@ -197,7 +203,7 @@ def _collect(
     if not contents.manifest.files:
         raise NotFoundError("there are no files in /lab/code", why="nothing can be submitted")
     if part := find_missing_part(rules, contents):
-        source = f"run {run.id} has none on the server" if run else "it comes from a run"
+        source = f"run {run.id} has none on the server" if run else "only a run has that"
         raise NotFoundError(f"{rules.name} requires the {part}", why=source)
     require_no_secrets(work, contents)
     if run is None:

@@ -24,11 +24,12 @@ from labctl.sync.ignore import (
     find_ignored_name,
     read_rules,
 )
-from labctl.text import bytes_text
+from labctl.text import bytes_text, names_text
 from labctl.wire.files import CODE_FILES, MANIFEST, ManifestRequest, PartsRequest
 from labctl.wire.verbs import LabRequest
 
 MOST_FILES = 20_000
+MOST_NAMED = 5
 # The rules of one directory are read in full.
 MOST_RULES_BYTES = 64 * 1024
 AGAIN = "try again once nothing writes to it any more"
@@ -59,6 +60,10 @@ class SelectedFiles:
         self._download = Download(
             folder, target, basis=None, reporter=reporter, name="download", hint=AGAIN
         )
+
+    def describe_skipped(self) -> list[str]:
+        """Say in one sentence which files were left out; [] if none was."""
+        return [f"skipped {names_text(self.skipped, MOST_NAMED)}"] if self.skipped else []
 
     def fetch(self, paths: Sequence[str], most_bytes: int) -> None:
         """Download these files, and verify them.
@@ -98,7 +103,8 @@ def list_code(
         for part in reply.files
         if not _is_never_sent(part.path) and not part.path.startswith(environments)
     ]
-    return SelectedFiles(folder, files, reply.skipped, target, reporter)
+    skipped = [file for file in reply.skipped if not _is_never_sent(file.path)]
+    return SelectedFiles(folder, files, skipped, target, reporter)
 
 
 def fetch_code(code: SelectedFiles, most_bytes: int) -> None:

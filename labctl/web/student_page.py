@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -58,7 +58,7 @@ class StudentPage(CourseSite):
     """The page for the students of one course."""
 
     base, home = "student_base.html.j2", "My seat"
-    statuses = {**CourseSite.statuses, PolicyError: 403}  # noqa: RUF012
+    statuses: ClassVar = {**CourseSite.statuses, PolicyError: 403}
 
     def __init__(
         self,

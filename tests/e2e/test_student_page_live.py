@@ -19,6 +19,7 @@ from labctl.config import find_paths
 from labctl.courses import teardown
 from labctl.courses.invitation import invite
 from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
@@ -26,6 +27,7 @@ from labctl.courses.status import build_seat_context
 from labctl.events import AGREE_TO_ALL, PolicyReporter
 from labctl.runs import run_specs, runs
 from labctl.state import State
+from labctl.submissions.bundle import open_member, read_members
 from labctl.submissions.receiver import Receiver
 from labctl.web import factory, http_server
 
@@ -46,7 +48,21 @@ server: {provider: local, gpu: none}
 image: IMAGE
 keeper: {host: keeper.example.edu, user: labctl}
 per_student: {budget: 5.00, ttl: 1h, max_ttl: 2h}
+assignments:
+  hw1: {require: [code, logs]}
 """
+# What a student leaves among their code: a link, a name of two lines, what git would run, and data
+# that their ignore rules leave out.
+WORK = r"""
+mkdir -p ~/labctl/*/code && cd ~/labctl/*/code && mkdir -p .git data
+echo 'print(1)' > train.py
+ln -sf /etc/passwd passwords.txt
+touch "$(printf 'two\nlines.py')"
+printf '[core]\n\tfsmonitor = touch /tmp/labctl-was-run\n' > .git/config
+printf 'data/\n' > .labignore
+head -c 300000000 /dev/zero > data/large.bin
+"""
+TOKEN = "ghp_" + "a1" * 18
 
 
 # Jupyter takes minutes to install: this answers where it would, and as it would be started.
@@ -80,8 +96,9 @@ def school(
     make_private(path)
     folder = CourseFolder(path)
     Receiver(folder.drop).init()
-    keys = AuthorizedKeys(folder, tmp_path / "authorized_keys")
     host_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
+    publish_assignments(folder, host_key)
+    keys = AuthorizedKeys(folder, tmp_path / "authorized_keys")
     join_file = invite(folder, "alice", tmp_path / "join", keys, host_key).path
     places = find_paths({"HOME": str(tmp_path / "home")})
     stop = threading.Event()
@@ -115,6 +132,66 @@ def require_state(page: Page, state: str) -> None:
         expect(page.locator("#server .state")).to_have_text(state, timeout=PAGE_MS)
     except AssertionError:
         raise AssertionError(page.locator("main").inner_text()) from None
+
+
+def type_on_server(school: School, script: str) -> None:
+    """Run a script in the account that Jupyter's files belong to."""
+    seat = school.staff.folder.find_seat("alice")
+    context = build_seat_context(school.staff, seat)
+    server = context.state.get_lab_server(context.lab_id)
+    assert server is not None
+    context.connections.reopen(server).run(script, timeout_s=30.0)
+
+
+def collect_files(page: Page, source: str) -> None:
+    """Choose what to submit, and wait until the page shows it or says why not."""
+    page.get_by_role("link", name="Submit from my server").click()
+    if (again := page.get_by_role("link", name="Choose again")).count():
+        again.click()
+    page.get_by_text(source).click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator("h1")).to_have_text("Submit hw1", timeout=PAGE_MS)
+
+
+def submit_from_server(page: Page, school: School) -> None:
+    """Submit what is seen, whatever happens on the server meanwhile; what is unsafe is refused."""
+    receiver = Receiver(school.staff.folder.drop)
+    type_on_server(school, WORK)
+    collect_files(page, RUN)
+    expect(page.get_by_role("heading", name="This would be submitted")).to_be_visible()
+    listed = page.locator(".path").all_text_contents()
+    assert {"code/train.py", "code/.labignore", "run.json"} <= set(listed)
+    assert not [name for name in listed if "lines" in name or "passw" in name or "git/" in name]
+    assert not [name for name in listed if "data" in name]
+    notes = " ".join(page.locator(".said.warn").all_text_contents())
+    assert "passwords.txt: it is a link" in notes
+    assert "lines.py: a control character in its name" in notes
+    keep_picture(page, "student-submission", full_page=True)
+    type_on_server(school, "cd ~/labctl/*/code && echo 'print(2)' >> train.py")
+    page.get_by_role("button", name="Submit hw1").click()
+    expect(page.locator(".said")).to_contain_text("hw1 is submitted: number 1")
+    (signed,) = receiver.receipts("hw1", "alice")
+    with receiver.find_bundle("hw1", "alice").open("rb") as file:
+        contents = {member.path: open_member(file, member).read() for member in read_members(file)}
+    assert contents["code/train.py"] == b"print(1)\n"
+    assert signed.receipt.run == RUN
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Receipt").click()
+    assert signed.receipt.bundle_sha256 in Path(download.value.path()).read_text()
+
+    type_on_server(school, f"cd ~/labctl/*/code && echo 'token = \"{TOKEN}\"' > config.py")
+    collect_files(page, RUN)
+    expect(page.locator(".said.bad")).to_contain_text("code/config.py, line 1: a GitHub token")
+    assert TOKEN not in page.content()
+    type_on_server(school, "cd ~/labctl/*/code && rm config.py && printf 'cos\nsystem\n.' > w.pkl")
+    page.get_by_text(RUN).click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator(".said.bad")).to_contain_text("code/w.pkl", timeout=PAGE_MS)
+    page.get_by_text("Your code alone").click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator(".said.bad")).to_contain_text("hw1 requires the logs", timeout=PAGE_MS)
+    assert len(receiver.receipts("hw1", "alice")) == 1
+    page.get_by_role("link", name="My seat").click()
 
 
 def begin_run(school: School) -> None:
@@ -166,6 +243,7 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     assert f"first {EVIL}" in log.inner_text()
     assert log.locator("img").count() == 0
     keep_picture(page, "student-live", full_page=True)
+    submit_from_server(page, school)
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.locator(".said")).to_contain_text("was canceled")

@@ -10,6 +10,8 @@ from ...wire.verbs import LabRequest
 from .files import UNREADABLE, is_by_product, read_rsync_version, walk
 from .push_target import PushTarget
 
+LINK = "it is a link"
+
 
 def edits(request: LabRequest) -> EditsReply:
     """List the code files created or changed on the server since the last push."""
@@ -39,7 +41,8 @@ def list_code_files(request: LabRequest) -> CodeFilesReply:
     target = PushTarget(request.lab, request.lab_id, "code")
     files: list[FilePart] = []
     unreadable: list[Path] = []
-    for path in walk(target.root, unreadable.append):
+    links: list[Path] = []
+    for path in walk(target.root, unreadable.append, links.append):
         name = str(path.relative_to(target.root))
         if is_by_product(name):
             continue
@@ -47,6 +50,6 @@ def list_code_files(request: LabRequest) -> CodeFilesReply:
             unreadable.append(path)
             continue
         files.append(FilePart(name, path.lstat().st_size))
-    names = (str(path.relative_to(target.root)) for path in unreadable)
-    skipped = tuple(SkippedFile(name, UNREADABLE) for name in names)
-    return CodeFilesReply(tuple(files), skipped, str(target.root), read_rsync_version())
+    reasons = [(path, UNREADABLE) for path in unreadable] + [(path, LINK) for path in links]
+    skipped = (SkippedFile(str(path.relative_to(target.root)), reason) for path, reason in reasons)
+    return CodeFilesReply(tuple(files), tuple(skipped), str(target.root), read_rsync_version())
