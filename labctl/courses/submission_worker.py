@@ -19,7 +19,14 @@ from labctl.courses import server_contents, starters
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context, find_server
-from labctl.errors import LabError, NotFoundError, PolicyError, TransferError, UsageError
+from labctl.errors import (
+    ConnectError,
+    LabError,
+    NotFoundError,
+    PolicyError,
+    TransferError,
+    UsageError,
+)
 from labctl.errors.unexpected import as_lab_error
 from labctl.events import SilentReporter
 from labctl.model import Run, Server, Value
@@ -78,6 +85,13 @@ class PreparedFile(Value, frozen=True):
     size: int
 
 
+class PublicTestSummary(Value, frozen=True):
+    """What the public tests say in one sentence; "" if there are none."""
+
+    text: str = ""
+    all_pass: bool = False
+
+
 class PreparedSubmission(Value, frozen=True):
     """A bundle that is ready to be submitted, or `what` failed and `why`.
 
@@ -94,6 +108,7 @@ class PreparedSubmission(Value, frozen=True):
     files: tuple[PreparedFile, ...] = ()
     notes: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
+    tests: PublicTestSummary = PublicTestSummary()
 
 
 def prepare(order: SubmissionOrder) -> PreparedSubmission:
@@ -110,8 +125,7 @@ def prepare(order: SubmissionOrder) -> PreparedSubmission:
         work = _make_copy(lab, Path(order.directory) / LAB)
         checkpoint, skipped = _download(lab, server, run, work.config.root, rules.max_size)
         contents = _collect(work, rules, order.student, run, checkpoint)
-        failed = _list_failed_tests(folder, work, rules.name, run)
-        notes = (*contents.notes, *skipped, *failed)
+        tests = _run_public_tests(folder, work, rules.name, run)
     target = Path(order.directory) / BUNDLE
     with target.open("wb") as out:
         sha256 = bundle.write_bundle(contents.manifest, contents.sources, out)
@@ -126,8 +140,9 @@ def prepare(order: SubmissionOrder) -> PreparedSubmission:
         bundle_bytes=contents.bundle_bytes,
         file_count=len(files),
         files=tuple(PreparedFile(path=file.path, size=file.size) for file in files[:MOST_LISTED]),
-        notes=notes,
+        notes=(*contents.notes, *skipped),
         stale=contents.stale,
+        tests=tests,
     )
 
 
@@ -213,10 +228,10 @@ def _collect(
     return msgspec.structs.replace(contents, stale=stale)
 
 
-def _list_failed_tests(
+def _run_public_tests(
     folder: CourseFolder, work: LabContext, assignment: str, run: Run | None
-) -> list[str]:
-    """Say which public tests fail on the server; they run in the image of the run."""
+) -> PublicTestSummary:
+    """Run the public tests on the server, in the image of the run; without a run, none."""
     starter = starters.find_published(folder, assignment)
     root = work.config.root
     modules = [
@@ -225,19 +240,22 @@ def _list_failed_tests(
         if starters.is_test_module(path) and (root / path).is_file()
     ]
     if run is None or not modules:
-        return []
+        return PublicTestSummary()
     try:
         tests = public_tests.run_modules_on_server(work, run.id, modules, TESTS_S)
     except LabError as error:
-        return [f"the public tests did not run: {error.what}"]
+        return PublicTestSummary(text=f"the public tests did not run: {error.what}")
     failed = [test.name for test in tests if test.outcome == "failed"]
     if not failed:
-        return [f"all {len(tests)} public tests pass"]
-    return [f"{len(failed)} of {len(tests)} public tests fail: {names_text(failed, MOST_NAMED)}"]
+        return PublicTestSummary(text=f"all {len(tests)} public tests pass", all_pass=True)
+    names = names_text(failed, MOST_NAMED)
+    return PublicTestSummary(text=f"{len(failed)} of {len(tests)} public tests fail: {names}")
 
 
 def _describe_problem(error: LabError, order: SubmissionOrder) -> PreparedSubmission:
     """Return what the student reads of an error: nothing of this machine's paths."""
+    if isinstance(error, ConnectError):
+        return PreparedSubmission(what="your server cannot be reached", why="try again in a minute")
     why = error.why if isinstance(error, FOR_STUDENTS) else "tell your instructor"
     texts = [text.replace(f"{order.directory}/{LAB}/", "") for text in (error.what, why)]
     return PreparedSubmission(what=texts[0], why=texts[1])
@@ -245,8 +263,9 @@ def _describe_problem(error: LabError, order: SubmissionOrder) -> PreparedSubmis
 
 def main() -> None:
     """Read an order from standard input, and write the result to the order's directory."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for kind, limit in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_AS, MEMORY_BYTES)):
+        # The hard limit stays: the process that examines the bundle has its own.
+        resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=SubmissionOrder)
     try:
         prepared = prepare(order)

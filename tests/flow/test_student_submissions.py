@@ -24,6 +24,7 @@ from labctl.courses.submission_worker import (
     BUNDLE,
     PreparedFile,
     PreparedSubmission,
+    PublicTestSummary,
     SubmissionOrder,
 )
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError
@@ -67,7 +68,8 @@ class Worker:
                 PreparedFile(path="model/a.bin", size=4),
                 PreparedFile(path=f"code/{EVIL}", size=1),
             ),
-            notes=(f"1 of 2 public tests fail: {EVIL}",),
+            notes=(f"skipped {EVIL}: it is a link",),
+            tests=PublicTestSummary(text=f"1 of 2 public tests fail: {EVIL}"),
             stale=("the evaluation is older than the checkpoint",),
         )
 
@@ -140,6 +142,7 @@ def test_a_student_sees_what_they_submit_and_gets_its_receipt(
     assert f'value="lab:{LAB_ID}"' in page
     _, page = collect(visitor, f"run:{run}")
     assert "Not up to date: the evaluation is older" in page
+    assert "1 of 2 public tests fail" in page
     assert EVIL not in page
     assert f"code/{html.escape(EVIL)}" in page
     (order,) = worker.orders
