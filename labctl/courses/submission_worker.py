@@ -42,6 +42,7 @@ from labctl.submissions.bundling import (
     assemble_contents,
     find_missing_part,
 )
+from labctl.submissions.confinement import end_with_parent
 from labctl.submissions.examination import examine_confined
 from labctl.submissions.freshness import RunOnServer, find_stale_results
 from labctl.submissions.intake import Expected
@@ -263,6 +264,7 @@ def _describe_problem(error: LabError, order: SubmissionOrder) -> PreparedSubmis
 
 def main() -> None:
     """Read an order from standard input, and write the result to the order's directory."""
+    end_with_parent()
     for kind, limit in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_AS, MEMORY_BYTES)):
         # The hard limit stays: the process that examines the bundle has its own.
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))

@@ -23,17 +23,20 @@ from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
+from labctl.courses.server_submissions import WorkerProcesses
 from labctl.courses.status import build_seat_context
 from labctl.events import AGREE_TO_ALL, PolicyReporter
 from labctl.runs import run_specs, runs
 from labctl.state import State
 from labctl.submissions.bundle import open_member, read_members
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 from labctl.web import factory, http_server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
-from dashboard_bed import fill, make
+from dashboard_bed import Bed, fill, make
+from draft_bed import Worker, publish
 from service_proxy_bed import serve_bed
 
 pytest_plugins = ["browser_fixtures"]
@@ -267,13 +270,17 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
 def test_it_fits_every_screen_and_asks_nobody_else(
     browser: Browser,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     width: int,
     height: int,
     scheme: Literal["light", "dark"],
 ) -> None:
     requests: list[str] = []
+    bed = fill(make(tmp_path))
+    publish(bed)
+    monkeypatch.setattr(WorkerProcesses, "run", lambda processes, order: Worker().run(order))
     with (
-        serve_bed(fill(make(tmp_path))) as campus,
+        serve_bed(bed) as campus,
         browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme
         ) as context,
@@ -283,13 +290,34 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         page.goto(campus.url)
         assert measure_overflow(page) <= 0, page.url
         enter(campus.url, context, campus.enter("lovelace").cookie)
-        for path in ("/", "/server/start", "/submissions/hw9/feedback"):
+        release(bed, "lovelace")
+        for path in (
+            *("/", "/server/start", "/submissions/hw9/feedback"),
+            *("/submissions/hw3/regrade", "/submissions/hw3/new"),
+        ):
             page.goto(campus.url + path)
             assert measure_overflow(page) <= 0, page.url
-        page.goto(campus.url)
+        keep_picture(page, f"student-choice-{width}", full_page=True)
+        page.get_by_role("button", name="Collect the files").click()
+        expect(page.get_by_role("heading", name="This would be submitted")).to_be_visible()
+        assert measure_overflow(page) <= 0
+        keep_picture(page, f"student-draft-{width}", full_page=True)
+        page.get_by_role("button", name="Submit hw3").click()
+        expect(page.locator(".said")).to_contain_text("hw3 is submitted: number 1")
+        page.goto(campus.url + "/submissions/hw3/regrade")
+        page.get_by_label("Your request").fill(f"Question 2 is right. {EVIL} " + "w" * 300)
+        keep_picture(page, f"student-regrade-{width}", full_page=True)
+        page.get_by_role("button", name="Send the request").click()
+        expect(page.locator(".regrade")).to_contain_text(EVIL)
+        assert measure_overflow(page) <= 0
         expect(page.locator("#live")).to_have_text("live")
         keep_picture(page, f"student-{width}", full_page=True)
     assert {url for url in requests if not url.startswith((campus.url, "data:"))} == set()
+
+
+def release(bed: Bed, student: str) -> None:
+    feedback = Feedback("hw3", 1, 60, 100, "accuracy 0.9", "<h1>feedback</h1>")
+    Receiver(bed.folder.drop).release_feedback("hw3", student, feedback)
 
 
 def enter(url: str, context: BrowserContext, cookie: str) -> None:

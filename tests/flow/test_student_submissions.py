@@ -7,24 +7,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
 from course_keeper_context import create
+from draft_bed import EVIL, Worker, publish
 from service_proxy_bed import Campus, serve_bed
 
 from labctl.courses import server_submissions
-from labctl.courses.publish import publish_assignments
 from labctl.courses.records.regrade_requests import MOST_REQUESTS
 from labctl.courses.regrades import answer_regrade
 from labctl.courses.server_submissions import Choice, ServerSubmissions, WorkerProcesses
 from labctl.courses.submission_worker import (
-    BUNDLE,
-    PreparedFile,
     PreparedSubmission,
-    PublicTestSummary,
     SubmissionOrder,
 )
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError
@@ -33,45 +29,8 @@ from labctl.submissions.receiver import Receiver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from dashboard_bed import Bed, Visitor, fill, make, wait_until
-from submission_bed import packed, sha256
 
-EVIL = "<script>alert(1)</script>"
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 LAB_ID = "a" * 12
-
-
-@dataclass
-class Worker:
-    """Prepares a small bundle; what is in it has no meaning here."""
-
-    orders: list[SubmissionOrder] = field(default_factory=list)
-    gate: threading.Event = field(default_factory=threading.Event)
-    problem: PreparedSubmission | None = None
-
-    def __post_init__(self) -> None:
-        self.gate.set()
-
-    def run(self, order: SubmissionOrder) -> PreparedSubmission:
-        self.orders.append(order)
-        assert self.gate.wait(60)
-        if self.problem is not None:
-            return self.problem
-        fields = {"course": "ml-2026", "assignment": order.assignment, "student": order.student}
-        content = packed(**fields)
-        (Path(order.directory) / BUNDLE).write_bytes(content)
-        return PreparedSubmission(
-            run=order.run,
-            sha256=sha256(content),
-            bundle_bytes=len(content),
-            file_count=2,
-            files=(
-                PreparedFile(path="model/a.bin", size=4),
-                PreparedFile(path=f"code/{EVIL}", size=1),
-            ),
-            notes=(f"skipped {EVIL}: it is a link",),
-            tests=PublicTestSummary(text=f"1 of 2 public tests fail: {EVIL}"),
-            stale=("the evaluation is older than the checkpoint",),
-        )
 
 
 @pytest.fixture
@@ -90,14 +49,6 @@ def campus(tmp_path: Path, worker: Worker) -> Iterator[Campus]:
         create(campus.request_handler, "hopper", "bb" * 8, lab="mine", lab_id="b" * 12)
         assert campus.request_handler.wait(60)
         yield campus
-
-
-def publish(bed: Bed) -> None:
-    """Give the course a keeper, to which its assignments are submitted, and publish them."""
-    with (bed.folder.path / "course.yaml").open("a") as file:
-        file.write("keeper: {host: keeper.example.edu, user: labctl}\n")
-    bed.folder.refresh()
-    publish_assignments(bed.folder, HOST_KEY)
 
 
 def token(page: str) -> str:
