@@ -67,7 +67,7 @@ class Draft:
 class ServerSubmissions:
     """The drafts of all students of a course, at most one of each. Safe for several threads.
 
-    `run_worker` prepares an order and returns the result, which may take minutes.
+    `course` is the course's folder. `run_worker` prepares an order, which may take minutes.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ServerSubmissions:
         run_worker: Callable[[SubmissionOrder], PreparedSubmission] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._course = path
+        self.course = path
         self._paths = paths
         self._workers = WorkerProcesses()
         self._run_worker = run_worker or self._workers.run
@@ -123,7 +123,7 @@ class ServerSubmissions:
             self._drafts[student] = draft
             self._requests.setdefault(student, deque()).append(self._now())
         order = SubmissionOrder(
-            course=str(self._course),
+            course=str(self.course),
             paths={name: str(getattr(self._paths, name)) for name in Paths.__struct_fields__},
             seat=seat,
             student=student,

@@ -116,14 +116,9 @@ def assemble_contents(
 
     TransferError if the checkpoint is incomplete, PolicyError as in `collect_contents`.
     """
-    root, notes, sources = context.config.root, list[str](), list[BundleSource]()
-    origin = BundleOrigin({}, code)
+    notes, sources, origin = list[str](), list[BundleSource](), BundleOrigin({}, code)
     if run is not None:
-        home = root / "runs" / run.id
-        run_files = list_run_files(home, checkpoint, notes)
-        _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
-        sources += hash_files(run_files, root, run.id, context.reporter)
-        require_complete_checkpoint(home, checkpoint, sources)
+        sources += _list_run_sources(context, rules, most_bytes, run, checkpoint, notes)
         origin = _read_origin(context, run, code)
         sources.append(_generate_file(RECORD, origin.record))
     sources += _list_code_files(context, {*beside, ASSIGNMENT_FILE})
@@ -148,6 +143,24 @@ def assemble_contents(
     return BundleContents(
         manifest=built, sources=tuple(sources), bundle_bytes=size, notes=tuple(notes)
     )
+
+
+def _list_run_sources(
+    context: LabContext,
+    rules: Assignment,
+    most_bytes: int,
+    run: Run,
+    checkpoint: str,
+    notes: list[str],
+) -> list[BundleSource]:
+    """Hash what a bundle has of a run, once the sizes are known to be allowed."""
+    root = context.config.root
+    home = root / "runs" / run.id
+    run_files = list_run_files(home, checkpoint, notes)
+    _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
+    sources = list(hash_files(run_files, root, run.id, context.reporter))
+    require_complete_checkpoint(home, checkpoint, sources)
+    return sources
 
 
 def _check_size(

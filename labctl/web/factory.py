@@ -85,16 +85,15 @@ def build_student_page(
     `services_url`, the second value serves students' services at that origin.
     """
     folder = CourseFolder(path)
-    key = read_or_create_key(folder.private / "keeper" / STUDENT_KEY_FILE)
-    ended: set[str] = set()
+    key, ended = read_or_create_key(folder.private / "keeper" / STUDENT_KEY_FILE), set[str]()
     access = StudentAccess(path, ended)
     actions = CourseActions(path, paths, state)
     services = proxy = None
     if services_url:
         services = StudentServices(request_handler, partial(open_seat_service, actions), notify)
         cookie = f"labctl-services-{course_id[:8]}"
-        other = StudentAccess(path, ended)
-        proxy = build_service_proxy(other, services, services_url, url, cookie)
+        own = StudentAccess(path, ended)
+        proxy = build_service_proxy(own, services, services_url, url, cookie)
     page = StudentPage(
         Feed(SnapshotTaker(folder, state).take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
@@ -105,7 +104,6 @@ def build_student_page(
         services,
         services_url,
         institution,
-        path,
         ServerSubmissions(path, paths),
     )
     return page, proxy

@@ -71,7 +71,6 @@ class StudentPage(CourseSite):
         services: StudentServices | None,
         services_url: str,
         institution: InstitutionSignIn | None,
-        course: Path,
         submissions: ServerSubmissions,
     ) -> None:
         super().__init__(feed, pages, middleware)
@@ -97,7 +96,7 @@ class StudentPage(CourseSite):
         StudentSignIn(pages, access, institution).add_to(self.app)
         StudentForms(self).add_to(self.app)
         self._submissions = submissions
-        StudentSubmissions(self, course, submissions).add_to(self.app)
+        StudentSubmissions(self, submissions).add_to(self.app)
 
     def close(self) -> None:
         super().close()

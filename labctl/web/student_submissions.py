@@ -52,9 +52,9 @@ class SubmissionTerms(Value, frozen=True):
 class StudentSubmissions:
     """The routes for submissions and regrades of the student who is signed in."""
 
-    def __init__(self, page: StudentPage, path: Path, submissions: ServerSubmissions) -> None:
+    def __init__(self, page: StudentPage, submissions: ServerSubmissions) -> None:
         self._page = page
-        self._path = path
+        self._path = submissions.course
         self._submissions = submissions
 
     def add_to(self, app: FastAPI) -> None:

@@ -128,10 +128,7 @@ class HomeFile(NamedTuple):
 
 
 class CodeFilesReply(NamedTuple):
-    """All files of the lab's code below `root` with their sizes, and those that cannot be read.
-
-    `rsync` is the output of `rsync --version`.
-    """
+    """All files of the lab's code below `root`, and those left out; `rsync` as in EditsReply."""
 
     files: Tuple[FilePart, ...]
     skipped: Tuple[SkippedFile, ...]

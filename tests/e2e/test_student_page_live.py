@@ -156,6 +156,21 @@ def collect_files(page: Page, source: str) -> None:
     expect(page.locator("h1")).to_have_text("Submit hw1", timeout=PAGE_MS)
 
 
+def refuse_unsafe_files(page: Page, school: School) -> None:
+    """Secrets, files that run code, and a bundle without a required part are not submitted."""
+    type_on_server(school, f"cd ~/labctl/*/code && echo 'token = \"{TOKEN}\"' > config.py")
+    collect_files(page, RUN)
+    expect(page.locator(".said.bad")).to_contain_text("code/config.py, line 1: a GitHub token")
+    assert TOKEN not in page.content()
+    type_on_server(school, "cd ~/labctl/*/code && rm config.py && printf 'cos\nsystem\n.' > w.pkl")
+    page.get_by_text(RUN).click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator(".said.bad")).to_contain_text("code/w.pkl", timeout=PAGE_MS)
+    page.get_by_text("Your code alone").click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator(".said.bad")).to_contain_text("hw1 requires the logs", timeout=PAGE_MS)
+
+
 def submit_from_server(page: Page, school: School) -> None:
     """Submit what is seen, whatever happens on the server meanwhile; what is unsafe is refused."""
     receiver = Receiver(school.staff.folder.drop)
@@ -166,6 +181,7 @@ def submit_from_server(page: Page, school: School) -> None:
     assert {"code/train.py", "code/.labignore", "run.json"} <= set(listed)
     assert not [name for name in listed if "lines" in name or "passw" in name or "git/" in name]
     assert not [name for name in listed if "data" in name]
+    assert not Path("/tmp/labctl-was-run").exists(), "git ran what a student's config names"
     notes = " ".join(page.locator(".said.warn").all_text_contents())
     assert "passwords.txt: it is a link" in notes
     assert "lines.py: a control character in its name" in notes
@@ -182,17 +198,7 @@ def submit_from_server(page: Page, school: School) -> None:
         page.get_by_role("link", name="Receipt").click()
     assert signed.receipt.bundle_sha256 in Path(download.value.path()).read_text()
 
-    type_on_server(school, f"cd ~/labctl/*/code && echo 'token = \"{TOKEN}\"' > config.py")
-    collect_files(page, RUN)
-    expect(page.locator(".said.bad")).to_contain_text("code/config.py, line 1: a GitHub token")
-    assert TOKEN not in page.content()
-    type_on_server(school, "cd ~/labctl/*/code && rm config.py && printf 'cos\nsystem\n.' > w.pkl")
-    page.get_by_text(RUN).click()
-    page.get_by_role("button", name="Collect the files").click()
-    expect(page.locator(".said.bad")).to_contain_text("code/w.pkl", timeout=PAGE_MS)
-    page.get_by_text("Your code alone").click()
-    page.get_by_role("button", name="Collect the files").click()
-    expect(page.locator(".said.bad")).to_contain_text("hw1 requires the logs", timeout=PAGE_MS)
+    refuse_unsafe_files(page, school)
     assert len(receiver.receipts("hw1", "alice")) == 1
     # A file that cannot be downloaded would keep the server's disk.
     type_on_server(school, "cd ~/labctl/*/code && rm -f two* w.pkl")
