@@ -196,9 +196,9 @@ class ServerSubmissions:
             raise PolicyError("you have collected your files too often", why="try again in an hour")
 
     def _require_space(self, most_bytes: int) -> None:
-        """DiskFullError unless the files, the bundle and its upload fit on the disk."""
+        """DiskFullError unless code, run, bundle and its upload fit on the disk."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if shutil.disk_usage(self._directory).free < 3 * most_bytes + RESERVE_BYTES:
+        if shutil.disk_usage(self._directory).free < 4 * most_bytes + RESERVE_BYTES:
             raise DiskFullError("the course's disk is full", why="tell your instructor")
 
     def _delete_expired(self) -> None:
