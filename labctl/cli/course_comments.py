@@ -81,10 +81,10 @@ def comment_command(ctx: click.Context, /, **options: Any) -> None:
 
 def _add(folder: CourseFolder, options: CommentOptions, by: str) -> LineComment:
     if bool(options.text) == bool(options.use):
+        words = f"{options.assignment} {options.name} {options.place}"
         raise UsageError(
             "a comment needs a text, or --use and the number of a saved comment",
-            hint=f'labctl course comment {options.assignment} {options.name} {options.place} "..."\n'
-            "labctl course comment --saved",
+            hint=f'labctl course comment {words} "..."\nlabctl course comment --saved',
         )
     text = options.text
     if options.use:

@@ -57,12 +57,12 @@ class ItemEdit(Value, frozen=True):
 class SavedMarks(Value, frozen=True):
     """The items that were saved, or why nothing was.
 
-    `conflicts` has the present marks of items that somebody else changed meanwhile; `problems` says
-    what is wrong with what was typed for an item.
+    `conflicts` are items that somebody else changed meanwhile; `problems` says what is wrong with
+    what was typed for an item.
     """
 
     saved: tuple[str, ...] = ()
-    conflicts: Mapping[str, SeatMark] = {}
+    conflicts: tuple[str, ...] = ()
     problems: Mapping[str, str] = {}
 
 
@@ -111,22 +111,22 @@ def save_marks(
         for edit in changed
         for student in students
     ]
-    conflicts: dict[str, SeatMark] = {}
+    conflicts: list[str] = []
 
     def check() -> None:
         marks = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
-        present = {edit.item: merge_marks(seat, marks, edit.item) for edit in changed}
-        conflicts.update(
-            {edit.item: present[edit.item] for edit in changed
-             if present[edit.item].version != edit.version}
-        )  # fmt: skip
+        conflicts[:] = [
+            edit.item
+            for edit in changed
+            if merge_marks(seat, marks, edit.item).version != edit.version
+        ]
         if conflicts:
             raise _StaleFormError
 
     try:
         folder.ledger.append_all(drafts, check=check)
     except _StaleFormError:
-        return SavedMarks(conflicts=conflicts)
+        return SavedMarks(conflicts=tuple(conflicts))
     return SavedMarks(saved=tuple(edit.item for edit in changed))
 
 

@@ -19,7 +19,7 @@ from labctl.courses.rubric_form import ItemEdit, SavedMarks
 from labctl.errors import LabError, UsageError
 from labctl.model import Value
 from labctl.web.downloads import SANDBOX
-from labctl.web.marking_view import MarkingReader, MarkingView
+from labctl.web.marking_view import MarkingReader, MarkingView, describe_error
 from labctl.web.pseudonyms import Pseudonyms
 from labctl.web.request_state import form_of, pseudonyms_of, sanitize_path, session_of
 from labctl.web.responses import POLICY
@@ -46,15 +46,15 @@ class FormView(Value, frozen=True):
     """What the forms of the page show besides the stored values.
 
     `saved` says what an action of the form `about` did, `problem` why it was refused. `edits` are
-    what was typed for the rubric and not saved, by item, and `refused` says why. `comment` and
-    `line` were typed for a comment that was not saved.
+    what was changed in the rubric and not saved, by item, and `item_problems` say what is wrong
+    with it. `comment` and `line` were typed for a comment that was not saved.
     """
 
     about: Literal["marks", "comments"] = "marks"
     saved: str = ""
     problem: str = ""
     edits: Mapping[str, ItemEdit] = {}
-    refused: SavedMarks = SavedMarks()
+    item_problems: Mapping[str, str] = {}
     comment: str = ""
     line: str = ""
 
@@ -170,14 +170,15 @@ class MarkingPages:
             )
 
         file = _parse_number(form.get("file", ""))
-        refused = FormView(edits=edits, problem="Nothing was saved.")
+        changed = {item: edit for item, edit in edits.items() if edit.is_change}
+        refused = FormView(edits=changed, problem="Nothing was saved.")
         try:
             result = await asyncio.to_thread(self._reader.change, name, key, save)
         except LabError as error:
-            refused = msgspec.structs.replace(refused, problem=_describe(error))
+            refused = msgspec.structs.replace(refused, problem=describe_error(error))
             return await self._draw(request, name, key, file, refused)
         if result.problems or result.conflicts:
-            refused = msgspec.structs.replace(refused, refused=result)
+            refused = msgspec.structs.replace(refused, item_problems=result.problems)
             return await self._draw(request, name, key, file, refused)
         return await self._confirm_marks(request, name, key, result)
 
@@ -252,7 +253,7 @@ class MarkingPages:
         try:
             saved = await asyncio.to_thread(self._reader.change, name, key, change)
         except LabError as error:
-            typed = msgspec.structs.replace(typed, problem=_describe(error))
+            typed = msgspec.structs.replace(typed, problem=describe_error(error))
             return await self._draw(request, name, key, file, typed)
         done = FormView(about="comments", saved=saved)
         return await self._draw(request, name, key, file, done)
@@ -287,10 +288,6 @@ def _read_text(form: Mapping[str, str], field: str) -> str:
 
 def _parse_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-
-
-def _describe(error: LabError) -> str:
-    return " ".join(filter(None, [f"{error.what[:1].upper()}{error.what[1:]}.", error.why]))
 
 
 def _describe_seat(snapshot: Snapshot, view: MarkingView, pseudonyms: Pseudonyms) -> str:

@@ -107,10 +107,13 @@ class MarkingReader:
             yield self._folder
 
     def find_seat(self, folder: CourseFolder, assignment: str, key: str) -> Seat:
-        """Return the seat of an assignment with this key; NotFoundError for an unknown one."""
+        """Return the seat of an assignment with its key, or that of one of its students.
+
+        NotFoundError for an unknown one.
+        """
         if assignment in folder.config.assignments:
             for seat in list_assignment_seats(folder, assignment):
-                if seat.pseudonym == key:
+                if key in (seat.pseudonym, *map(folder.pseudonym, seat.students)):
                     return seat
         raise NotFoundError("this seat does not exist in this assignment")
 
@@ -141,7 +144,7 @@ class MarkingReader:
             try:
                 submission = open_submission(folder, assignment, seat)
             except LabError as error:
-                problem = " ".join(filter(None, [f"{error.what}.", error.why]))
+                problem = describe_error(error)
             owners = (seat.name, *seat.students)
             comments = tuple(
                 one for one in read_comments(entries, assignment) if one.student in owners
@@ -219,3 +222,8 @@ def find_place(
         previous_unmarked=next((key for key in before if key in unmarked), ""),
         next_unmarked=next((key for key in after if key in unmarked), ""),
     )
+
+
+def describe_error(error: LabError) -> str:
+    """Return what failed and why, as sentences."""
+    return " ".join(filter(None, [f"{error.what[:1].upper()}{error.what[1:]}.", error.why]))
