@@ -90,7 +90,14 @@ on("htmx:beforeSwap", ({ detail }) => {
 });
 on("htmx:afterSwap", ({ target }) => {
   if (target.id === "work" && draft && $("comment-text")) $("comment-text").value = draft;
-  if (target.id === "work") showLine($("line")?.value);
+  if (target.id === "work") showWork();
   showAges(document);
 });
-showLine($("line")?.value);
+// What matters comes into view: the file in its list, the end of a log, the line of a comment.
+function showWork() {
+  document.querySelector(".files [aria-current]")?.scrollIntoView({ block: "nearest" });
+  const log = document.querySelector(".sheet[data-end]");
+  if (log) log.scrollTop = log.scrollHeight;
+  showLine($("line")?.value);
+}
+showWork();
