@@ -95,7 +95,7 @@ def add_comment(
 def remove_comment(
     folder: CourseFolder, assignment: str, comment_id: int, *, by: str = ""
 ) -> LineComment:
-    """Remove a comment; NotFoundError if there is none with this number, or not any more."""
+    """Remove a comment; NotFoundError if no comment in force has this number."""
 
     def find() -> LineComment:
         for comment in list_comments(folder, assignment):
@@ -141,7 +141,7 @@ def forget_comment(folder: CourseFolder, comment_id: int, *, by: str = "") -> Sa
 
 
 def find_saved_comment(folder: CourseFolder, comment_id: int) -> SavedComment:
-    """Return a saved comment; NotFoundError if there is none with this number."""
+    """Return a saved comment; NotFoundError if none has this number."""
     for comment in list_saved_comments(folder):
         if comment.id == comment_id:
             return comment

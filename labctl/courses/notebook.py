@@ -34,7 +34,7 @@ class CellOutput(Value, frozen=True):
     image: str = ""
 
 
-class NotebookCell(Value, frozen=True):
+class RenderedCell(Value, frozen=True):
     """A cell; cells count from 1, as comments on them do."""
 
     number: int
@@ -43,7 +43,7 @@ class NotebookCell(Value, frozen=True):
     outputs: tuple[CellOutput, ...] = ()
 
 
-class _Output(msgspec.Struct):
+class _StoredOutput(msgspec.Struct):
     output_type: str = ""
     text: str | list[str] = ""
     data: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
@@ -52,17 +52,17 @@ class _Output(msgspec.Struct):
     traceback: list[str] = msgspec.field(default_factory=list)
 
 
-class _Cell(msgspec.Struct):
+class _StoredCell(msgspec.Struct):
     cell_type: Literal["code", "markdown", "raw"] = "raw"
     source: str | list[str] = ""
-    outputs: list[_Output] = msgspec.field(default_factory=list)
+    outputs: list[_StoredOutput] = msgspec.field(default_factory=list)
 
 
 class _Notebook(msgspec.Struct):
-    cells: list[_Cell]
+    cells: list[_StoredCell]
 
 
-def parse_notebook(content: bytes) -> tuple[NotebookCell, ...]:
+def parse_notebook(content: bytes) -> tuple[RenderedCell, ...]:
     """Return the cells of a notebook in format 4; ValueError if it is not one."""
     try:
         notebook = msgspec.json.decode(content, type=_Notebook)
@@ -70,7 +70,7 @@ def parse_notebook(content: bytes) -> tuple[NotebookCell, ...]:
         raise ValueError(f"it is not a notebook in format 4: {error}") from None
     images = _ImageBudget()
     return tuple(
-        NotebookCell(
+        RenderedCell(
             number=number,
             kind=cell.cell_type,
             source=clean_text("".join(cell.source), MOST_CHARS),
@@ -98,7 +98,7 @@ class _ImageBudget:
         return False
 
 
-def _convert_output(output: _Output, images: _ImageBudget) -> CellOutput | None:
+def _convert_output(output: _StoredOutput, images: _ImageBudget) -> CellOutput | None:
     if output.output_type == "stream":
         return _make_text("".join(output.text))
     if output.output_type == "error":
@@ -130,7 +130,7 @@ def _decode_text(data: Mapping[str, msgspec.Raw]) -> str:
 
 
 def _decode_image(raw: msgspec.Raw | None, beginning: bytes) -> bytes | None:
-    """Return the bytes of an image; None if there is none, or it is something else."""
+    """Return the bytes of an image; None without one, or for something else."""
     if raw is None:
         return None
     try:

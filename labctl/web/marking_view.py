@@ -173,7 +173,7 @@ class MarkingReader:
             )
 
     def _read_grade(self, folder: CourseFolder, assignment: str, seat: Seat) -> Grade:
-        """Return the grade of the seat's first student who is not excused."""
+        """Return the grade of the seat's first student without an excuse."""
         students = [Student(id=one) for one in seat.students]
         grades = list_current_grades(folder, assignment, students)
         return next((grade for grade in grades if not grade.excused), grades[0])

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from labctl.courses.commenting import MOST_FILE_BYTES
-from labctl.courses.notebook import NotebookCell, parse_notebook
+from labctl.courses.notebook import RenderedCell, parse_notebook
 from labctl.courses.records.comments import CODE, NOTEBOOK, LineComment
 from labctl.courses.submission_files import ReadableSubmission, split_lines
 from labctl.model import Value
@@ -55,7 +55,7 @@ class FileView(Value, frozen=True):
 
     part: PartView
     lines: tuple[LineView, ...] = ()
-    cells: tuple[tuple[NotebookCell, tuple[LineComment, ...]], ...] = ()
+    cells: tuple[tuple[RenderedCell, tuple[LineComment, ...]], ...] = ()
     note: str = ""
     last: int = 0
 
