@@ -78,5 +78,5 @@ def require_submission(
         raise PolicyError(
             f"submission {receipt.number} has arrived meanwhile",
             why="you have read an earlier one",
-            hint="labctl course collect",
+            hint=f"labctl course collect {assignment}",
         )

@@ -25,6 +25,7 @@ from labctl.courses.marking import give_mark
 from labctl.courses.records.marks import read_marks
 from labctl.web import factory
 from labctl.web.http_server import URL_FILE
+from labctl.web.mutations import CourseActions
 
 REPORT, LOG, TRAIN, NOTEBOOK = range(4)
 
@@ -376,3 +377,17 @@ def test_a_long_log_shows_its_end_and_a_large_form_is_accepted(bed: Bed, ann: Vi
     typed["points-presentation"] = "4"
     assert ann.form(f"{page_of(bed, 3)}/marks", **typed)[0] == 200
     assert marks_of(bed, "dijkstra")["code"] == (3, note, "ann")
+
+
+def test_the_name_is_that_of_other_actions_too(
+    bed: Bed, ann: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.serve_up(0)
+    given: list[str] = []
+    monkeypatch.setattr(
+        CourseActions, "extend", lambda self, seat, span_s, why, by: given.append(by)
+    )
+    assert ann.post(f"/seats/{bed.seat(0).pseudonym}/extend", by="1h")[0] == 303
+    nameless = enter(bed, "")
+    assert nameless.post(f"/seats/{bed.seat(0).pseudonym}/extend", by="1h")[0] == 303
+    assert given == ["ann", "dashboard"]
