@@ -55,8 +55,9 @@ class PlaceInList(Value, frozen=True):
 class MarkingView(Value, frozen=True):
     """One seat's submission of one assignment, its rubric and its grade.
 
-    `grade` is that of its first student; `marked_points` are the marks so far, `graded_points` what
-    the automatic grading is worth. `problem` says why the submission cannot be read.
+    `grade` is that of its first student without an excuse. `marked_points` are the marks so far,
+    `graded_points` what the automatic grading is worth. `problem` says why the submission cannot be
+    read.
     """
 
     assignment: str
@@ -140,22 +141,20 @@ class MarkingReader:
         with self.open_folder() as folder:
             seat = self.find_seat(folder, assignment, key)
             entries = folder.ledger.list_entries()
-            submission, problem = None, ""
-            try:
-                submission = open_submission(folder, assignment, seat)
-            except LabError as error:
-                problem = describe_error(error)
+            submission, problem = _try_to_open(folder, assignment, seat)
             owners = (seat.name, *seat.students)
             comments = tuple(
                 one for one in read_comments(entries, assignment) if one.student in owners
             )
             parts = list_parts(submission, comments) if submission else ()
             rules, marks = folder.config.assignments[assignment], read_marks(entries, assignment)
-            grade = self._read_grade(folder, assignment, seat)
+            listed = list_seat_grades(folder, assignment)
+            own = next((grades for one, grades in listed if one.name == seat.name), None)
+            grade = own[0] if own else self._read_grade(folder, assignment, seat)
             return MarkingView(
                 assignment=assignment,
                 seat=seat,
-                place=find_place(list_seat_grades(folder, assignment), seat, hidden=hidden),
+                place=find_place(listed, seat, hidden=hidden),
                 submission=submission,
                 parts=parts,
                 shown=open_part(submission, parts, file, comments),
@@ -173,10 +172,8 @@ class MarkingReader:
             )
 
     def _read_grade(self, folder: CourseFolder, assignment: str, seat: Seat) -> Grade:
-        """Return the grade of the seat's first student without an excuse."""
-        students = [Student(id=one) for one in seat.students]
-        grades = list_current_grades(folder, assignment, students)
-        return next((grade for grade in grades if not grade.excused), grades[0])
+        """Return the grade of the first student of a seat without work, or with excuses only."""
+        return list_current_grades(folder, assignment, [Student(id=seat.students[0])])[0]
 
     def read_report(self, assignment: str, key: str) -> bytes:
         """Return the report of the submission that counts; NotFoundError without one."""
@@ -194,6 +191,16 @@ class MarkingReader:
             return find_place(
                 list_seat_grades(folder, assignment), seat, hidden=hidden
             ).next_unmarked
+
+
+def _try_to_open(
+    folder: CourseFolder, assignment: str, seat: Seat
+) -> tuple[ReadableSubmission | None, str]:
+    """Return the submission; None and the reason if it is damaged, as it can still be marked."""
+    try:
+        return open_submission(folder, assignment, seat), ""
+    except LabError as error:
+        return None, describe_error(error)
 
 
 def find_place(
