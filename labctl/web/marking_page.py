@@ -76,7 +76,7 @@ class MarkingPages:
     def add_to(self, app: FastAPI) -> None:
         page = "/assignments/{name}/marking/{key}"
         for path, show in (
-            ("/assignments/{name}/marking", self.show_first),
+            ("/assignments/{name}/marking", self.show_next),
             (page, self.show),
             (f"{page}/next", self.show_next),
             (f"{page}/report", self.send_report),
@@ -93,25 +93,20 @@ class MarkingPages:
 
     # pages
 
-    async def show_first(self, request: Request, name: str) -> Response:
-        return await self._lead_on(request, name, "")
-
-    async def show_next(self, request: Request, name: str, key: str) -> Response:
-        return await self._lead_on(request, name, key)
-
-    async def _lead_on(self, request: Request, name: str, key: str) -> Response:
-        """Lead to the next submission with unmarked items, or back to the assignment."""
+    async def show_next(self, request: Request, name: str, key: str = "") -> Response:
         return RedirectResponse(await self._find_next(request, name, key), 303)
 
     async def _find_next(self, request: Request, name: str, key: str) -> str:
+        """Return the address of the next submission with unmarked items, or of the assignment.
+
+        Without `key` it is that of the first submission, with unmarked items if any has.
+        """
         hidden = session_of(request).hidden
-        found = await asyncio.to_thread(self._reader.find_unmarked, name, key, hidden=hidden)
-        if found:
+        place = await asyncio.to_thread(self._reader.find_place, name, key, hidden=hidden)
+        if found := place.next_unmarked or ("" if key else place.next):
             return f"/assignments/{name}/marking/{found}"
-        messages = self._dashboard.messages.setdefault(session_of(request).id, [])
-        messages.append(
-            ("good", "Every other submission is marked." if key else "Nothing to mark.")
-        )
+        text = "Every other submission is marked." if key else "Nothing was submitted yet."
+        self._dashboard.messages.setdefault(session_of(request).id, []).append(("good", text))
         return f"/assignments/{name}"
 
     async def show(

@@ -184,13 +184,11 @@ class MarkingReader:
             raise NotFoundError("this seat has no submission")
         return submission.read_file("report.html", MOST_FILE_BYTES)
 
-    def find_unmarked(self, assignment: str, key: str, *, hidden: bool) -> str:
-        """Return the key of the next seat with unmarked items; "" if nothing is left."""
+    def find_place(self, assignment: str, key: str, *, hidden: bool) -> PlaceInList:
+        """Return the place of a seat; without a key, one before the first."""
         with self.open_folder() as folder:
             seat = self.find_seat(folder, assignment, key) if key else None
-            return find_place(
-                list_seat_grades(folder, assignment), seat, hidden=hidden
-            ).next_unmarked
+            return find_place(list_seat_grades(folder, assignment), seat, hidden=hidden)
 
 
 def _try_to_open(

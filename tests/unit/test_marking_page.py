@@ -352,6 +352,19 @@ def test_unknown_seats_and_assignments_are_not_found(bed: Bed, ann: Visitor) -> 
     for path in ("/assignments/hw9/marking", "/assignments/hw3/marking/00000000"):
         assert ann.ask(path)[0] == 404
     assert ann.ask("/assignments/hw4/marking")[1]["location"] == "/assignments/hw4"
+    assert "Nothing was submitted yet." in ann.ask("/assignments/hw4")[2]
+
+
+def test_a_submission_without_a_rubric_is_shown_and_commented(bed: Bed, ann: Visitor) -> None:
+    file = bed.folder.path / "course.yaml"
+    file.write_text(re.sub(r", rubric: \{[^}]*\}", "", file.read_text()))
+    assert ann.ask("/assignments/hw3/marking")[1]["location"] == page_of(bed)
+    page = ann.ask(f"{page_of(bed)}?file={TRAIN}")[2]
+    assert "hw3 has no rubric." in page
+    bundle = page.partition('name="bundle" value="')[2].partition('"')[0]
+    typed = {"bundle": bundle, "file": str(TRAIN), "line": "3", "text": "Why 10?"}
+    assert ann.post(f"{page_of(bed)}/comments", **typed)[0] == 200
+    assert ann.ask(f"{page_of(bed)}/next")[1]["location"] == "/assignments/hw3"
 
 
 def test_a_damaged_bundle_can_still_be_marked(bed: Bed, ann: Visitor) -> None:
