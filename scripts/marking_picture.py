@@ -26,7 +26,7 @@ def draw_marking_page(file: Path, scratch: Path, browser: Browser) -> None:
     student = students[0]
     give_mark(bed.folder, "hw3", student, "code", "25", by="ann", note="Clear names.")
     place = ("train.py", COMMENTED_LINE)
-    add_comment(bed.folder, "hw3", student, place, "Good: the reader learns how to stop it.", by="ann")
+    add_comment(bed.folder, "hw3", student, place, "Good: says how to stop it.", by="ann")
     stop = threading.Event()
     url = bed.start(stop)
     try:
