@@ -19,6 +19,8 @@ from labctl.model import Value
 MOST_CELLS = 500
 # characters of a cell's source, and of an output
 MOST_CHARS = 40_000
+# characters of a notebook
+MOST_TEXT_CHARS = 1_000_000
 MOST_OUTPUTS = 50
 # bytes of all images of a notebook
 MOST_IMAGE_BYTES = 8 * 1024**2
@@ -68,57 +70,64 @@ def parse_notebook(content: bytes) -> tuple[RenderedCell, ...]:
         notebook = msgspec.json.decode(content, type=_Notebook)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not a notebook in format 4: {error}") from None
-    images = _ImageBudget()
+    room = _Room()
     return tuple(
         RenderedCell(
             number=number,
             kind=cell.cell_type,
-            source=clean_text("".join(cell.source), MOST_CHARS),
+            source=room.cut("".join(cell.source)),
             outputs=tuple(
                 shown
                 for output in cell.outputs[:MOST_OUTPUTS]
-                if (shown := _convert_output(output, images)) is not None
+                if (shown := _convert_output(output, room)) is not None
             ),
         )
         for number, cell in enumerate(notebook.cells[:MOST_CELLS], 1)
     )
 
 
-class _ImageBudget:
-    """What is left of MOST_IMAGE_BYTES."""
+class _Room:
+    """How much more of a notebook is shown."""
 
     def __init__(self) -> None:
-        self._left = MOST_IMAGE_BYTES
+        self._image_bytes = MOST_IMAGE_BYTES
+        self._chars = MOST_TEXT_CHARS
 
-    def is_spent_by(self, size: int) -> bool:
-        """Subtract the size of an image; True if it is more than what is left."""
-        if size > self._left:
-            return True
-        self._left -= size
-        return False
+    def has_for_image(self, size: int) -> bool:
+        """Tell whether an image is shown, which takes its room."""
+        if size > self._image_bytes:
+            return False
+        self._image_bytes -= size
+        return True
+
+    def cut(self, text: str) -> str:
+        """Return the part of a text that is shown."""
+        shown = clean_text(text, min(MOST_CHARS, self._chars)) if self._chars else "[cut]"
+        self._chars = max(0, self._chars - len(shown))
+        return shown
 
 
-def _convert_output(output: _StoredOutput, images: _ImageBudget) -> CellOutput | None:
+def _convert_output(output: _StoredOutput, room: _Room) -> CellOutput | None:
     if output.output_type == "stream":
-        return _make_text("".join(output.text))
+        return _make_text("".join(output.text), room)
     if output.output_type == "error":
         lines = output.traceback or [f"{output.ename}: {output.evalue}"]
-        return _make_text("\n".join(lines))
+        return _make_text("\n".join(lines), room)
     for kind, beginning in IMAGES.items():
         image = _decode_image(output.data.get(kind), beginning)
         if image is None:
             continue
-        if images.is_spent_by(len(image)):
+        if not room.has_for_image(len(image)):
             return CellOutput(text="[this image is not shown: the notebook's images are too large]")
         return CellOutput(image=f"data:{kind};base64,{base64.b64encode(image).decode()}")
     text = _decode_text(output.data)
     if text or not output.data:
-        return _make_text(text) if text else None
+        return _make_text(text, room) if text else None
     return CellOutput(text=f"[not shown here: {', '.join(sorted(output.data))[:200]}]")
 
 
-def _make_text(text: str) -> CellOutput:
-    return CellOutput(text=clean_text(_ESCAPES.sub("", text), MOST_CHARS))
+def _make_text(text: str, room: _Room) -> CellOutput:
+    return CellOutput(text=room.cut(_ESCAPES.sub("", text)))
 
 
 def _decode_text(data: Mapping[str, msgspec.Raw]) -> str:

@@ -21,8 +21,9 @@ Kind = Literal["report", "notebook", "log", "code"]
 KINDS: tuple[Kind, ...] = ("report", "notebook", "log", "code")
 # lines of a file that are shown: the last ones of a log, the first ones of another
 MOST_LINES = 4000
-# characters of a line that are shown
+# characters of a line, and of a file, that are shown
 MOST_LINE_CHARS = 2000
+MOST_SHOWN_CHARS = 1_000_000
 
 
 class PartView(Value, frozen=True):
@@ -50,12 +51,14 @@ class LineView(Value, frozen=True):
 class FileView(Value, frozen=True):
     """The content of a file: lines, or the cells of a notebook with the comments by cell.
 
-    `note` says what is left out, or why nothing can be shown.
+    `unseen` are comments on lines that are left out; `note` says what is, or why nothing can be
+    shown. `last` is the number of the last line or cell.
     """
 
     part: PartView
     lines: tuple[LineView, ...] = ()
     cells: tuple[tuple[RenderedCell, tuple[LineComment, ...]], ...] = ()
+    unseen: tuple[LineComment, ...] = ()
     note: str = ""
     last: int = 0
 
@@ -131,23 +134,36 @@ def _show_lines(
     if b"\0" in content:
         return FileView(part=part, note="This file is not text. The bundle contains it.")
     lines = split_lines(content)
-    first = max(0, len(lines) - MOST_LINES) if part.kind == "log" else 0
+    is_log = part.kind == "log"
+    shown = _choose_lines(lines, from_end=is_log)
     notes = []
     if part.size > len(content):
         notes.append(f"Only the first {MOST_FILE_BYTES >> 20} MB of the file are read.")
-    if len(lines) > MOST_LINES:
-        end = "last" if part.kind == "log" else "first"
-        notes.append(f"Only the {end} {MOST_LINES} of {len(lines)} lines are shown.")
+    if len(shown) < len(lines):
+        end = "last" if is_log else "first"
+        notes.append(f"Only the {end} {len(shown)} of {len(lines)} lines are shown.")
     return FileView(
         part=part,
         lines=tuple(
-            LineView(
-                number=number,
-                text=text if len(text) <= MOST_LINE_CHARS else f"{text[:MOST_LINE_CHARS]} [cut]",
-                comments=comments.get(number, ()),
-            )
-            for number, text in enumerate(lines[first : first + MOST_LINES], first + 1)
+            LineView(number=number, text=text, comments=comments.get(number, ()))
+            for number, text in shown.items()
         ),
+        unseen=tuple(one for line, own in comments.items() if line not in shown for one in own),
         note=" ".join(notes),
         last=len(lines),
     )
+
+
+def _choose_lines(lines: Sequence[str], *, from_end: bool) -> dict[int, str]:
+    """Return the lines that are shown by their number, in the file's order."""
+    numbers = range(len(lines), 0, -1) if from_end else range(1, len(lines) + 1)
+    shown: dict[int, str] = {}
+    chars = 0
+    for number in numbers[:MOST_LINES]:
+        text = lines[number - 1]
+        text = text if len(text) <= MOST_LINE_CHARS else f"{text[:MOST_LINE_CHARS]} [cut]"
+        chars += len(text)
+        if chars > MOST_SHOWN_CHARS:
+            break
+        shown[number] = text
+    return dict(sorted(shown.items()))

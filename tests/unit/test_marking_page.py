@@ -20,7 +20,7 @@ from marking_bed import (
     make_notebook,
 )
 
-from labctl.courses.commenting import list_comments, save_comment
+from labctl.courses.commenting import add_comment, list_comments, save_comment
 from labctl.courses.marking import give_mark
 from labctl.courses.records.marks import read_marks
 from labctl.web import factory
@@ -284,6 +284,18 @@ def test_a_team_is_marked_together(bed: Bed, ann: Visitor) -> None:
     assert marks_of(bed, "hoare")["code"] == marks_of(bed, "perlman")["code"] == (7, "", "ann")
 
 
+def test_files_that_are_large_to_draw_are_cut(bed: Bed, ann: Visitor) -> None:
+    """A page takes the dashboard's time, and a student chose the size of the files."""
+    wide = b"\n".join([b"x" * 5000] * 3000)
+    cell = '{"cell_type": "raw", "source": "%s"}' % ("y" * 40_000)
+    notebook = f'{{"cells": [{",".join([cell] * 200)}]}}'.encode()
+    hand_in_files(bed, "dijkstra", {"code/wide.py": wide, "code/big.ipynb": notebook})
+    pages = [ann.ask(f"{page_of(bed, 3)}?file={number}")[2] for number in (0, 1)]
+    assert [len(page) < 1_500_000 for page in pages] == [True, True]
+    assert "Only the first 498 of 3000 lines are shown." in pages[0]
+    assert pages[1].count("[cut]") > 100
+
+
 def test_hostile_files_and_comments_are_text(bed: Bed, ann: Visitor) -> None:
     evil = EVIL.encode()
     files = {
@@ -384,6 +396,9 @@ def test_a_long_log_shows_its_end_and_a_large_form_is_accepted(bed: Bed, ann: Vi
     assert "Only the last 4000 of 6000 lines are shown." in page
     assert ">step 5999<" in page
     assert ">step 10<" not in page
+    add_comment(bed.folder, "hw3", "dijkstra", ("logs/run.log", 10), "early", by="ben")
+    page = ann.ask(f"{page_of(bed, 3)}?file={LOG}")[2]
+    assert "early" in page.partition("Comments on lines that are not shown")[2]
     fields = read_fields(page)
     note = "\u8a9e" * 2000
     typed = {**fields, "points-code": "3", "note-code": note, "note-presentation": note}
