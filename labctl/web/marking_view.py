@@ -21,7 +21,9 @@ from labctl.courses.records.comments import (
 )
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.marks import list_unmarked, read_marks, sum_marks
+from labctl.courses.records.regrade_requests import RegradeRequest, read_regrades
 from labctl.courses.records.student import Student
 from labctl.courses.rubric_form import SeatMark, merge_marks
 from labctl.courses.submission_files import ReadableSubmission, open_submission
@@ -56,8 +58,8 @@ class MarkingView(Value, frozen=True):
     """One seat's submission of one assignment, its rubric and its grade.
 
     `grade` is that of its first student without an excuse. `marked_points` are the marks so far,
-    `graded_points` what the automatic grading is worth. `problem` says why the submission cannot be
-    read.
+    `graded_points` what the automatic grading is worth. `regrades` have no answer yet. `problem`
+    says why the submission cannot be read.
     """
 
     assignment: str
@@ -73,6 +75,7 @@ class MarkingView(Value, frozen=True):
     tests: tuple[GraderTest, ...]
     comments: tuple[LineComment, ...]
     saved: tuple[SavedComment, ...]
+    regrades: tuple[RegradeRequest, ...] = ()
     problem: str = ""
 
     @property
@@ -168,6 +171,7 @@ class MarkingReader:
                 tests=read_tests(GradeStore(folder, assignment), grade),
                 comments=comments,
                 saved=tuple(list_saved_comments(folder)),
+                regrades=_list_open_regrades(entries, assignment, seat),
                 problem=problem,
             )
 
@@ -189,6 +193,13 @@ class MarkingReader:
         with self.open_folder() as folder:
             seat = self.find_seat(folder, assignment, key) if key else None
             return find_place(list_seat_grades(folder, assignment), seat, hidden=hidden)
+
+
+def _list_open_regrades(
+    entries: Sequence[CourseLedgerEntry], assignment: str, seat: Seat
+) -> tuple[RegradeRequest, ...]:
+    requests = read_regrades(entries, assignment)
+    return tuple(one for one in requests if one.is_open and one.student in seat.students)
 
 
 def _try_to_open(
