@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from labctl.courses.marking import choose_students, clean_note, parse_points, require_rubric
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import points_text
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.marks import ItemMark, StudentMarks, draft_mark_line, read_marks
 from labctl.courses.submission_files import require_submission
 from labctl.errors import NotFoundError, UsageError
@@ -93,24 +94,12 @@ def save_marks(
     NotFoundError for an item that the rubric does not have.
     """
     rubric = require_rubric(folder, assignment)
-    seat, students = choose_students(folder, assignment, name, by=by)
+    seat, _ = choose_students(folder, assignment, name, by=by)
     require_submission(folder, assignment, seat, bundle_sha256)
     changed = [edit for edit in edits if edit.is_change]
     if problems := dict(_find_problems(rubric, assignment, name, changed)):
         return SavedMarks(problems=problems)
-    drafts = [
-        draft_mark_line(
-            assignment,
-            seat.name,
-            student,
-            edit.item,
-            float(edit.points) if edit.points else None,
-            by=by,
-            note=clean_note(edit.note) if edit.points else "",
-        )
-        for edit in changed
-        for student in students
-    ]
+    drafts = [draft for edit in changed for draft in _draft_lines(assignment, seat, edit, by)]
     conflicts: list[str] = []
 
     def check() -> None:
@@ -132,6 +121,16 @@ def save_marks(
 
 class _StaleFormError(Exception):
     pass
+
+
+def _draft_lines(assignment: str, seat: Seat, edit: ItemEdit, by: str) -> list[CourseLedgerDraft]:
+    """Return the ledger's lines for a mark, or for taking it back, one for each student."""
+    points = float(edit.points) if edit.points else None
+    note = clean_note(edit.note) if edit.points else ""
+    return [
+        draft_mark_line(assignment, seat.name, student, edit.item, points, by=by, note=note)
+        for student in seat.students
+    ]
 
 
 def _mark_text(mark: ItemMark | None) -> tuple[str, str]:
