@@ -35,6 +35,7 @@ sys.path[:0] = [str(ROOT / "tests" / name) for name in (".", "cli", "unit")]
 from chromium import open_browser  # noqa: E402  # after the path above
 from dashboard_bed import Bed, fill, make  # noqa: E402
 from guide_session import GUIDE, make_guide_session  # noqa: E402
+from marking_picture import draw_marking_page  # noqa: E402
 from report_facts import evaluation, facts  # noqa: E402
 from terminal import open_terminal  # noqa: E402
 from test_course_similarity import OWN, RENAMED, STARTER  # noqa: E402
@@ -98,6 +99,7 @@ UP = "labctl up --provider aws --spot --budget 5 --ttl 8h --idle 30m"
 COMMAND_S = 60.0  # seconds that a command may take
 PASSED_S = 12.0  # seconds that the drawn bars have run
 SUBMIT = "labctl submit slow --dry-run"
+SERVE = "labctl course serve --dashboard"
 FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 
 
@@ -290,7 +292,7 @@ def make_dashboard(
                 shown.goto(base + path)
                 expect(shown.locator("#live")).to_have_text("live")
                 shown.screenshot(path=folder / f"{name}.png")
-                yield Picture(f"{name}.png", title, "labctl course serve --dashboard")
+                yield Picture(f"{name}.png", title, SERVE)
     finally:
         stop.set()
         bed.state.close()
@@ -312,6 +314,11 @@ PREPARED = PreparedSubmission(
     notes=("changed since the run began: model.py",),
     tests=PublicTestSummary(text="all 6 public tests pass", all_pass=True),
 )
+
+
+def make_marking_page(folder: Path, scratch: Path, browser: Browser) -> Iterator[Picture]:
+    draw_marking_page(folder / "marking.png", scratch, browser)
+    yield Picture("marking.png", "A submission beside the rubric", SERVE)
 
 
 def make_class(scratch: Path, student_code: str) -> tuple[Bed, str]:
@@ -389,6 +396,7 @@ def make_pictures(folder: Path) -> list[Picture]:
             *make_profile(folder, Path(scratch), browser),
             *make_course(folder, Path(scratch), session.environ),
             *make_dashboard(folder, Path(scratch), browser, session.environ),
+            *make_marking_page(folder, Path(scratch) / "marking", browser),
             *make_student_page(folder, Path(scratch) / "student", browser),
         ]
 

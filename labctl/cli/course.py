@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "similarity": ("course_similarity", HAND_IN, "Compare submissions' code, for your review."),
     "grade": ("course_grading", HAND_IN, "Run every submitted model on the hidden test set."),
     "mark": ("course_marks", HAND_IN, "Give points for the items of a rubric."),
+    "comment": ("course_comments", HAND_IN, "Comment on lines of submissions."),
     "excuse": ("course_marks", HAND_IN, "Excuse a student from an assignment."),
     "grades": ("course_grades", HAND_IN, "Show grades, or export them in the roster's format."),
     "regrades": ("course_regrades", HAND_IN, "List and answer students' regrade requests."),

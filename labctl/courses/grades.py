@@ -71,12 +71,11 @@ def list_student_tests(folder: CourseFolder, assignment: str) -> list[StudentTes
     """
     grades = list_current_grades(folder, assignment, folder.list_students(active_only=True))
     store = GradeStore(folder, assignment)
-    return [
-        StudentTests(student=grade.student, tests=_read_tests(store, grade)) for grade in grades
-    ]
+    return [StudentTests(student=grade.student, tests=read_tests(store, grade)) for grade in grades]
 
 
-def _read_tests(store: GradeStore, grade: Grade) -> tuple[GraderTest, ...]:
+def read_tests(store: GradeStore, grade: Grade) -> tuple[GraderTest, ...]:
+    """Return the tests in the results.json of a grade; () without any."""
     if not grade.owner or grade.automatic is None:
         return ()
     text = (store.grade_directory(grade.owner) / RESULTS).read_text(errors="replace")

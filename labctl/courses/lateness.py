@@ -99,7 +99,9 @@ def find_counting_receipt(
         for member in dict.fromkeys((seat.name, *seat.students))
         for signed in receiver.receipts(assignment, member)
     ]
-    for receipt in sorted(receipts, key=parse_received_at, reverse=True):
+    # As in `collect`: of two in the same second, the one with the higher number is the last.
+    receipts.sort(key=lambda receipt: (parse_received_at(receipt), receipt.number))
+    for receipt in reversed(receipts):
         if deadline.judge(seat, parse_received_at(receipt)).accepted:
             return receipt
     return None

@@ -17,6 +17,7 @@ from labctl.courses.collect import find_rules
 from labctl.courses.grades import list_current_grades
 from labctl.courses.grading.results import clean_text
 from labctl.courses.lateness import DeadlineJudge, find_counting_receipt
+from labctl.courses.records.comments import NOTEBOOK
 from labctl.courses.records.excuses import Excuse, draft_excuse_line, read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade, points_text
@@ -28,14 +29,12 @@ from labctl.courses.records.marks import (
     read_marks,
 )
 from labctl.courses.records.student import Student
+from labctl.courses.submission_files import READABLE
 from labctl.errors import ConfigError, NotFoundError, PolicyError, UsageError
 from labctl.model import Value
 from labctl.submissions.receiver import Receiver
 
 MOST_NOTE_CHARS = 2000
-# Parts of a submission that people read; models are left out.
-READABLE = ("code/", "report.html", "logs/", "evaluation.json")
-NOTEBOOK = ".ipynb"
 
 
 class GivenMark(Value, frozen=True):
@@ -84,9 +83,9 @@ def give_mark(
     """
     most = _find_item(folder, assignment, item)
     points = parse_points(text, assignment, name, item, most)
-    seat, students = _choose_students(folder, assignment, name, alone, by)
+    seat, students = choose_students(folder, assignment, name, alone=alone, by=by)
     students = tuple(one for one in students if one in only) if only else students
-    note = _clean_note(note)
+    note = clean_note(note)
     ledger = folder.ledger
     before: list[ItemMark] = []
 
@@ -130,7 +129,7 @@ def take_back_mark(
 ) -> GivenMark:
     """Take back a mark: the item is unmarked again. NotFoundError if it has no mark."""
     most = _find_item(folder, assignment, item)
-    seat, students = _choose_students(folder, assignment, name, alone, by)
+    seat, students = choose_students(folder, assignment, name, alone=alone, by=by)
     marks = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
     own = {one: mark for one in students if (mark := marks.get(one, {}).get(item))}
     if not own:
@@ -155,20 +154,28 @@ def list_marking_tasks(folder: CourseFolder, assignment: str) -> list[MarkingTas
 
     Excused students, and seats that submitted nothing and have no mark, need none.
     """
-    _require_rubric(folder, assignment)
+    require_rubric(folder, assignment)
+    tasks = (_make_task(seat, own) for seat, own in list_seat_grades(folder, assignment))
+    return [task for task in tasks if task is not None]
+
+
+def list_seat_grades(folder: CourseFolder, assignment: str) -> list[tuple[Seat, list[Grade]]]:
+    """Return the seats with something to mark, and the grades of their students.
+
+    Left out are excused students, and seats that submitted nothing and have no mark.
+    """
     seats = list_assignment_seats(folder, assignment)
     students = [Student(id=one) for seat in seats for one in seat.students]
     grades = {grade.student: grade for grade in list_current_grades(folder, assignment, students)}
-    tasks = []
+    listed = []
     for seat in seats:
         own = [grades[one] for one in seat.students if not grades[one].excused]
-        has_work = any(
+        if any(
             grade.stamp.number or grade.owner or any(item.mark for item in grade.items)
             for grade in own
-        )
-        if has_work and (task := _make_task(seat, own)) is not None:
-            tasks.append(task)
-    return tasks
+        ):
+            listed.append((seat, own))
+    return listed
 
 
 def _make_task(seat: Seat, grades: Sequence[Grade]) -> MarkingTask | None:
@@ -222,7 +229,7 @@ def set_excuse(
     (seat,) = folder.choose_seats([name], list_assignment_seats(folder, assignment, by=by))
     students = seat.students if name == seat.name else (name,)
     excuses = read_excuses(folder.ledger.list_entries(kind="excuse"), assignment)
-    why = _clean_note(why)
+    why = clean_note(why)
 
     def is_same(student: str) -> bool:
         known = excuses.get((assignment, student))
@@ -246,7 +253,7 @@ def list_excuses(folder: CourseFolder, assignment: str = "") -> list[Excuse]:
     return [excuse for _, excuse in sorted(excuses.items())]
 
 
-def _require_rubric(folder: CourseFolder, assignment: str) -> Mapping[str, float]:
+def require_rubric(folder: CourseFolder, assignment: str) -> Mapping[str, float]:
     rubric = find_rules(folder, assignment).rubric
     if not rubric:
         raise ConfigError(
@@ -259,7 +266,7 @@ def _require_rubric(folder: CourseFolder, assignment: str) -> Mapping[str, float
 
 def _find_item(folder: CourseFolder, assignment: str, item: str) -> float:
     """Return what an item is worth; NotFoundError suggests the nearest name."""
-    rubric = _require_rubric(folder, assignment)
+    rubric = require_rubric(folder, assignment)
     if item not in rubric:
         near = find_nearest(item, rubric)
         raise NotFoundError(
@@ -283,8 +290,8 @@ def parse_points(text: str, assignment: str, name: str, item: str, most: float) 
     return float(text)
 
 
-def _choose_students(
-    folder: CourseFolder, assignment: str, name: str, alone: bool, by: str
+def choose_students(
+    folder: CourseFolder, assignment: str, name: str, *, alone: bool = False, by: str = ""
 ) -> tuple[Seat, tuple[str, ...]]:
     """Return the seat, and who gets the mark: all of its students, or `name` alone."""
     (seat,) = folder.choose_seats([name], list_assignment_seats(folder, assignment, by=by))
@@ -296,7 +303,7 @@ def _choose_students(
     return seat, (name,) if alone else seat.students
 
 
-def _clean_note(note: str) -> str:
+def clean_note(note: str) -> str:
     """Return a note without control characters: it is shown in terminals and pages."""
     return clean_text(note.strip(), MOST_NOTE_CHARS)
 

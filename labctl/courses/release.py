@@ -16,6 +16,7 @@ from labctl.courses.grading.record import FEEDBACK, RESULTS, GradeRecord, build_
 from labctl.courses.grading.results import parse_results, select_shown, without_lateness_note
 from labctl.courses.grading.totals import add_items, build_total_record, describe_marks
 from labctl.courses.lateness import DeadlineJudge
+from labctl.courses.records.comments import LineComment, describe_comments, read_comments
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
@@ -179,6 +180,7 @@ def _publish_feedback(grade_store: GradeStore, release: _SeatRelease, is_closed:
     """Give each student of a seat their own feedback, with the corrections and marks for them."""
     receiver, record = Receiver(grade_store.folder.drop), release.record
     grades = {grade.student: grade for grade in release.ready}
+    comments = _list_comments(grade_store, release.seat)
     owners = list(grades)
     if record is not None and any(not grade.items for grade in release.ready):
         left_out = set(release.seat.students) - set(grades)
@@ -190,11 +192,19 @@ def _publish_feedback(grade_store: GradeStore, release: _SeatRelease, is_closed:
         if grade is not None and grade.items:
             own = build_total_record(grade_store.name, release.seat.name, grade, own)
         assert own is not None
-        feedback = _build_feedback(grade_store, own, grade, is_closed)
+        feedback = _build_feedback(grade_store, own, grade, comments, is_closed=is_closed)
         directory = grade_store.grade_directory(owner)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(directory / FEEDBACK, feedback.page.encode())
         receiver.release_feedback(grade_store.name, owner, feedback)
+
+
+def _list_comments(grade_store: GradeStore, seat: Seat) -> tuple[LineComment, ...]:
+    """Return the comments on all submissions of a seat."""
+    entries = grade_store.folder.ledger.list_entries(kind="comment")
+    owners = (seat.name, *seat.students)
+    comments = read_comments(entries, grade_store.name)
+    return tuple(comment for comment in comments if comment.student in owners)
 
 
 def _apply_correction(
@@ -230,13 +240,19 @@ def _apply_correction(
 
 
 def _build_feedback(
-    grade_store: GradeStore, record: GradeRecord, grade: Grade | None, is_closed: bool
+    grade_store: GradeStore,
+    record: GradeRecord,
+    grade: Grade | None,
+    comments: Sequence[LineComment],
+    *,
+    is_closed: bool,
 ) -> Feedback:
     results = select_shown(build_results(record), is_closed=is_closed)
-    text = render_text(results)
+    notes = describe_comments(comments, record.number)
+    texts = [notes, render_text(results)]
     if grade is not None and grade.items:
         marks = describe_marks(grade)
-        text = "\n".join(filter(None, [marks, text]))
+        texts.insert(0, marks)
         output = "\n".join(filter(None, [marks, results.output]))
         results = add_items(msgspec.structs.replace(results, output=output), grade.items)
     return Feedback(
@@ -244,8 +260,8 @@ def _build_feedback(
         number=record.number,
         score=record.score or 0.0,
         points=record.points,
-        text=text,
-        page=render_page(record, results, grade_store.read_output(record.seat)),
+        text="\n".join(filter(None, texts)),
+        page=render_page(record, results, grade_store.read_output(record.seat), notes),
     )
 
 

@@ -36,12 +36,13 @@ class Session(Value, frozen=True):
     """A browser that is signed in. `csrf` is the token in each of its forms.
 
     Cookies are sent to every port of their host, so `csrf` is computed from `id` and is not in the
-    cookie.
+    cookie. `person` is the name that its user entered, for the ledger.
     """
 
     id: str
     csrf: str
     hidden: bool = False
+    person: str = ""
 
 
 def read_or_create_key(file: Path) -> str:
@@ -134,6 +135,7 @@ class RequireSession:
             id=data["id"],
             csrf=self._signer.get_signature(data["id"]).decode(),
             hidden=data.get("hidden", False),
+            person=data.get("person", ""),
         )
         await self.app(scope, receive, send)
 

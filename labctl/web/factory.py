@@ -23,6 +23,8 @@ from labctl.web.app import Dashboard
 from labctl.web.auth import SESSION_S, LoginLink, RequireSession, read_or_create_key
 from labctl.web.csrf import FormToken, SameOrigin
 from labctl.web.live_updates import EVERY_S, Feed
+from labctl.web.marking_page import MarkingPages
+from labctl.web.marking_view import MarkingReader
 from labctl.web.mutations import CourseActions
 from labctl.web.pages import Pages
 from labctl.web.responses import SecurityHeaders
@@ -42,7 +44,8 @@ KEY_FILE = "dashboard-key"
 STUDENT_KEY_FILE = "student-page-key"
 # on any port: `ssh -L 9000:127.0.0.1:8600` must work too
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-MAX_FORM_BYTES = 16 * 1024
+# a rubric with long notes in a script of three bytes for each character, as a form encodes it
+MAX_FORM_BYTES = 256 * 1024
 
 
 def build_dashboard(
@@ -56,7 +59,7 @@ def build_dashboard(
     private = folder.private / "keeper"
     link = LoginLink(private / url_file)
     key = read_or_create_key(private / KEY_FILE)
-    return Dashboard(
+    dashboard = Dashboard(
         Feed(snapshot_taker.take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
         link,
@@ -65,6 +68,8 @@ def build_dashboard(
         folder.drop,
         build_middleware(link, key, f"labctl-{course_id[:8]}"),
     )
+    MarkingPages(dashboard, MarkingReader(path)).add_to(dashboard.app)
+    return dashboard
 
 
 def build_student_page(

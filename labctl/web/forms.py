@@ -12,7 +12,8 @@ from labctl.config.scalars import parse_duration
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
-from labctl.web.request_state import form_of, pseudonyms_of
+from labctl.web.mutations import BY
+from labctl.web.request_state import form_of, pseudonyms_of, session_of
 from labctl.web.view import SeatView, ServerView
 from labctl.web.web_site import add_routes
 
@@ -69,7 +70,8 @@ class ActionForms:
         span_s = parse_span(form.get("by", ""))
         why = "".join(c for c in form.get("why", "") if c.isprintable())[:MAX_WHY]
         try:
-            watch = await asyncio.to_thread(dashboard.actions.extend, seat.name, span_s, why)
+            by = session_of(request).person or BY
+            watch = await asyncio.to_thread(dashboard.actions.extend, seat.name, span_s, why, by)
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", describe_failure(error))
         message = f"Extended by {span(span_s)}."
@@ -96,7 +98,10 @@ class ActionForms:
         dashboard = self._dashboard
         seat = dashboard.find_seat(await dashboard.feed.read_snapshot(), key)
         try:
-            ended_run, had_ended = await asyncio.to_thread(dashboard.actions.cancel, seat.name, run)
+            by = session_of(request).person or BY
+            ended_run, had_ended = await asyncio.to_thread(
+                dashboard.actions.cancel, seat.name, run, by
+            )
         except LabError as error:
             return await self._redirect_with_message(request, key, "bad", describe_failure(error))
         event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"

@@ -29,7 +29,7 @@ from labctl.wire.watchdog import WatchRecord
 
 # time that a canceled run has to write a checkpoint, as with `labctl cancel`
 GRACE_S = 60
-# who acts, if the sign-in does not know the person
+# who acts, if nobody entered a name
 BY = "dashboard"
 
 

@@ -32,6 +32,7 @@ STATIC = {
     "vendored/htmx.min.js": "text/javascript",
     "vendored/sse.min.js": "text/javascript",
     "dashboard.js": "text/javascript",
+    "marking.js": "text/javascript",
     "student_sign_in.js": "text/javascript",
 }
 # templates of live parts, each a macro
@@ -56,6 +57,8 @@ HTMX_CONFIG = {
             "target": "#main",
             "swapOverride": "outerHTML",
         },
+        # a form that was refused, with what was typed
+        {"code": "409", "swap": True},
         {"code": "[45]..", "swap": False, "error": True},
     ],
 }

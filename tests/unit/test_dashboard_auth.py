@@ -131,7 +131,7 @@ def test_a_form_must_be_our_own(bed: Bed, visitor: Visitor) -> None:
     ]
     assert [status for status, _, _ in refused] == [403] * 4
     assert visitor.ask(path, "POST", "{}", Origin=own, Content_Type="application/json")[0] == 415
-    big = visitor.ask(path, "POST", "a=" + "b" * 20_000, Origin=own, Content_Type=form)
+    big = visitor.ask(path, "POST", "a=" + "b" * 300_000, Origin=own, Content_Type=form)
     assert big[0] == 413
     assert visitor.ask(path, "PUT", "by=2h", Origin=own, Content_Type=form)[0] == 405
     assert bed.folder.ledger.list_entries() == before

@@ -51,7 +51,7 @@ def test_every_screen_and_page_has_a_picture(tmp_path: Path) -> None:
     assert shown
     assert set(shown) <= set(pictures)
     pages = [tmp_path / name for name in pictures if name.endswith(".png")]
-    assert len(pages) == 7
+    assert len(pages) == 9
     contents = {page.read_bytes() for page in pages}
-    assert len(contents) == 7
+    assert len(contents) == 9
     assert all(content.startswith(PNG) for content in contents)

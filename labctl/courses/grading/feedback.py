@@ -17,10 +17,11 @@ STYLE = (
 )
 
 
-def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
+def render_page(record: GradeRecord, results: GradeResults, output: str, comments: str = "") -> str:
     """Return the page as HTML. `results` are those that the student may see.
 
     `output` is what the submission's program printed. It is untrusted, as staff open the page too.
+    `comments` are those on lines of the submission.
     """
     rows = "".join(
         f"<tr><td>{_escape_html(test.name)}</td><td>{_points_text(test.score)}</td>"
@@ -30,6 +31,9 @@ def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
     table = f"<table><tr><th>part</th><th>points</th><th>of</th><th></th></tr>{rows}</table>"
     printed = (
         f"<h2>What your program printed</h2><pre>{_escape_html(output)}</pre>" if output else ""
+    )
+    notes = (
+        f"<h2>Comments on your files</h2><pre>{_escape_html(comments)}</pre>" if comments else ""
     )
     number = f"{record.assignment}, submission {record.number}"
     return (
@@ -41,7 +45,8 @@ def render_page(record: GradeRecord, results: GradeResults, output: str) -> str:
         f"<p><strong>{record.score or 0.0:g}</strong> of {record.points:g} points. "
         f"Received {_escape_html(record.received)}, "
         f"bundle {_escape_html(record.bundle_sha256[:16])}.</p>"
-        f"<pre>{_escape_html(results.output)}</pre>{table if rows else ''}{printed}</body></html>\n"
+        f"<pre>{_escape_html(results.output)}</pre>{table if rows else ''}{notes}{printed}"
+        "</body></html>\n"
     )
 
 

@@ -24,6 +24,8 @@ KINDS = (
     "graded",
     "released",
     "mark",
+    "comment",
+    "saved_comment",
     "excuse",
     "regrade",
     "answered",

@@ -1,0 +1,82 @@
+"""The files of a seat's submission that people read, straight from its bundle.
+
+A student chose their names and contents: a name is only ever compared with those in the bundle, and
+never becomes a path on this machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labctl.courses.lateness import DeadlineJudge, find_counting_receipt
+from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.model import Value
+from labctl.submissions.bundle import BundleMember, open_member, read_members
+from labctl.submissions.receipt import Receipt
+from labctl.submissions.receiver import Receiver
+
+# The parts of a submission that people read; models are left out.
+READABLE = ("code/", "report.html", "logs/", "evaluation.json")
+
+
+def split_lines(content: bytes) -> list[str]:
+    """Return the lines of a text, as editors number them."""
+    lines = content.decode(errors="replace").replace("\r\n", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+class ReadableSubmission(Value, frozen=True):
+    """The submission of a seat that counts, and its readable files in the bundle's order."""
+
+    receipt: Receipt
+    bundle: Path
+    members: tuple[BundleMember, ...]
+
+    def find_member(self, path: str) -> BundleMember:
+        """Return a file by its path in the bundle; NotFoundError for any other text."""
+        for member in self.members:
+            if member.path == path:
+                return member
+        raise NotFoundError(
+            f"submission {self.receipt.number} has no file {path[:100]!a}",
+            why=f"it has {len(self.members)} files that can be shown",
+        )
+
+    def read_file(self, path: str, most_bytes: int) -> bytes:
+        """Return at most the first `most_bytes` bytes of a file."""
+        member = self.find_member(path)
+        try:
+            with self.bundle.open("rb") as file, open_member(file, member) as content:
+                return content.read(most_bytes)
+        except OSError as error:
+            raise LabError("the submission cannot be read", why=error.strerror or "") from error
+
+
+def open_submission(folder: CourseFolder, assignment: str, seat: Seat) -> ReadableSubmission | None:
+    """Return the submission of a seat that counts; None without one. LabError if it is damaged."""
+    receiver = Receiver(folder.drop)
+    receipt = find_counting_receipt(receiver, DeadlineJudge(folder, assignment), assignment, seat)
+    if receipt is None:
+        return None
+    bundle = receiver.find_bundle(assignment, receipt.student, receipt.number)
+    try:
+        with bundle.open("rb") as file:
+            members = tuple(one for one in read_members(file) if one.path.startswith(READABLE))
+    except OSError as error:
+        raise LabError("the submission cannot be read", why=error.strerror or "") from error
+    return ReadableSubmission(receipt=receipt, bundle=bundle, members=members)
+
+
+def require_submission(
+    folder: CourseFolder, assignment: str, seat: Seat, bundle_sha256: str
+) -> None:
+    """PolicyError if another submission counts than the one that somebody read ("": any)."""
+    deadline = DeadlineJudge(folder, assignment)
+    receipt = find_counting_receipt(Receiver(folder.drop), deadline, assignment, seat)
+    if bundle_sha256 and receipt is not None and receipt.bundle_sha256 != bundle_sha256:
+        raise PolicyError(
+            f"submission {receipt.number} has arrived meanwhile",
+            why="you have read an earlier one",
+            hint=f"labctl course collect {assignment}",
+        )

@@ -1,0 +1,304 @@
+"""The page for marking in Chromium: by keyboard alone, by two people, and with hostile files.
+
+CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
+a directory, the pages are kept as pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from dashboard_bed import Bed
+from marking_bed import (
+    EVIL,
+    EVIL_NAME,
+    FILES,
+    grade_automatically,
+    hand_in_files,
+    make_marking,
+    make_notebook,
+)
+
+from labctl.courses.commenting import list_comments, save_comment
+from labctl.courses.records.marks import read_marks
+from labctl.web.http_server import URL_FILE
+
+pytestmark = pytest.mark.browser
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+LONG = {
+    **FILES,
+    "logs/run.log": b"".join(b"step %d %s\n" % (n, b"x" * (n % 300)) for n in range(5000)),
+    **{f"code/part_{n}.py": b"x = 1  # " + b"long " * 60 + b"\n" for n in range(9)},
+    "code/train.py": b"".join(b"value_%d = %d\n" % (n, n) for n in range(400)),
+}
+# A report that tries to run scripts, to change the page around it, and to reach another host.
+REPORT = f"""<!doctype html><title>evil</title><meta http-equiv="refresh" content="0;url=/costs">
+<script>alert(1); top.location = "/costs"</script>{EVIL}
+<img src="OUTSIDE/pixel.png"><style>@import "OUTSIDE/x.css";</style>
+<a href="/costs" target="_top">top</a> <a href="OUTSIDE/" target="_blank">new</a>
+<a href="javascript:alert(5)">script</a> <a href="OUTSIDE/here">here</a>
+<form action="/person" method="post" target="_top"><input name="person" value="eve">
+<button>send</button></form>"""
+
+
+@pytest.fixture
+def outside() -> Iterator[tuple[str, list[str]]]:
+    """Another host, and the requests that reach it."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", requests
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Iterator[Bed]:
+    made = make_marking(tmp_path)
+    for student in ("lovelace", "turing", "hopper"):
+        hand_in_files(made, student, LONG)
+        grade_automatically(made, student, 25)
+    save_comment(made.folder, "Name this constant.", by="ben")
+    stop = threading.Event()
+    made.start(stop)
+    yield made
+    stop.set()
+    made.state.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        yield context
+
+
+def enter(context: BrowserContext, bed: Bed, person: str, number: int = 0) -> Page:
+    """Open a seat's page in a browser that is signed in, as this person."""
+    page = context.new_page()
+    url = (bed.folder.private / "keeper" / URL_FILE).read_text().strip()
+    page.goto(url)
+    page.wait_for_url(url.partition("?")[0])
+    page.goto(f"{page.url}assignments/hw3/marking/{bed.seat(number).pseudonym}")
+    page.get_by_label("Your name").fill(person)
+    page.keyboard.press("Enter")
+    expect(page.locator("#rubric")).to_be_visible()
+    return page
+
+
+def marks_of(bed: Bed, student: str) -> dict[str, tuple[float, str, str]]:
+    marks = read_marks(bed.folder.ledger.list_entries(), "hw3").get(student, {})
+    return {item: (mark.points, mark.note, mark.by) for item, mark in marks.items()}
+
+
+def keep(page: Page, name: str) -> None:
+    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"marking-{name}.png")
+
+
+def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
+    page = enter(context, bed, "ann")
+    press = page.keyboard.press
+    press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    press("Escape")
+    for key, text in (("l", "step 4999"), ("b", "train(epochs=2)"), ("c", "value_399 = 399")):
+        press(key)
+        expect(page.locator("#sheet")).to_contain_text(text)
+    press("f")
+    expect(page.locator(".files [aria-current]")).to_have_text("part_0.py")
+    press("Shift+F")
+    expect(page.locator(".files [aria-current]")).to_contain_text("train.py")
+    press("1")
+    expect(page.locator("#points-1")).to_be_focused()
+    page.keyboard.type("20")
+    expect(page.locator("[data-total]")).to_have_text("45")
+    press("Tab")
+    page.keyboard.type("clear names; s and n are letters here")
+    # A comment is written while the rubric has text that is not saved.
+    press("Escape")
+    press("m")
+    page.keyboard.type("120")
+    press("ArrowDown")
+    expect(page.locator("#l119, #l121").locator("visible=true")).to_have_count(2)
+    expect(page.locator(".sheet .on")).to_be_in_viewport()
+    press("Tab")
+    page.keyboard.type("Why this value?")
+    press("Control+Enter")
+    expect(page.locator(".note")).to_contain_text("Why this value?")
+    (comment,) = list_comments(bed.folder, "hw3", "lovelace")
+    assert (comment.file, comment.line, comment.by) == ("code/train.py", 119, "ann")
+    assert marks_of(bed, "lovelace") == {}
+    press("Escape")
+    press("s")
+    expect(page.locator("#marks .said")).to_have_text("Saved: code.")
+    assert marks_of(bed, "lovelace") == {
+        "code": (20, "clear names; s and n are letters here", "ann")
+    }
+    expect(page.locator("#sheet")).to_contain_text("value_399")
+    press("2")
+    page.keyboard.type("30")
+    press("Escape")
+    press("Shift+S")
+    expect(page.locator("h1")).to_have_text("Alan Turing")
+    press("n")
+    expect(page.locator("h1")).to_have_text("Grace Hopper")
+    press("n")  # goes round, past what is marked
+    expect(page.locator("h1")).to_have_text("Alan Turing")
+    press("k")
+    expect(page.locator("h1")).to_have_text("Ada Lovelace")
+
+
+def test_single_keys_can_be_turned_off(context: BrowserContext, bed: Bed) -> None:
+    page = enter(context, bed, "ann")
+    page.keyboard.press("?")
+    page.get_by_label("Single keys").uncheck()
+    page.keyboard.press("Escape")
+    page.reload()
+    page.keyboard.press("n")
+    page.keyboard.press("1")
+    expect(page.locator("#points-1")).not_to_be_focused()
+    expect(page.locator("h1")).to_have_text("Ada Lovelace")
+
+
+def test_two_graders_see_each_other_and_keep_their_text(
+    context: BrowserContext, browser: Browser, bed: Bed
+) -> None:
+    ann = enter(context, bed, "ann")
+    with browser.new_context() as other:
+        ben = enter(other, bed, "ben")
+        ben.fill("#points-1", "12")
+        ben.fill("#note-1", "too long")
+        ben.click("#save")
+        expect(ben.locator("#marks .said")).to_have_text("Saved: code.")
+    ann.keyboard.press("c")
+    ann.fill("#comment-text", "half a comment")
+    ann.fill("#points-1", "20")
+    ann.fill("#note-1", "mine")
+    ann.click("#save")
+    expect(ann.locator("#stale-1")).to_contain_text("ben gave 12: too long meanwhile.")
+    expect(ann.locator("#note-1")).to_have_value("mine")
+    expect(ann.locator("#comment-text")).to_have_value("half a comment")
+    assert marks_of(bed, "lovelace")["code"] == (12, "too long", "ben")
+    keep(ann, "stale")
+    ann.click("#save")
+    expect(ann.locator("#marks .said")).to_have_text("Saved: code.")
+    assert marks_of(bed, "lovelace")["code"] == (20, "mine", "ann")
+    # Another file leaves what was typed.
+    ann.keyboard.press("Escape")
+    ann.click("#kind-log")
+    expect(ann.locator("#sheet")).to_contain_text("step 4999")
+    expect(ann.locator("#comment-text")).to_have_value("half a comment")
+
+
+def test_nobody_leaves_typed_text_without_confirming(context: BrowserContext, bed: Bed) -> None:
+    page = enter(context, bed, "ann")
+    questions: list[str] = []
+
+    def stay(dialog: Dialog) -> None:
+        questions.append(dialog.type)
+        dialog.dismiss()
+
+    page.on("dialog", stay)
+    page.fill("#note-2", "not saved yet")
+    page.keyboard.press("Escape")
+    with page.expect_event("dialog"):
+        page.keyboard.press("n")
+    assert questions == ["beforeunload"]
+    expect(page.locator("#note-2")).to_have_value("not saved yet")
+    page.fill("#points-2", "3")
+    page.click("#save-next")
+    expect(page.locator("h1")).to_have_text("Alan Turing")
+    assert len(questions) == 1  # what was saved asks nobody
+
+
+def test_a_saved_comment_is_used_in_a_note_and_a_comment(context: BrowserContext, bed: Bed) -> None:
+    page = enter(context, bed, "ann")
+    page.keyboard.press("c")
+    for field in ("#comment-text", "#note-1"):
+        page.fill(field, "Good.")
+        choice = page.locator(f"[data-into={field[1:]}]")
+        choice.focus()
+        choice.select_option("Name this constant.")
+        expect(page.locator(field)).to_have_value("Good.\nName this constant.")
+
+
+def test_hostile_files_run_nothing_and_reach_nothing(
+    context: BrowserContext, bed: Bed, outside: tuple[str, list[str]]
+) -> None:
+    host, reached = outside
+    files = {
+        "report.html": REPORT.replace("OUTSIDE", host).encode(),
+        f"logs/{EVIL_NAME.removeprefix('code/')}": EVIL.encode(),
+        EVIL_NAME: EVIL.encode(),
+        "code/evil.ipynb": make_notebook(EVIL),
+    }
+    hand_in_files(bed, "dijkstra", files)
+    grade_automatically(bed, "dijkstra", 20)
+    save_comment(bed.folder, EVIL, by="ben")
+    dialogs: list[str] = []
+    context.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page = enter(context, bed, "ann", 3)
+    address = page.url.partition("?")[0]
+    report = page.frame_locator("#report")
+    for name in ("top", "new", "script"):
+        report.get_by_role("link", name=name).click()
+    report.get_by_role("button", name="send").click()
+    report.get_by_role("link", name="here").click()
+    keep(page, "hostile-report")
+    for key in ("b", "l", "c"):
+        page.locator("h1").click()  # the frame has the focus
+        page.keyboard.press(key)
+        expect(page.locator(f"#kind-{ {'b': 'notebook', 'l': 'log', 'c': 'code'}[key] }")
+               ).to_have_attribute("aria-current", "true")  # fmt: skip
+        assert page.locator("#work img:not([src^='data:image/png'])").count() == 0
+        assert page.locator("#work script, #work svg, #work b").count() == 0
+    page.fill("#line", "1")
+    page.fill("#comment-text", f"</textarea>{EVIL}")
+    page.click("#add-comment")
+    expect(page.locator(".note bdi")).to_have_text(f"</textarea>{EVIL}")
+    keep(page, "hostile-code")
+    assert page.url.partition("?")[0] == address
+    assert len(context.pages) == 1
+    assert dialogs == []
+    assert reached == []
+    expect(page.locator("summary", has_text="You mark as")).to_have_text("You mark as ann")
+
+
+def test_it_fits_every_screen(context: BrowserContext, bed: Bed) -> None:
+    page = enter(context, bed, "ann")
+    page.fill("#note-1", "a long note " * 150)
+    for width, height in ((390, 844), (1280, 720), (1920, 1080)):
+        page.set_viewport_size({"width": width, "height": height})
+        for kind in ("report", "log", "notebook", "code"):
+            page.click(f"#kind-{kind}")
+            expect(page.locator(f"#kind-{kind}")).to_have_attribute("aria-current", "true")
+            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.evaluate(wide) == 0, (kind, width)
+            keep(page, f"{kind}-{width}")
