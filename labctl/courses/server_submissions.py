@@ -27,6 +27,7 @@ from labctl.config import Paths, copy_environment
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.submission_worker import BUNDLE, RESULT, PreparedSubmission, SubmissionOrder
 from labctl.errors import BusyError, DiskFullError, LabError, NotFoundError, PolicyError
+from labctl.errors.unexpected import as_lab_error
 from labctl.model import Value
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import RESERVE_BYTES, Receiver
@@ -51,13 +52,18 @@ class Choice(Value, frozen=True):
 
 @dataclass
 class Draft:
-    """A student's draft. `prepared` is None while it is made; `id` is in the form that confirms."""
+    """A student's draft. `prepared` is None while it is made; `id` is in the form that confirms.
+
+    `sending` is held while it is submitted; `signed` is its receipt after that.
+    """
 
     choice: Choice
     directory: Path
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     prepared: PreparedSubmission | None = None
     ready_at: float = 0.0
+    sending: threading.Lock = field(default_factory=threading.Lock)
+    signed: Signed | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -76,12 +82,14 @@ class ServerSubmissions:
         paths: Paths,
         run_worker: Callable[[SubmissionOrder], PreparedSubmission] | None = None,
         now: Callable[[], float] = time.monotonic,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.course = path
         self._paths = paths
         self._workers = WorkerProcesses()
         self._run_worker = run_worker or self._workers.run
         self._now = now
+        self._notify = notify
         self._lock = threading.Lock()
         self._drafts: dict[str, Draft] = {}
         # student -> when they asked for drafts
@@ -96,11 +104,13 @@ class ServerSubmissions:
         self._workers.end_all()
 
     def find(self, student: str, assignment: str) -> Draft | None:
-        """Return the student's draft for this assignment, unless it has expired."""
+        """Return the student's draft for this assignment, until it is submitted or expires."""
         with self._lock:
             self._delete_expired()
             draft = self._drafts.get(student)
-        return draft if draft is not None and draft.choice.assignment == assignment else None
+        if draft is None or draft.signed or draft.choice.assignment != assignment:
+            return None
+        return draft
 
     def begin(self, student: str, seat: str, choice: Choice) -> None:
         """Begin to prepare a draft, which replaces an earlier one.
@@ -138,7 +148,7 @@ class ServerSubmissions:
         work.start()
 
     def submit(self, student: str, assignment: str, draft_id: str) -> Signed:
-        """Submit a draft that the student has seen; return its receipt.
+        """Submit a draft that the student has seen; return its receipt, also a second time.
 
         NotFoundError if this draft is no longer the student's; the receiver's errors otherwise.
         """
@@ -152,18 +162,19 @@ class ServerSubmissions:
                 or draft.choice.assignment != assignment
                 or not secrets.compare_digest(draft.id.encode(), draft_id.encode())
             ):
-                raise NotFoundError(
-                    "this is no longer what you would submit", why="look at it again, then submit"
-                )
-            # Nobody else can submit or delete it from here on.
-            del self._drafts[student]
-        try:
-            return self._send(student, assignment, draft.prepared.sha256, draft.directory / BUNDLE)
-        finally:
-            shutil.rmtree(draft.directory, ignore_errors=True)
+                raise _make_replaced_error()
+        with draft.sending:
+            if draft.signed is None:
+                bundle = draft.directory / BUNDLE
+                draft.signed = self._send(student, assignment, draft.prepared.sha256, bundle)
+                shutil.rmtree(draft.directory, ignore_errors=True)
+            return draft.signed
 
     def _send(self, student: str, assignment: str, sha256: str, bundle: Path) -> Signed:
-        size = bundle.stat().st_size
+        try:
+            size = bundle.stat().st_size
+        except OSError:
+            raise _make_replaced_error() from None
         begun = self._receiver.begin(assignment, student, sha256, size)
         if isinstance(begun, Signed):
             return begun
@@ -177,16 +188,17 @@ class ServerSubmissions:
     def _prepare(self, draft: Draft, order: SubmissionOrder) -> None:
         try:
             prepared = self._run_worker(order)
-        except LabError as error:
-            prepared = PreparedSubmission(what=error.what, why=error.why)
+        except Exception as error:
+            problem = as_lab_error(error, self._notify)
+            prepared = PreparedSubmission(what=problem.what, why=problem.why)
         with self._lock:
             draft.prepared, draft.ready_at = prepared, self._now()
 
     def _require_allowed(self, student: str) -> None:
         open_drafts = [draft for draft in self._drafts.values() if draft.prepared is None]
         own = self._drafts.get(student)
-        if own is not None and own.prepared is None:
-            raise BusyError("your files are being collected already", why="wait until they are")
+        if own is not None and (own.prepared is None or own.sending.locked()):
+            raise BusyError("your files are being collected or sent", why="wait until they are")
         if len(open_drafts) >= MOST_AT_ONCE:
             raise BusyError("many students submit now", why="try again in a minute")
         requests = self._requests.get(student, deque())
@@ -203,7 +215,8 @@ class ServerSubmissions:
 
     def _delete_expired(self) -> None:
         for student, draft in list(self._drafts.items()):
-            if draft.prepared is not None and draft.ready_at < self._now() - DRAFT_S:
+            is_old = draft.prepared is not None and draft.ready_at < self._now() - DRAFT_S
+            if is_old and not draft.sending.locked():
                 self._delete(student)
 
     def _delete(self, student: str) -> None:
@@ -252,6 +265,12 @@ class WorkerProcesses:
             running = list(self._running)
         for process in running:
             _kill(process)
+
+
+def _make_replaced_error() -> NotFoundError:
+    return NotFoundError(
+        "this is no longer what you would submit", why="look at it again, then submit"
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -109,7 +109,7 @@ def build_student_page(
         services,
         services_url,
         institution,
-        ServerSubmissions(path, paths),
+        ServerSubmissions(path, paths, notify=notify),
     )
     return page, proxy
 

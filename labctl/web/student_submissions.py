@@ -6,6 +6,7 @@ A student chooses a run or a lab, sees the bundle that the keeper made of it, an
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ NEW, SUBMIT = "/submissions/{name}/new", "/submissions/{name}/submit"
 REGRADE = "/submissions/{name}/regrade"
 # how often a page looks whether a draft is ready
 REFRESH_S = 2
+# bundles that are sent to the receiver at the same time; each is examined there
+MOST_SENDING = 4
 RUN, LAB = "run:", "lab:"
 
 
@@ -56,6 +59,8 @@ class StudentSubmissions:
         self._page = page
         self._path = submissions.course
         self._submissions = submissions
+        # Of its own: a whole class that submits at the due time must not stop the other pages.
+        self._sending = ThreadPoolExecutor(MOST_SENDING, thread_name_prefix="submit")
 
     def add_to(self, app: FastAPI) -> None:
         add_routes(app, "GET", {NEW: self.show_draft, REGRADE: self.show_regrade})
@@ -125,7 +130,9 @@ class StudentSubmissions:
         due, person, _ = await self._find_assignment(request, name)
         draft = form_of(request).get("draft", "")
         try:
-            signed = await asyncio.to_thread(self._submissions.submit, person.id, due.name, draft)
+            signed = await asyncio.get_running_loop().run_in_executor(
+                self._sending, self._submissions.submit, person.id, due.name, draft
+            )
         except LabError as error:
             return await self._page.redirect_with_message(
                 request, "/", "bad", f"Nothing was submitted: {describe_failure(error)}"

@@ -139,7 +139,9 @@ def test_a_draft_counts_once_and_for_its_assignment(campus: Campus) -> None:
     assert "no longer what you would submit" in submit(visitor, draft, "hw3")
     assert "no longer what you would submit" in submit(visitor, "x" + draft)
     assert "hw4 is submitted" in submit(visitor, draft)
-    assert "no longer what you would submit" in submit(visitor, draft)
+    # A second click gets the same receipt.
+    assert "hw4 is submitted: number 1" in submit(visitor, draft)
+    assert draft not in visitor.ask("/submissions/hw4/new")[2]
     assert len(Receiver(campus.bed.folder.drop).receipts("hw4", "lovelace")) == 1
 
 
@@ -204,7 +206,7 @@ def test_drafts_are_limited_by_time_and_number(bed: Bed, monkeypatch: pytest.Mon
     choice = Choice(assignment="hw4", lab_id=LAB_ID)
     worker.gate.clear()
     submissions.begin("lovelace", "lovelace", choice)
-    with pytest.raises(BusyError, match="already"):
+    with pytest.raises(BusyError, match="being collected"):
         submissions.begin("lovelace", "lovelace", choice)
     submissions.begin("turing", "turing", choice)
     with pytest.raises(BusyError, match="many students"):
@@ -228,6 +230,24 @@ def test_drafts_are_limited_by_time_and_number(bed: Bed, monkeypatch: pytest.Mon
     wait_for_draft(submissions, "lovelace")
 
 
+def test_many_clicks_submit_once(bed: Bed) -> None:
+    submissions = ServerSubmissions(bed.folder.path, bed.paths, Worker().run)
+    submissions.begin("lovelace", "lovelace", Choice(assignment="hw4", lab_id=LAB_ID))
+    draft = wait_for_draft(submissions, "lovelace")
+    numbers: list[int] = []
+
+    def click() -> None:
+        numbers.append(submissions.submit("lovelace", "hw4", draft).receipt.number)
+
+    threads = [threading.Thread(target=click) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers == [1] * 6
+    assert len(Receiver(bed.folder.drop).receipts("hw4", "lovelace")) == 1
+
+
 def test_a_bundle_that_is_not_the_students_is_refused_by_the_receiver(bed: Bed) -> None:
     def swap(order: SubmissionOrder) -> PreparedSubmission:
         return Worker().run(msgspec.structs.replace(order, student="turing"))
@@ -238,6 +258,22 @@ def test_a_bundle_that_is_not_the_students_is_refused_by_the_receiver(bed: Bed) 
     with pytest.raises(LabError, match="refused"):
         submissions.submit("lovelace", "hw4", draft)
     assert Receiver(bed.folder.drop).receipts("hw4", "lovelace") == []
+
+
+def test_an_unexpected_error_does_not_hold_a_draft(bed: Bed) -> None:
+    def fail(order: SubmissionOrder) -> PreparedSubmission:
+        raise OSError("no more processes")
+
+    notes: list[str] = []
+    submissions = ServerSubmissions(bed.folder.path, bed.paths, fail, notify=notes.append)
+    for _ in range(2):
+        submissions.begin("lovelace", "lovelace", Choice(assignment="hw4", lab_id=LAB_ID))
+        wait_for_draft(submissions, "lovelace")
+    draft = submissions.find("lovelace", "hw4")
+    assert draft is not None
+    assert draft.prepared is not None
+    assert "unexpected error" in draft.prepared.what
+    assert "no more processes" in notes[0]
 
 
 def test_what_an_earlier_keeper_left_is_deleted(bed: Bed) -> None:
