@@ -2,44 +2,32 @@
 
     python -m benchmarks.student_page [--students N] [--seconds S]
 
-The course is that of `benchmarks.dashboard`, late in a term. Every student is signed in and has the
-page open. The page runs in a process of its own; meanwhile, another one writes what a keeper
-writes. Requests for servers are not part of it: they take what `labctl up` takes.
+Every student is signed in and has the page open. Requests for servers are not part of it: they take
+what `labctl up` takes.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import multiprocessing
-import os
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dashboard import (
-    RESULTS,
-    ROOT,
-    SETTLE_S,
-    Watcher,
-    course,
-    cpu_s,
-    keep,
-    rss_mb,
-    timed,
+from benchmarks.course_pages import (
+    TARGET_PAGE_MS,
+    Bed,
+    Visitor,
+    build_course,
+    measure_watched,
+    run_benchmark,
+    serve,
+    time_page,
 )
 from labctl.courses import join_codes
 
-sys.path.insert(0, str(ROOT / "tests" / "unit"))
-from dashboard_bed import Bed, Visitor  # after the path above
-
 CODE = "abcdefgh" * 4
-TARGET_PAGE_MS, TARGET_CPU_PERCENT = 100.0, 10.0
+TARGET_CPU_PERCENT = 10.0
 SERVE = """
 import sys, threading
 from pathlib import Path
@@ -71,66 +59,27 @@ def sign_in(bed: Bed, url: str, student: str) -> Visitor:
     return visitor
 
 
-def measure(root: Path, students: int, seconds: float) -> dict[str, Any]:
-    bed = course(root, students)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(root)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        visitors = [sign_in(bed, url, one.id) for one in bed.folder.list_students()]
-        page = timed(visitors[0], "/")
-        stop = multiprocessing.Event()
-        keeper = multiprocessing.Process(target=keep, args=(bed, stop), daemon=True)
-        keeper.start()
-        crowd = [Watcher(visitor) for visitor in visitors]
-        for one in crowd:
-            one.start()
-        time.sleep(SETTLE_S)
-        before, begun = cpu_s(process.pid), time.monotonic()
-        time.sleep(seconds)
-        percent = 100 * (cpu_s(process.pid) - before) / (time.monotonic() - begun)
-        loaded = timed(visitors[0], "/")
-        stop.set()
-        keeper.join(30)
-        return {
-            "students": students,
-            "page": page,
-            "page_while_all_watch": loaded,
-            "cpu_percent_of_a_core": round(percent, 2),
-            "events_each": statistics.mean(one.events for one in crowd),
-            "parts_each": statistics.mean(one.parts for one in crowd),
-            "rss_mb": round(rss_mb(process.pid), 1),
-        }
-    finally:
-        process.kill()
-        process.wait()
-        bed.state.close()
+def measure(root: Path, given: argparse.Namespace) -> dict[str, Any]:
+    bed = build_course(root, given.students)
+    with serve(SERVE, root) as (pid, url), bed.state:
+        visitors = [sign_in(bed, url, student.id) for student in bed.folder.list_students()]
+        page = time_page(visitors[0], "/")
+        watched, cost = measure_watched(bed, pid, visitors, given.seconds)
+    return {"students": given.students, "page": page, "page_while_all_watch": watched, **cost}
+
+
+def check_targets(figures: dict[str, Any]) -> dict[str, bool]:
+    slow_ms = figures["page_while_all_watch"]["p95_ms"]
+    return {
+        f"a page under {TARGET_PAGE_MS:g} ms (95th of 100)": slow_ms < TARGET_PAGE_MS,
+        f"all pages under {TARGET_CPU_PERCENT:g}% of a core": figures["cpu_percent_of_a_core"]
+        < TARGET_CPU_PERCENT,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--students", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="labctl-students-") as folder:
-        found = measure(Path(folder), given.students, given.seconds)
-    found["at"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found["cores"] = os.cpu_count()
-    print(json.dumps(found, indent=1))
-    met = {
-        f"a page under {TARGET_PAGE_MS:g} ms (95th of 100)": found["page_while_all_watch"]["p95_ms"]
-        < TARGET_PAGE_MS,
-        f"all pages under {TARGET_CPU_PERCENT:g}% of a core": found["cpu_percent_of_a_core"]
-        < TARGET_CPU_PERCENT,
-    }
-    for name, holds in met.items():
-        print(f"{'met   ' if holds else 'MISSED'} {name}", file=sys.stderr)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "student_page.json").write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if all(met.values()) else 1
+    return run_benchmark(parser, "student_page", measure, check_targets)
 
 
 if __name__ == "__main__":

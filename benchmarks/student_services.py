@@ -10,7 +10,6 @@ and uses such a forward, too. All of them share the cores of this machine.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.boxes import MADE_HERE, Box, Boxes, boxes, docker
-from benchmarks.dashboard import RESULTS, ROOT
+from benchmarks.course_pages import ROOT, report
 from benchmarks.forwards import BLOCK_BYTES, PORT, SERVER
 from benchmarks.slow_link import slow_link
 from labctl.services.port_forward import find_free_port, probe_port
@@ -140,20 +139,14 @@ def main() -> int:
         else:
             speeds = compare(made, made.all[0], Path(name), given)
     share = round(speeds["proxied"] / speeds["direct"], 3)
-    found = {
+    figures: dict[str, Any] = {
         "notebooks": given.notebooks,
         "mib_each": given.mib,
         "link_mb_per_s": given.mb_per_s or None,
         "mib_per_s": speeds,
         "share_of_direct": share,
-        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
     }
-    print(json.dumps(found, indent=1))
-    print(f"{'met   ' if share >= TARGET else 'MISSED'} {TARGET:g} of ssh -L", file=sys.stderr)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "student_services.json").write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if share >= TARGET else 1
+    return report("student_services", figures, {f"{TARGET:g} of ssh -L": share >= TARGET})
 
 
 if __name__ == "__main__":

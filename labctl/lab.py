@@ -76,7 +76,6 @@ with lazy_imports(__name__):
         up,
     )
     from labctl.runs import (
-        active_runs,
         first_run,
         missing_script,
         probe,
@@ -225,7 +224,6 @@ class Lab:
             export_lab.check_export(self.context, host, server)
         adoption.renew(self.context, server)
         spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty)
-        active_runs.note_active_runs(self.context, server, spec.id)
         self._warn_of_command(command, push=push)
         if push:
             self._push_for_run(server, spec)

@@ -90,9 +90,15 @@ def unit_of_work(nodeid: str) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Whole files to each worker: their tests share what they made."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """Give whole files to each worker, since their tests share what they made.
+
+    With --dist worksteal, single tests.
+    """
     from xdist.scheduler import LoadScopeScheduling
+
+    if config.option.dist == "worksteal":
+        return None
 
     class ByUnit(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -34,6 +34,7 @@ VERBS = {
     "plan": "files.files.plan",
     "commit": "files.commit.commit",
     "edits": "files.edits.edits",
+    "code-files": "files.edits.list_code_files",
     "home-files": "files.home_files.list_home_files",
     "hashes": "files.content_hashes.hashes",
     "manifest": "files.outputs.manifest",

@@ -143,7 +143,7 @@ def _read_part(
                 has_gpus=not config.lab.server.on_this_machine,
             )
         files = read_directory(config.root, place)
-        if not any(_is_test_module(file.path) for file in files):
+        if not any(is_test_module(file.path) for file in files):
             raise ValueError(f"{place} has no file test_*.py, which pytest would run")
         return tuple(msgspec.structs.replace(file, path=f"{TESTS}/{file.path}") for file in files)
     except ValueError as error:
@@ -160,7 +160,7 @@ def _needs_network(config: CourseConfig, template: str) -> bool:
     return git is not None and not is_fetched(*git, _cache_directory(config))
 
 
-def _is_test_module(path: str) -> bool:
+def is_test_module(path: str) -> bool:
     name = path.rpartition("/")[2]
     return name.endswith(".py") and name.startswith("test_")
 
@@ -227,7 +227,7 @@ def summarize_starters(
                 source=starter.source,
                 files=len(starter.files),
                 size_bytes=sum(len(file.content) for file in starter.files),
-                tests=sum(_is_test_module(path) for path in starter.tests),
+                tests=sum(is_test_module(path) for path in starter.tests),
                 published="current" if is_current else "older" if earlier else "",
             )
         )

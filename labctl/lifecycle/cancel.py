@@ -7,10 +7,12 @@ from contextlib import suppress
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.model import Run
-from labctl.runs import active_runs, runs
+from labctl.model import Run, Server
+from labctl.runs import runs
+from labctl.runs.active_runs import describe_remaining_runs
 from labctl.servers import accounts
 from labctl.servers.context import LabContext
+from labctl.wire.runs import STATUS, StatusRequest
 
 
 def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
@@ -39,8 +41,30 @@ def note_remaining_runs(context: LabContext, canceled: Run) -> None:
         return
     # The run is canceled, whether or not the server replies again.
     with suppress(LabError):
-        if names := active_runs.list_active_runs(context, server, canceled.id):
-            context.reporter.emit(Note(text=active_runs.describe_remaining_runs(names)))
+        if names := _list_active_runs(context, server):
+            context.reporter.emit(Note(text=describe_remaining_runs(names)))
+
+
+def _list_active_runs(context: LabContext, server: Server) -> list[str]:
+    """List the lab's active runs on the server, the newest first.
+
+    The server is queried only if this machine's records have such a run: a query is one more round
+    trip.
+    """
+    recorded = [
+        run.id
+        for run in context.state.list_runs(context.lab_id)
+        if run.server_id == server.id and not run.has_ended
+    ]
+    if not recorded:
+        return []
+    request = StatusRequest(context.config.name, context.lab_id, tuple(recorded))
+    reply = context.open_agent(server).call(STATUS, request)
+    for record in reply.runs:
+        runs.record_run(context, server, record)
+    # A claimed run has no container: its start may have failed.
+    active = {record.id for record in reply.runs if record.state in ("starting", "running")}
+    return [name for name in reversed(recorded) if name in active]
 
 
 def _has_lost_server(context: LabContext, run: Run) -> bool:

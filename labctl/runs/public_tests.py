@@ -169,6 +169,28 @@ def run_tests_on_server(context: LabContext, *, time_limit_s: int = TIME_LIMIT_S
     )
 
 
+def run_modules_on_server(
+    context: LabContext, run_id: str, modules: Sequence[str], time_limit_s: int
+) -> tuple[PublicTest, ...]:
+    """Run these test modules of the code on the server, in the image of a run.
+
+    LabError if the server has no such image, or if the tests do not end.
+    """
+    server = context.get_server()
+    request = CheckRequest(
+        lab=context.config.name,
+        lab_id=context.lab_id,
+        run=run_id,
+        tests=tuple(modules),
+        gpus=choose_gpus_option(context.config.server.need, context.load_facts(server)),
+        deadline_s=time_limit_s,
+    )
+    reply = context.open_agent(server).call(CHECK, request, timeout_s=time_limit_s + LINK_S)
+    if reply.code is None:
+        raise LabError(f"the image of run {run_id} is not on the server")
+    return _parse_results(reply.results, reply.code, reply.said)
+
+
 def _call_server(
     context: LabContext, request: CheckRequest, time_limit_s: int
 ) -> tuple[int, CheckReply]:

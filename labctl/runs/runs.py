@@ -20,6 +20,7 @@ from labctl.events import Note, Part, RepeatedNote, Step, report_part, report_wa
 from labctl.model import Run, RunState, Server
 from labctl.retry import ReconnectPolicy
 from labctl.runs import images, provenance
+from labctl.runs.active_runs import describe_runs_beside
 from labctl.runs.environment import describe_install
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
@@ -87,6 +88,8 @@ def _start(
             run = record_run(context, server, reply.run)
             log.is_started = True
             on_start(run, reply.found)
+            if reply.active:
+                context.reporter.emit(Note(text=describe_runs_beside(reply.active)))
             provenance.record_origin(context, run, wanted, git)
 
     for _ in range(2):

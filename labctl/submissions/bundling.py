@@ -27,6 +27,7 @@ from labctl.sync.scan import scan_code
 from labctl.text import names_text
 
 LARGEST_NAMED = 5
+SUBMIT_THE_END = "labctl pull --follow && labctl submit --fresh"
 # The evaluation by the run itself; `labctl eval` writes its own file next to it.
 SERVERS_EVALUATION = "logs/evaluation.json"
 # A file's path in the bundle, and its size.
@@ -88,55 +89,78 @@ def collect_contents(
         raise NotFoundError(
             f"the results of run {run.id} are not on this machine", hint=f"labctl pull {run.id}"
         )
-    notes: list[str] = []
     chosen = checkpoint or find_best_checkpoint(home)
-    run_files = list_run_files(home, chosen, notes)
-    _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
-    sources = list(hash_files(run_files, context.config.root, run.id, context.reporter))
-    require_complete_checkpoint(home, chosen, sources)
-    origin = _read_origin(context, run)
-    sources += [
-        _generate_file(RECORD, origin.record),
-        *_list_code_files(context, {*beside, ASSIGNMENT_FILE}),
-    ]
-    _note_doubts(run, sources, notes)
-    built = _build_manifest(context, rules, (student, run.id, chosen), origin, sources)
-    manifest.decode(manifest.encode(built))  # raises for names that are not allowed in a bundle
-    size = packed_bytes(built, sources)
-    _check_size(rules, [(file.path, file.size) for file in built.files], most_bytes, size)
-    result = BundleContents(
-        manifest=built,
-        sources=tuple(sources),
-        bundle_bytes=size,
-        notes=tuple(notes),
-        stale=freshness.find_stale_results(on_server, home, chosen),
-    )
+    with provenance.GitQuery(context.config.root) as looking:
+        current = looking.read_code()
+    code = CodeCommit(commit=current.commit, dirty=current.dirty)
+    result = assemble_contents(context, rules, student, most_bytes, run, chosen, code, beside)
+    stale = freshness.find_stale_results(on_server, home, chosen)
     _check_required(rules, result, run, freshness.has_final_files(run, home))
-    return result
+    notes = result.notes
+    if not run.has_ended:
+        notes += (f"to submit the end of {run.id}: {SUBMIT_THE_END}",)
+    return msgspec.structs.replace(result, notes=notes, stale=stale)
 
 
-def _build_manifest(
+def assemble_contents(
     context: LabContext,
     rules: Assignment,
-    whose: tuple[str, str, str],
-    origin: BundleOrigin,
-    sources: list[BundleSource],
-) -> BundleManifest:
-    """Build the manifest; `whose` is the student, the run and the checkpoint."""
-    student, run, checkpoint = whose
-    return BundleManifest(
+    student: str,
+    most_bytes: int,
+    run: Run | None,
+    checkpoint: str,
+    code: CodeCommit,
+    beside: Iterable[str] = (),
+) -> BundleContents:
+    """Assemble a run's files and the code in the lab's directory; without a run the code alone.
+
+    TransferError if the checkpoint is incomplete, PolicyError as in `collect_contents`.
+    """
+    notes, sources, origin = list[str](), list[BundleSource](), BundleOrigin({}, code)
+    if run is not None:
+        sources += _list_run_sources(context, rules, most_bytes, run, checkpoint, notes)
+        origin = _read_origin(context, run, code)
+        sources.append(_generate_file(RECORD, origin.record))
+    sources += _list_code_files(context, {*beside, ASSIGNMENT_FILE})
+    if run is not None:
+        _note_doubts(run, sources, notes)
+    built = BundleManifest(
         kind=manifest.KIND,
         version=1,
         assignment=rules.name,
         course=rules.course,
         student=student,
         lab=context.config.name,
-        run=run,
+        run=run.id if run else "",
         checkpoint=checkpoint,
         record=origin.record,
         code=origin.code,
         files=tuple(source.file for source in sources),
     )
+    manifest.decode(manifest.encode(built))  # raises for names that are not allowed in a bundle
+    size = packed_bytes(built, sources)
+    _check_size(rules, [(file.path, file.size) for file in built.files], most_bytes, size)
+    return BundleContents(
+        manifest=built, sources=tuple(sources), bundle_bytes=size, notes=tuple(notes)
+    )
+
+
+def _list_run_sources(
+    context: LabContext,
+    rules: Assignment,
+    most_bytes: int,
+    run: Run,
+    checkpoint: str,
+    notes: list[str],
+) -> list[BundleSource]:
+    """Hash what a bundle has of a run, once the sizes are known to be allowed."""
+    root = context.config.root
+    home = root / "runs" / run.id
+    run_files = list_run_files(home, checkpoint, notes)
+    _check_size(rules, [(file.name, file.size) for file in run_files], most_bytes)
+    sources = list(hash_files(run_files, root, run.id, context.reporter))
+    require_complete_checkpoint(home, checkpoint, sources)
+    return sources
 
 
 def _check_size(
@@ -166,10 +190,10 @@ def find_run(context: LabContext, run_id: str) -> Run:
         return max(pulled, key=lambda run: run.created_at)
 
 
-def _read_origin(context: LabContext, run: Run) -> BundleOrigin:
+def _read_origin(context: LabContext, run: Run, current: CodeCommit) -> BundleOrigin:
     """Return where the model comes from: the run's record without the time of its last refresh.
 
-    So the same run makes the same bundle.
+    So the same run makes the same bundle. `current` is the commit of the code as it is now.
     """
     record = msgspec.to_builtins(run)
     del record["seen_at"]
@@ -177,11 +201,8 @@ def _read_origin(context: LabContext, run: Run) -> BundleOrigin:
     started_from = entries[0].detail if entries else {}
     if entries:
         record["started_from"] = started_from
-    with provenance.GitQuery(context.config.root) as looking:
-        current = looking.read_code()
-    code = CodeCommit(
-        commit=current.commit,
-        dirty=current.dirty,
+    code = msgspec.structs.replace(
+        current,
         run_commit=str(started_from.get("commit", "")),
         run_dirty=started_from.get("dirty"),
     )
@@ -201,10 +222,7 @@ def _list_code_files(context: LabContext, left_out: set[str]) -> Iterator[Bundle
 
 def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> None:
     if not run.has_ended:
-        notes.append(
-            f"run {run.id} has not ended (last known); to submit its end: "
-            "labctl pull --follow && labctl submit --fresh"
-        )
+        notes.append(f"run {run.id} has not ended (last known)")
     elif run.exit_code:
         notes.append(f"run {run.id} ended with {run.exit_code}: {run.summary}")
     changed = [
@@ -217,6 +235,15 @@ def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> Non
     ]
     if changed:
         notes.append(f"changed since the run began: {names_text(changed, 3)}")
+
+
+def find_missing_part(rules: Assignment, result: BundleContents) -> str:
+    """Return a part that the assignment requires and the bundle has not; "" without one."""
+    for part in rules.require:
+        has_part = bool(result.list_part(part))
+        if not has_part and not (part == "evaluation" and result.has_file(SERVERS_EVALUATION)):
+            return part
+    return ""
 
 
 def _check_required(
@@ -237,13 +264,10 @@ def _check_required(
         "evaluation": ("", f"labctl eval {run.id}"),
         "code": ("", "labctl -C DIR submit   # in the lab's directory"),
     }
-    for part in rules.require:
-        if not result.list_part(part) and not (
-            part == "evaluation" and result.has_file(SERVERS_EVALUATION)
-        ):
-            why, hint = hints[part]
-            what = f"{rules.name} requires the {part}, but run {run.id} has none on this machine"
-            raise NotFoundError(what, why=why, hint=hint)
+    if part := find_missing_part(rules, result):
+        why, hint = hints[part]
+        what = f"{rules.name} requires the {part}, but run {run.id} has none on this machine"
+        raise NotFoundError(what, why=why, hint=hint)
 
 
 def _generate_file(name: str, body: object) -> BundleSource:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -102,16 +102,20 @@ def find_rule(ignore: Ignore, name: str, *, is_folder: bool) -> IgnoreRule | Non
     return None
 
 
-def find_ignored_name(root: Path, name: str) -> IgnoredName | None:
+def find_ignored_name(
+    root: Path, name: str, read: Callable[[str], tuple[IgnoreRule, ...]] | None = None
+) -> IgnoredName | None:
     """Return what leaves `name` out of a push: itself, or a directory above it.
 
-    `name` is relative to the lab's directory `root`. None if no rule excludes it.
+    `name` is relative to the lab's directory `root`. None if no rule excludes it. `read` returns
+    the rules of the directory with a prefix; it may keep them for many names.
     """
+    read = read or (lambda prefix: read_rules(root, prefix, IGNORE_FILES).rules)
     ignore: Ignore = ()
     parts = PurePosixPath(name).parts
     for depth, part in enumerate(parts):
         prefix = "".join(f"{above}/" for above in parts[:depth])
-        ignore = (*ignore, (prefix, read_rules(root, prefix, IGNORE_FILES).rules))
+        ignore = (*ignore, (prefix, read(prefix)))
         is_folder = depth < len(parts) - 1 or (root / name).is_dir()
         if rule := find_rule(ignore, prefix + part, is_folder=is_folder):
             return IgnoredName(prefix + part, is_folder, rule)

@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from fastapi import FastAPI, Request
-from fastapi.responses import (
-    FileResponse,
-    HTMLResponse,
-    RedirectResponse,
-    Response,
-    StreamingResponse,
-)
-from markupsafe import Markup
-from starlette.exceptions import HTTPException
+from fastapi import Request
+from fastapi.responses import FileResponse, RedirectResponse, Response
 from starlette.middleware import Middleware
 
-from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.errors import LabError, NotFoundError
 from labctl.model import Value
 from labctl.web.auth import LoginLink
-from labctl.web.downloads import SANDBOX, find_bundle, read_report
+from labctl.web.course_site import CourseSite, list_parts, stream_response
+from labctl.web.downloads import find_bundle, read_report, sandboxed_response
 from labctl.web.forms import ActionForms
 from labctl.web.listing import PERSON_COLUMNS, PERSON_MARKS, SEAT_COLUMNS, SEAT_MARKS, ListView
 from labctl.web.live_updates import Draw, Feed
@@ -39,10 +32,8 @@ from labctl.web.pseudonyms import Pseudonyms
 from labctl.web.request_state import form_of, pseudonyms_of, sanitize_path, session_of
 from labctl.web.server_load import LoadReader
 from labctl.web.view import SeatView, Snapshot
+from labctl.web.web_site import Routes, add_routes
 
-STREAM = "text/event-stream"
-NO_BUFFER = {"x-accel-buffering": "no"}
-CACHE_FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 # prefixes of the ids of a list's rows: seats and persons
 ROWS = ("s-", "p-")
 # kind of page -> the marks and the columns of its list
@@ -65,8 +56,10 @@ class PageView(Value, frozen=True):
         return " ".join(filter(None, (self.page, names, self.listing.query)))
 
 
-class Dashboard:
-    """The dashboard of one course. `app` is the application, `drop` the receiver's directory."""
+class Dashboard(CourseSite):
+    """The dashboard of one course; `drop` is the receiver's directory."""
+
+    base, home = "base.html.j2", "Everybody"
 
     def __init__(
         self,
@@ -78,35 +71,13 @@ class Dashboard:
         drop: Path,
         middleware: Sequence[Middleware],
     ) -> None:
-        self.feed = feed
+        super().__init__(feed, pages, middleware)
         self.load_reader = load_reader
-        self.pages = pages
         self.link = link
         self.actions = actions
         self.drop = drop
         self.log_streams = LogStreams()
-        # session id -> messages that its next page shows once: (kind, text)
-        self.messages: dict[str, list[tuple[str, str]]] = {}
-        self.on_start: list[Callable[[], None]] = []
-        self.start_error: Exception | None = None
-        self.app = self._build_application(middleware)
-
-    def close(self) -> None:
-        """End every stream, from any thread."""
-        self.feed.close()
-
-    def _build_application(self, middleware: Sequence[Middleware]) -> FastAPI:
-        app = FastAPI(
-            lifespan=self._run_tasks,
-            middleware=middleware,
-            # No API documentation: its pages fetch scripts from other hosts.
-            docs_url=None,
-            redoc_url=None,
-            openapi_url=None,
-        )
-        app.add_exception_handler(LabError, self._handle_error)
-        app.add_exception_handler(HTTPException, self._handle_http_error)
-        pages: dict[str, Callable[..., Any]] = {
+        routes: Routes = {
             "/": self.show_board,
             "/costs": self.show_costs,
             "/another": self.show_login_link,
@@ -116,39 +87,43 @@ class Dashboard:
             "/seats/{key}/handed/{person}/{name}/{number}/report": self.send_report,
             "/seats/{key}/handed/{person}/{name}/{number}/bundle": self.send_bundle,
             "/events/{page:path}": self.stream_events,
-            "/static/{path:path}": self.send_static,
         }
-        for path, handler in pages.items():
-            app.add_api_route(path, handler, methods=["GET"], response_class=Response)
-        app.add_api_route(
-            "/names", self.set_names_hidden, methods=["POST"], response_class=Response
-        )
-        ActionForms(self).add_to(app)
-        return app
+        add_routes(self.app, "GET", routes)
+        add_routes(self.app, "POST", {"/names": self.set_names_hidden})
+        ActionForms(self).add_to(self.app)
 
-    @contextlib.asynccontextmanager
-    async def _run_tasks(self, _: FastAPI) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(self.feed.run()),
-            asyncio.create_task(self.load_reader.run(self.feed)),
-        ]
-        try:
-            # Draw the first page in advance, so that nobody waits for it.
-            first = PageView(page="board", pseudonyms=Pseudonyms())
+    def list_tasks(self) -> list[Coroutine[Any, Any, None]]:
+        return [*super().list_tasks(), self.load_reader.run(self.feed)]
+
+    async def prepare(self) -> None:
+        """Draw the first page in advance, so that nobody waits for it."""
+        first = PageView(page="board", pseudonyms=Pseudonyms())
+        with contextlib.suppress(LabError):  # the page shows it
             await self.feed.open_channel(first.channel, self._choose_renderer(first))
-        except LabError:
-            pass  # the page shows it
-        except Exception as error:
-            self.start_error = error
-            raise
-        for call in self.on_start:
-            call()
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def describe_frame(self, request: Request, snapshot: Snapshot) -> dict[str, object]:
+        frame = super().describe_frame(request, snapshot)
+        return frame | {
+            "assignments": snapshot.assignments,
+            "pseudonyms": pseudonyms_of(request),
+            "back": frame["address"],
+            "here": "",
+        }
+
+    def take_messages(self, request: Request) -> list[tuple[str, str]]:
+        pseudonyms = pseudonyms_of(request)
+        hint = "The action failed. Show names to read the reason."
+        return [
+            (kind, pseudonyms.text(text, hint) if kind == "bad" else text)
+            for kind, text in super().take_messages(request)
+        ]
+
+    def describe_error(
+        self, request: Request, what: str, why: str, status: int
+    ) -> tuple[str, list[str]]:
+        pseudonyms = pseudonyms_of(request)
+        lines = [pseudonyms.text(why, "Show names to read the reason.")] if why else []
+        return pseudonyms.text(what, "The action failed") if status >= 500 else what, lines
 
     # pages
 
@@ -193,8 +168,7 @@ class Dashboard:
         view = self._view(request, page)
         channel = await self.feed.open_channel(view.channel, self._choose_renderer(view))
         assert channel.drawn is not None
-        # These come from our own templates: HTML in which every text is escaped.
-        parts = {name: Markup(html) for name, (html, _) in channel.parts.items()}
+        parts = list_parts(channel)
         since = urlencode(view.listing.as_pairs() | {"since": self.feed.version(channel)})
         live_values = {
             "parts": parts,
@@ -207,35 +181,13 @@ class Dashboard:
         }
         return self.render_page(request, channel.drawn, template, **live_values)
 
-    def render_page(
-        self, request: Request, snapshot: Snapshot, template: str, **values: Any
-    ) -> Response:
-        """Render a template as a page, with the messages that the session has not seen."""
-        session = session_of(request)
-        # htmx shows only the live part of a page, so it must not take the messages.
-        messages = [] if "hx-request" in request.headers else self.messages.pop(session.id, [])
-        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        frame = {
-            "course": snapshot.course,
-            "assignments": snapshot.assignments,
-            "session": session,
-            "pseudonyms": Pseudonyms(hidden=session.hidden),
-            "messages": messages,
-            "address": address,
-            "back": address,
-            "here": "",
-            "stream": "",
-        }
-        return HTMLResponse(self.pages.render(template, **(frame | values)))
-
     # streams
 
     async def stream_events(self, request: Request, page: str, since: str = "") -> Response:
         self._require_page(await self.feed.read_snapshot(), page)
         view = self._view(request, page)
         version = request.headers.get("last-event-id") or since
-        stream = self.feed.watch(view.channel, self._choose_renderer(view), version)
-        return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
+        return stream_response(self.feed.watch(view.channel, self._choose_renderer(view), version))
 
     async def stream_log(self, request: Request, key: str, run: str) -> Response:
         seat = self.find_seat(await self.feed.read_snapshot(), key)
@@ -244,8 +196,7 @@ class Dashboard:
             lab, server, latest = self.actions.find_run(seat.name, run)
             return LogReader(lab, server, latest, TAIL_LINES, MOST_BYTES)
 
-        stream = self.log_streams.watch(key, run, open_)
-        return StreamingResponse(stream, media_type=STREAM, headers=NO_BUFFER)
+        return stream_response(self.log_streams.watch(key, run, open_))
 
     def _view(self, request: Request, page: str) -> PageView:
         kind = page.partition("/")[0]
@@ -282,12 +233,7 @@ class Dashboard:
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
         bundle = await self._find_bundle(key, person, name, number)
-        content = await asyncio.to_thread(read_report, bundle)
-        return Response(
-            content,
-            media_type="text/html; charset=utf-8",
-            headers={"content-security-policy": SANDBOX},
-        )
+        return sandboxed_response(await asyncio.to_thread(read_report, bundle))
 
     async def send_bundle(
         self, request: Request, key: str, person: str, name: str, number: str
@@ -312,35 +258,3 @@ class Dashboard:
         if seat is None:
             raise NotFoundError("this seat does not exist in this course")
         return seat
-
-    # files and errors
-
-    async def send_static(self, path: str) -> Response:
-        content, kind = self.pages.static.get(f"/static/{path}", (b"", ""))
-        if not kind:
-            raise HTTPException(404)
-        return Response(content, media_type=kind, headers=CACHE_FOREVER)
-
-    async def _handle_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, LabError)
-        kinds = {NotFoundError: 404, UsageError: 400}
-        status = next((code for kind, code in kinds.items() if isinstance(error, kind)), 503)
-        return await self._render_message(request, error.what, error.why, status)
-
-    async def _handle_http_error(self, request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        what = "this page does not exist"
-        return await self._render_message(request, what, "", error.status_code)
-
-    async def _render_message(self, request: Request, what: str, why: str, status: int) -> Response:
-        try:
-            snapshot = await self.feed.read_snapshot()
-        except LabError:
-            return Response(f"labctl: {what}\n{why}\n", status, media_type="text/plain")
-        pseudonyms = pseudonyms_of(request)
-        lines = [pseudonyms.text(why, "Show names to read the reason.")] if why else []
-        title = pseudonyms.text(what, "The action failed") if status >= 500 else what
-        title = title[:1].upper() + title[1:]
-        page = self.render_page(request, snapshot, "message", title=title, lines=lines, back="/")
-        page.status_code = status
-        return page

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from starlette.responses import Response
+
 from labctl.errors import LabError, NotFoundError
 from labctl.submissions.bundle import open_member, read_members
 from labctl.submissions.receiver import Receiver
@@ -48,3 +50,9 @@ def read_report(bundle: Path) -> bytes:
     except OSError as error:
         raise LabError("the submission cannot be read", why=error.strerror or "") from error
     raise NotFoundError("this submission contains no report")
+
+
+def sandboxed_response(page: bytes) -> Response:
+    """Return a page that somebody else wrote: without scripts, at an origin of its own."""
+    headers = {"content-security-policy": SANDBOX}
+    return Response(page, media_type="text/html; charset=utf-8", headers=headers)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from starlette.middleware import Middleware
@@ -17,6 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from labctl.config import Paths
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import RequestHandler
+from labctl.courses.server_submissions import ServerSubmissions
 from labctl.state import State
 from labctl.web.app import Dashboard
 from labctl.web.auth import SESSION_S, LoginLink, RequireSession, read_or_create_key
@@ -84,16 +85,15 @@ def build_student_page(
     `services_url`, the second value serves students' services at that origin.
     """
     folder = CourseFolder(path)
-    key = read_or_create_key(folder.private / "keeper" / STUDENT_KEY_FILE)
-    ended: set[str] = set()
+    key, ended = read_or_create_key(folder.private / "keeper" / STUDENT_KEY_FILE), set[str]()
     access = StudentAccess(path, ended)
     actions = CourseActions(path, paths, state)
     services = proxy = None
     if services_url:
         services = StudentServices(request_handler, partial(open_seat_service, actions), notify)
         cookie = f"labctl-services-{course_id[:8]}"
-        other = StudentAccess(path, ended)
-        proxy = build_service_proxy(other, services, services_url, url, cookie)
+        own = StudentAccess(path, ended)
+        proxy = build_service_proxy(own, services, services_url, url, cookie)
     page = StudentPage(
         Feed(SnapshotTaker(folder, state).take, EVERY_S),
         Pages(paths.data_dir / "templates" / "dashboard"),
@@ -104,6 +104,7 @@ def build_student_page(
         services,
         services_url,
         institution,
+        ServerSubmissions(path, paths),
     )
     return page, proxy
 
@@ -112,18 +113,9 @@ def build_service_proxy(
     access: StudentAccess, services: StudentServices, origin: str, page: str, cookie: str
 ) -> ServiceProxy:
     """Build the origin of services. Its sessions end with this process, as its forwards do."""
-    parts = urlsplit(origin)
-    is_secure = parts.scheme == "https"
     middleware = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=[parts.hostname or ""], www_redirect=False),
-        Middleware(
-            SessionMiddleware,
-            secret_key=secrets.token_urlsafe(32),
-            session_cookie=f"__Host-{cookie}" if is_secure else cookie,
-            max_age=SESSION_S,
-            same_site="lax",
-            https_only=is_secure,
-        ),
+        _allow_hosts([urlsplit(origin).hostname or ""]),
+        _keep_sessions(secrets.token_urlsafe(32), cookie, origin),
         Middleware(RequireService, access=access, services=services, origin=origin, page=page),
     ]
     return ServiceProxy(access, services, middleware)
@@ -132,49 +124,58 @@ def build_service_proxy(
 def build_student_middleware(
     access: StudentAccess, key: str, url: str, cookie: str
 ) -> list[Middleware]:
-    """Return the middleware of the page for students, the outermost first.
-
-    With https the cookie is Secure, and its prefix keeps other hosts and ports of the same domain
-    from setting it. It is sent with links from other sites, which open the page but change nothing.
-    """
+    """Return the middleware of the page for students, the outermost first."""
     parts = urlsplit(url)
-    is_secure = parts.scheme == "https"
-    return [
-        Middleware(SecurityHeaders),
-        Middleware(TrustedHostMiddleware, allowed_hosts=[parts.hostname or ""], www_redirect=False),
+    return _protect_forms(
+        _allow_hosts([parts.hostname or ""]),
         Middleware(SameOrigin, scheme=parts.scheme, is_entrance=is_entrance),
-        Middleware(
-            SessionMiddleware,
-            secret_key=key,
-            session_cookie=f"__Host-{cookie}" if is_secure else cookie,
-            max_age=SESSION_S,
-            same_site="lax",
-            https_only=is_secure,
-        ),
+        _keep_sessions(key, cookie, url),
         Middleware(RequireStudent, access=access, key=key),
-        Middleware(RequestBodyLimitMiddleware, max_body_size=MAX_FORM_BYTES),
-        Middleware(FormToken),
-    ]
+    )
 
 
 def build_middleware(link: LoginLink, key: str, cookie: str) -> list[Middleware]:
     """Return the middleware of every route, the outermost first.
 
-    `cookie` is a name per course, because cookies are shared by all ports of a host. It is not
-    Secure, because the dashboard uses plain HTTP on the loopback interface.
+    `cookie` is a name per course, because cookies are shared by all ports of a host.
     """
+    return _protect_forms(
+        _allow_hosts(HOSTS),
+        Middleware(SameOrigin),
+        _keep_sessions(key, cookie, "", same_site="strict"),
+        Middleware(RequireSession, link=link, key=key),
+    )
+
+
+def _protect_forms(*sign_in: Middleware) -> list[Middleware]:
+    """Return what surrounds the middleware that knows the session: headers, and checked forms."""
     return [
         Middleware(SecurityHeaders),
-        Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
-        Middleware(SameOrigin),
-        Middleware(
-            SessionMiddleware,
-            secret_key=key,
-            session_cookie=cookie,
-            max_age=SESSION_S,
-            same_site="strict",
-        ),
-        Middleware(RequireSession, link=link, key=key),
+        *sign_in,
         Middleware(RequestBodyLimitMiddleware, max_body_size=MAX_FORM_BYTES),
         Middleware(FormToken),
     ]
+
+
+def _allow_hosts(hosts: Sequence[str]) -> Middleware:
+    return Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+
+
+def _keep_sessions(
+    key: str, cookie: str, origin: str, same_site: Literal["lax", "strict"] = "lax"
+) -> Middleware:
+    """Return the middleware that signs the cookie of sessions.
+
+    At an https origin the cookie is Secure, and its prefix keeps other hosts and ports of the same
+    domain from setting it. A lax one is sent with links from other sites too, which open the page
+    but change nothing.
+    """
+    is_secure = urlsplit(origin).scheme == "https"
+    return Middleware(
+        SessionMiddleware,
+        secret_key=key,
+        session_cookie=f"__Host-{cookie}" if is_secure else cookie,
+        max_age=SESSION_S,
+        same_site=same_site,
+        https_only=is_secure,
+    )

@@ -6,13 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import Response
 
 from labctl.config.scalars import parse_duration
 from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
-from labctl.web.request_state import form_of, pseudonyms_of, session_of
+from labctl.web.request_state import form_of, pseudonyms_of
 from labctl.web.view import SeatView, ServerView
+from labctl.web.web_site import add_routes
 
 if TYPE_CHECKING:
     from labctl.web.app import Dashboard
@@ -31,10 +33,8 @@ class ActionForms:
 
     def add_to(self, app: FastAPI) -> None:
         extend, cancel = "/seats/{key}/extend", "/seats/{key}/runs/{run}/cancel"
-        app.add_api_route(extend, self.ask_extend, methods=["GET"], response_class=Response)
-        app.add_api_route(extend, self.extend, methods=["POST"], response_class=Response)
-        app.add_api_route(cancel, self.ask_cancel, methods=["GET"], response_class=Response)
-        app.add_api_route(cancel, self.cancel, methods=["POST"], response_class=Response)
+        add_routes(app, "GET", {extend: self.ask_extend, cancel: self.ask_cancel})
+        add_routes(app, "POST", {extend: self.extend, cancel: self.cancel})
 
     async def ask_extend(self, request: Request, key: str, by: str = "1h") -> Response:
         dashboard = self._dashboard
@@ -51,17 +51,15 @@ class ActionForms:
             "During this time, it does not stop when it is idle.",
             *_price_lines(seat, seat.machine, span_s, snapshot.at),
         ]
-        return dashboard.render_page(
+        return await dashboard.render_question(
             request,
-            snapshot,
-            "confirm",
-            title=f"Extend {name} by {span(span_s)}?",
-            lines=lines,
-            action=f"/seats/{key}/extend",
-            fields={"by": by},
-            yes=f"Extend by {span(span_s)}",
-            why=True,
+            f"Extend {name} by {span(span_s)}?",
+            lines,
+            f"/seats/{key}/extend",
+            f"Extend by {span(span_s)}",
             back=f"/seats/{key}",
+            wants_reason=True,
+            by=by,
         )
 
     async def extend(self, request: Request, key: str) -> Response:
@@ -73,7 +71,7 @@ class ActionForms:
         try:
             watch = await asyncio.to_thread(dashboard.actions.extend, seat.name, span_s, why)
         except LabError as error:
-            return await self._redirect_with_message(request, key, "bad", _error_text(error))
+            return await self._redirect_with_message(request, key, "bad", describe_failure(error))
         message = f"Extended by {span(span_s)}."
         if watch and watch.ttl_left_s is not None:
             message += f" The server stops in {span(watch.ttl_left_s)}."
@@ -86,20 +84,12 @@ class ActionForms:
         if not any(one.id == run for one in seat.runs):
             raise NotFoundError("this seat has no run with this id")
         name = pseudonyms_of(request).seat(snapshot, seat)
-        return dashboard.render_page(
-            request,
-            snapshot,
-            "confirm",
-            title=f"Cancel run {run} of {name}?",
-            lines=[
-                "The run gets SIGTERM and has a minute to write a checkpoint. "
-                f"Its files stay on the server, which keeps running{_hourly_price_text(seat)}."
-            ],
-            action=f"/seats/{key}/runs/{run}/cancel",
-            fields={},
-            yes="Cancel the run",
-            why=False,
-            back=f"/seats/{key}",
+        line = "The run gets SIGTERM and has a minute to write a checkpoint. Its files stay on the "
+        line += f"server, which keeps running{_hourly_price_text(seat)}."
+        title, action = f"Cancel run {run} of {name}?", f"/seats/{key}/runs/{run}/cancel"
+        back = f"/seats/{key}"
+        return await dashboard.render_question(
+            request, title, [line], action, "Cancel the run", back=back
         )
 
     async def cancel(self, request: Request, key: str, run: str) -> Response:
@@ -108,7 +98,7 @@ class ActionForms:
         try:
             ended_run, had_ended = await asyncio.to_thread(dashboard.actions.cancel, seat.name, run)
         except LabError as error:
-            return await self._redirect_with_message(request, key, "bad", _error_text(error))
+            return await self._redirect_with_message(request, key, "bad", describe_failure(error))
         event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
         message = f"{event}: {ended_run.summary or ended_run.state_text}."
         return await self._redirect_with_message(request, key, "good", message)
@@ -116,10 +106,7 @@ class ActionForms:
     async def _redirect_with_message(
         self, request: Request, key: str, kind: str, text: str
     ) -> Response:
-        dashboard = self._dashboard
-        dashboard.messages.setdefault(session_of(request).id, []).append((kind, text))
-        await dashboard.feed.renew()
-        return RedirectResponse(f"/seats/{key}", 303)
+        return await self._dashboard.redirect_with_message(request, f"/seats/{key}", kind, text)
 
 
 def _price_lines(seat: SeatView, machine: ServerView, span_s: int, now: float) -> list[str]:
@@ -155,7 +142,3 @@ def parse_span(text: str) -> int:
             "an extension here is limited to a day", why="labctl course extend allows more"
         )
     return span_s
-
-
-def _error_text(error: LabError) -> str:
-    return " ".join(filter(None, [f"{error.what}.", error.why]))

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from labctl.config import Paths
@@ -21,10 +21,9 @@ from labctl.model import Value
 from labctl.state import State
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from labctl.courses.requests import RequestHandler
     from labctl.web.institution_sign_in import InstitutionSignIn
+    from labctl.web.web_site import WebSite
 
 with lazy_imports(__name__):
     import uvicorn
@@ -46,17 +45,6 @@ REQUIRED_MODULES = (
     *("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart"),
     *("httpx2", "websockets", "authlib"),
 )
-
-
-class WebSite(Protocol):
-    """An application that a `SiteServer` serves."""
-
-    app: FastAPI
-    on_start: list[Callable[[], None]]
-    start_error: Exception | None
-
-    def close(self) -> None:
-        """End every stream, from any thread."""
 
 
 class StudentSettings(Value, frozen=True):

@@ -8,13 +8,12 @@ acts. The session here names the student and the lab; no address does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import websockets
-from fastapi import FastAPI, Request, WebSocket
+from fastapi import Request, WebSocket
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from markupsafe import Markup
 from starlette.datastructures import Headers
@@ -25,6 +24,7 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from labctl.web.http_server import MOST_MESSAGE_BYTES
 from labctl.web.responses import refuse
 from labctl.web.student_services import JUPYTER, OPEN, PATHS, TENSORBOARD, ServiceKey
+from labctl.web.web_site import WebSite, add_routes
 
 if TYPE_CHECKING:
     from labctl.web.student_access import StudentAccess
@@ -98,8 +98,8 @@ class RequireService:
         await self._access.run_while_valid(data, self.app, scope, receive, send)
 
 
-class ServiceProxy:
-    """The application behind `RequireService`. `app` is the application."""
+class ServiceProxy(WebSite):
+    """The application behind `RequireService`."""
 
     def __init__(
         self,
@@ -107,39 +107,26 @@ class ServiceProxy:
         services: StudentServices,
         middleware: Sequence[Middleware],
     ) -> None:
+        super().__init__(middleware)
         self.access = access
         self.services = services
-        self.on_start: list[Callable[[], None]] = []
-        self.start_error: Exception | None = None
         # socket -> the client with its pool of connections
         self._clients: dict[str, httpx2.AsyncClient] = {}
-        self.app = FastAPI(
-            lifespan=self._run_tasks,
-            middleware=middleware,
-            docs_url=None,
-            redoc_url=None,
-            openapi_url=None,
-        )
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
-        self.app.add_api_route(OPEN, self.ask_open, methods=["GET"], response_class=Response)
-        self.app.add_api_route(OPEN, self.open, methods=["POST"], response_class=Response)
+        add_routes(self.app, "GET", {OPEN: self.ask_open})
+        add_routes(self.app, "POST", {OPEN: self.open})
         self.app.add_api_route("/{path:path}", self.send, methods=methods, response_class=Response)
         self.app.add_api_websocket_route("/{path:path}", self.relay)
 
     def close(self) -> None:
         self.services.close()
 
-    @contextlib.asynccontextmanager
-    async def _run_tasks(self, _: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.access.watch())
-        for call in self.on_start:
-            call()
-        try:
-            yield
-        finally:
-            task.cancel()
-            for client in self._clients.values():
-                await client.aclose()
+    def list_tasks(self) -> list[Coroutine[Any, Any, None]]:
+        return [self.access.watch()]
+
+    async def finish(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
 
     async def ask_open(self, request: Request, ticket: str = "") -> Response:
         """Begin a session here with a ticket of the page for students.

@@ -13,6 +13,7 @@ from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.folder import Seat as CourseSeat
 from labctl.courses.records.last_known import find_open_refusal, is_silent, mark_lost
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.regrade_requests import read_regrades
 from labctl.courses.records.spending import RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
 from labctl.courses.records.timetable import find_zone
@@ -248,6 +249,7 @@ class SnapshotTaker:
             seat=keys.get(student.id, ""),
             hand_ins=self._hand_ins.submissions_of(roster.mates[student.seat]),
             grades=self._grades.read_grades(student, self._folder.config.assignments, decisions),
+            regrades=tuple(read_regrades(self._ledger.by_student.get(student.id, ()))),
         )
 
     def _make_due(self, name: str) -> AssignmentView:

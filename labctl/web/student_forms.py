@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi.responses import Response
 
 from labctl.errors import LabError
+from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
 from labctl.web.forms import parse_span
 from labctl.web.request_state import form_of
+from labctl.web.student_access import session_of
+from labctl.web.web_site import Routes, add_routes
 
 if TYPE_CHECKING:
     from labctl.web.student_page import StudentPage
 
-Handler = Callable[..., Any]
 START, EXTEND, END, CANCEL = "/server/start", "/server/extend", "/server/end", "/runs/{run}/cancel"
 
 
@@ -29,15 +31,20 @@ class StudentForms:
         self._page = page
 
     def add_to(self, app: FastAPI) -> None:
-        forms: dict[str, tuple[Handler, Handler]] = {
-            START: (self.ask_start, self.start),
-            EXTEND: (self.ask_extend, self.extend),
-            END: (self.ask_end, self.end),
-            CANCEL: (self.ask_cancel, self.cancel),
+        questions: Routes = {
+            START: self.ask_start,
+            EXTEND: self.ask_extend,
+            END: self.ask_end,
+            CANCEL: self.ask_cancel,
         }
-        for path, (ask, act) in forms.items():
-            app.add_api_route(path, ask, methods=["GET"], response_class=Response)
-            app.add_api_route(path, act, methods=["POST"], response_class=Response)
+        actions: Routes = {
+            START: self.start,
+            EXTEND: self.extend,
+            END: self.end,
+            CANCEL: self.cancel,
+        }
+        add_routes(app, "GET", questions)
+        add_routes(app, "POST", actions)
 
     async def ask_start(self, request: Request) -> Response:
         _, person, seat = await self._page.find_seat(request)
@@ -61,7 +68,7 @@ class StudentForms:
             lines.append(f"Your budget still buys {span(budget.left_s)} of it.")
         title = "Use this server?" if is_up else "Start your server?"
         yes = "Use the server" if is_up else "Start the server"
-        return await self._confirm(request, title, lines, START, yes)
+        return await self._page.render_question(request, title, lines, START, yes)
 
     async def ask_extend(self, request: Request, by: str = "1h") -> Response:
         _, _, seat = await self._page.find_seat(request)
@@ -71,10 +78,10 @@ class StudentForms:
             lines.append(f"This costs at most {usd(seat.machine.usd_per_hour * span_s / 3600)}.")
         title = f"Extend your server by {span(span_s)}?"
         yes = f"Extend by {span(span_s)}"
-        return await self._confirm(request, title, lines, EXTEND, yes, by=by)
+        return await self._page.render_question(request, title, lines, EXTEND, yes, by=by)
 
     async def start(self, request: Request) -> Response:
-        student = _student_of(request)
+        student = session_of(request).student
         return await self._act(
             request,
             lambda: self._page.actions.start(student),
@@ -82,7 +89,7 @@ class StudentForms:
         )
 
     async def extend(self, request: Request) -> Response:
-        student = _student_of(request)
+        student = session_of(request).student
         span_s = parse_span(form_of(request).get("by", ""))
         return await self._act(
             request,
@@ -102,10 +109,12 @@ class StudentForms:
             lines.append(f"This ends it for all your labs: {', '.join(labs)}.")
         if seat.team:
             lines.append("It continues to run as long as a member of your team uses it.")
-        return await self._confirm(request, "End your server?", lines, END, "End the server")
+        return await self._page.render_question(
+            request, "End your server?", lines, END, "End the server"
+        )
 
     async def end(self, request: Request) -> Response:
-        student = _student_of(request)
+        student = session_of(request).student
         return await self._act(
             request,
             lambda: self._page.actions.end(student),
@@ -122,7 +131,7 @@ class StudentForms:
             f"Its files stay on the server, which keeps running{cost}."
         ]
         title, action = f"Cancel run {run}?", f"/runs/{run}/cancel"
-        return await self._confirm(request, title, lines, action, "Cancel the run")
+        return await self._page.render_question(request, title, lines, action, "Cancel the run")
 
     async def cancel(self, request: Request, run: str) -> Response:
         _, person, seat = await self._page.find_seat(request)
@@ -135,19 +144,6 @@ class StudentForms:
 
         return await self._act(request, cancel, "")
 
-    async def _confirm(
-        self,
-        request: Request,
-        title: str,
-        lines: list[str],
-        action: str,
-        yes: str,
-        **fields: str,
-    ) -> Response:
-        snapshot = await self._page.feed.read_snapshot()
-        values = {"title": title, "lines": lines, "action": action, "yes": yes, "fields": fields}
-        return self._page.render_page(request, snapshot, "student_confirm", **values)
-
     async def _act(
         self, request: Request, action: Callable[[], str | None], message: str
     ) -> Response:
@@ -157,13 +153,5 @@ class StudentForms:
             result = await asyncio.to_thread(action)
             message = result or message
         except LabError as error:
-            kind, message = "bad", " ".join(filter(None, [f"{error.what}.", error.why]))
-        session = request.scope["state"]["session"]
-        self._page.messages.setdefault(session.id, []).append((kind, message))
-        await self._page.feed.renew()
-        return RedirectResponse("/", 303)
-
-
-def _student_of(request: Request) -> str:
-    student: str = request.scope["state"]["session"].student
-    return student
+            kind, message = "bad", describe_failure(error)
+        return await self._page.redirect_with_message(request, "/", kind, message)

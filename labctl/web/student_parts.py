@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from labctl.courses.records.regrade_requests import RegradeRequest, refuse_request
 from labctl.errors import LabError
 from labctl.model import Value
 from labctl.submissions.feedback import Feedback
@@ -40,6 +41,8 @@ class WorkView(Value, frozen=True):
     points: float | None = None
     number: int = 0
     feedback: str = ""
+    regrades: tuple[RegradeRequest, ...] = ()
+    can_ask_regrade: bool = False
 
 
 class ReleasedFeedback:
@@ -88,13 +91,15 @@ class StudentParts:
                 return {"gone": self._render(student, "gone")}
             standing = self._actions.find_standing(student, seat)
             budget = self.compute_budget(seat)
+            is_up = seat.machine is not None and seat.machine.state == "running"
+            can_submit = is_up and bool(seat.runs or standing.labs)
             work = tuple(self._make_work(one, person) for one in snapshot.assignments)
             return {
                 "server": self._render(
                     student, "server", seat, standing, budget, self._has_services
                 ),
                 "runs": self._render(student, "runs", seat),
-                "work": self._render(student, "work", work, seat.team),
+                "work": self._render(student, "work", work, seat.team, can_submit),
             }
 
         return draw
@@ -113,6 +118,7 @@ class StudentParts:
 
     def _make_work(self, due: AssignmentView, person: PersonView) -> WorkView:
         feedback = self._feedback.read(due.name, person.id)
+        regrades = person.list_regrades(due.name)
         return WorkView(
             assignment=due,
             student=person.id,
@@ -122,6 +128,8 @@ class StudentParts:
             points=feedback.points if feedback else due.points,
             number=feedback.number if feedback else 0,
             feedback=feedback.text[:MOST_FEEDBACK] if feedback else "",
+            regrades=regrades,
+            can_ask_regrade=feedback is not None and not refuse_request(regrades),
         )
 
     def _render(self, student: str, part: str, *values: Any) -> str:

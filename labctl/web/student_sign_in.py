@@ -18,6 +18,7 @@ from labctl.web.student_access import (
     StudentSession,
     session_of,
 )
+from labctl.web.web_site import add_routes
 
 if TYPE_CHECKING:
     from labctl.web.institution_sign_in import InstitutionSignIn
@@ -39,10 +40,8 @@ class StudentSignIn:
             BEGIN: self.begin_institution,
             DONE: self.finish_institution,
         }
-        for path, handler in pages.items():
-            app.add_api_route(path, handler, methods=["GET"], response_class=Response)
-        for path, handler in ((SIGN_IN, self.sign_in), ("/sign-out", self.sign_out)):
-            app.add_api_route(path, handler, methods=["POST"], response_class=Response)
+        add_routes(app, "GET", pages)
+        add_routes(app, "POST", {SIGN_IN: self.sign_in, "/sign-out": self.sign_out})
 
     async def show_sign_in(self, request: Request) -> Response:
         return self._render_sign_in(request)

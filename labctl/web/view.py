@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from labctl.courses.records.cost_report import CourseCosts
+from labctl.courses.records.regrade_requests import RegradeRequest
 from labctl.model import Run, Value
 
 SeatState = Literal["none", "starting", "running", "stopped", "ending"]
@@ -174,6 +175,11 @@ class PersonView(Value, frozen=True):
     seat: str = ""
     hand_ins: tuple[SubmissionView, ...] = ()
     grades: tuple[GradeView, ...] = ()
+    regrades: tuple[RegradeRequest, ...] = ()
+
+    def list_regrades(self, assignment: str) -> tuple[RegradeRequest, ...]:
+        """Return the student's regrade requests for an assignment, the oldest first."""
+        return tuple(one for one in self.regrades if one.assignment == assignment)
 
     def find_submission(self, assignment: str) -> SubmissionView | None:
         """Return the submission for an assignment that counts: the last one that is accepted."""

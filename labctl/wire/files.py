@@ -127,6 +127,15 @@ class HomeFile(NamedTuple):
     size: int
 
 
+class CodeFilesReply(NamedTuple):
+    """All files of the lab's code below `root`, and those left out; `rsync` as in EditsReply."""
+
+    files: Tuple[FilePart, ...]
+    skipped: Tuple[SkippedFile, ...]
+    root: str
+    rsync: str
+
+
 class HomeFilesRequest(NamedTuple):
     """List the files that appeared in the home directory since `since`, in Unix seconds."""
 
@@ -330,6 +339,7 @@ class BucketRecord(NamedTuple):
 PLAN = Verb("plan", PlanRequest, PlanReply)
 COMMIT = Verb("commit", CommitRequest, CommitReply)
 EDITS = Verb("edits", LabRequest, EditsReply)
+CODE_FILES = Verb("code-files", LabRequest, CodeFilesReply)
 HOME_FILES = Verb("home-files", HomeFilesRequest, HomeFilesReply)
 HASHES = Verb("hashes", PartsRequest, HashesReply)
 MANIFEST = Verb("manifest", ManifestRequest, ManifestReply)

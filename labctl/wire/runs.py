@@ -158,13 +158,14 @@ class StartRunReply(NamedTuple):
     """The run, or in `missing` the image that is not on the server; then nothing was claimed.
 
     `found`: an identical request had started the run before. `directory` is the run's, on the
-    server.
+    server. `active` has the ids of the lab's other runs that run beside it, the newest first.
     """
 
     run: Optional[RunRecord] = None
     found: bool = False
     directory: str = ""
     missing: str = ""
+    active: Tuple[str, ...] = ()
 
 
 class FollowRunRequest(NamedTuple):

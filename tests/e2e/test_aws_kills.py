@@ -55,7 +55,9 @@ def test_orphans_end_it(bed: Bed, action: str) -> None:
     lab.labctl(*ORPHANS)
 
 
-def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("third", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
+def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path, third: int) -> None:
+    """Once there is a server, a kill costs seconds; so only --long tries all effects."""
     # The first one writes down for all others what AWS offers.
     for file in (tmp_path / "first", tmp_path / "trace"):
         lab = bed.lab()
@@ -70,7 +72,7 @@ def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path) -> None:
         lab.killed_before(effect, tmp_path)
         assert not bed.living(), effect
     lab.labctl(*DOWN)
-    for number, effect in enumerate(effects[made:]):
+    for number, effect in enumerate(effects[made + third :: 3]):
         lab = bed.lab()
         lab.killed_before(effect, tmp_path)
         assert len(bed.living()) == 1, effect

@@ -177,6 +177,7 @@ def test_a_changed_host_key_stops_everything(machines: Bed) -> None:
     lab.labctl(*DOWN)
 
 
+@pytest.mark.long
 def test_an_address_that_another_server_has_now_is_no_login(machines: Bed) -> None:
     mine, theirs = machines.lab(), machines.lab()
     mine.labctl(*UP)

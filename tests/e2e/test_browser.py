@@ -1,21 +1,16 @@
-"""TensorBoard, JupyterLab and a profile as a person sees them: in a browser, through a forward.
-
-CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
-a directory, the pages are kept as pictures.
-"""
+"""TensorBoard, JupyterLab and a profile as a person sees them: in a browser, through a forward."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from chromium import keep_picture
+from playwright.sync_api import Browser, Page, Route, expect
 from service_lab import HOME, LAB, Recorder, ServiceLab
 from sshd_container import docker, wait_for
 
@@ -23,19 +18,9 @@ from labctl.insight import profile
 from labctl.insight.profiler.trace import summary
 from labctl.services.port_forward import Forwarding
 
-pytest_plugins = ["service_fixtures"]
+pytest_plugins = ["browser_fixtures", "service_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -43,12 +28,6 @@ def browser_page(browser: Browser) -> Iterator[Page]:
     """A page without cookies, and without a notebook that asks whether it may be left."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         yield context.new_page()
-
-
-def keep(page: Page, name: str) -> None:
-    folder = os.environ.get("LABCTL_SCREENSHOTS", "")
-    if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def test_tensorboard_shows_the_runs_scalars(
@@ -67,7 +46,7 @@ def test_tensorboard_shows_the_runs_scalars(
         expect(name).to_be_visible(timeout=PAGE_MS)
         chart = browser_page.locator("line-chart").first
         expect(chart).to_be_visible(timeout=PAGE_MS)
-        keep(browser_page, "tensorboard")
+        keep_picture(browser_page, "tensorboard")
 
 
 def test_jupyterlab_opens_with_its_token_and_runs_code(
@@ -78,7 +57,7 @@ def test_jupyterlab_opens_with_its_token_and_runs_code(
         browser_page.goto(forward.url)
         launcher = browser_page.locator(".jp-LauncherCard", has_text="Python 3").first
         expect(launcher).to_be_visible(timeout=PAGE_MS)
-        keep(browser_page, "jupyter-launcher")
+        keep_picture(browser_page, "jupyter-launcher")
         launcher.click()
         # A cell that is run before its kernel answers is dropped without a word.
         expect(browser_page.get_by_text("| Idle")).to_be_visible(timeout=PAGE_MS)
@@ -89,7 +68,7 @@ def test_jupyterlab_opens_with_its_token_and_runs_code(
         browser_page.keyboard.press("Shift+Enter")
         said = browser_page.locator(".jp-OutputArea-output").first
         expect(said).to_contain_text("42 /lab/code", timeout=PAGE_MS)
-        keep(browser_page, "jupyter-notebook")
+        keep_picture(browser_page, "jupyter-notebook")
 
 
 def test_jupyterlab_refuses_who_has_no_token(
@@ -100,7 +79,7 @@ def test_jupyterlab_refuses_who_has_no_token(
         browser_page.goto(forward.url.partition("?")[0])
         expect(browser_page.get_by_text("Token authentication is enabled")).to_be_visible()
         assert browser_page.locator(".jp-LauncherCard").count() == 0
-        keep(browser_page, "jupyter-refused")
+        keep_picture(browser_page, "jupyter-refused")
 
 
 # How Perfetto's page answers one that hands it a trace.
@@ -157,7 +136,7 @@ def test_a_profile_shows_where_a_step_goes_and_hands_its_trace_on(
         )
         expect(browser_page.locator("#phases")).to_contain_text("getting the next batch300 µs33%")
         expect(browser_page.locator("#step svg")).to_contain_text("mul")
-        keep(browser_page, "profile")
+        keep_picture(browser_page, "profile")
 
         def answer(route: Route) -> None:
             route.fulfill(body=PERFETTO, content_type="text/html")

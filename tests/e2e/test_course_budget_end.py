@@ -150,6 +150,7 @@ def run_there(course: CourseBed) -> list[Path]:
     return list((course.folder / "ml" / ".course" / "seats" / "alice").glob("labs/*/runs/night"))
 
 
+@pytest.mark.long
 def test_the_keeper_brings_results_home_before_the_budget_ends_the_server(
     course: CourseBed, machines: Bed
 ) -> None:

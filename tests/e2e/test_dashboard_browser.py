@@ -1,12 +1,7 @@
-"""The dashboard in a browser, over a course with one real server on which a run goes on.
-
-CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
-a directory, the pages are kept as pictures.
-"""
+"""The dashboard in a browser, over a course with one real server on which a run goes on."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,8 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from chromium import keep_picture, measure_overflow
 from lab_servers import wait_for
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from labctl.config import find_paths
 from labctl.courses import servers, teardown
@@ -33,9 +29,8 @@ from labctl.web import factory, http_server
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from dashboard_bed import Bed, fill, make
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGE_MS = 30_000
 RUN = "live-run"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -82,14 +77,6 @@ class Live:
     @property
     def key(self) -> str:
         return self.staff.folder.find_seat("alice").pseudonym
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +142,6 @@ def entered(context: BrowserContext, url: str) -> Page:
     return page
 
 
-def keep(page: Page, name: str) -> None:
-    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"dashboard-{name}.png", full_page=True)
-
-
 def test_a_log_is_live_and_does_nothing_but_stand_there(page: Page, live: Live) -> None:
     page.get_by_role("link", name="Alice Ash").click()
     log = page.locator("#log")
@@ -175,7 +157,7 @@ def test_a_log_is_live_and_does_nothing_but_stand_there(page: Page, live: Live) 
     expect(page.locator("#live")).to_have_text("live")
     # The server is asked how busy it is while its page is open.
     expect(page.locator("#facts")).to_contain_text("CPU", timeout=PAGE_MS)
-    keep(page, "log")
+    keep_picture(page, "dashboard-log", full_page=True)
 
 
 def test_more_time_is_given_after_a_confirmation(page: Page, live: Live) -> None:
@@ -192,7 +174,7 @@ def test_more_time_is_given_after_a_confirmation(page: Page, live: Live) -> None
     page.reload()
     expect(page.locator(".said")).to_have_count(0)
     expect(page.locator("#history")).to_contain_text("a big model")
-    keep(page, "extended")
+    keep_picture(page, "dashboard-extended", full_page=True)
 
 
 def test_a_run_is_cancelled_after_a_confirmation(page: Page, browser: Browser, live: Live) -> None:
@@ -259,9 +241,8 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         for name, path in pages.items():
             page.goto(base + path)
             expect(page.locator("#live")).to_have_text("live")
-            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            assert page.evaluate(wide) == 0, name
-            keep(page, f"{name}-{width}-{scheme}")
+            assert measure_overflow(page) == 0, name
+            keep_picture(page, f"dashboard-{name}-{width}-{scheme}", full_page=True)
         if width < 1000:  # the costs: figures stay whole
             assert page.evaluate("getComputedStyle($('costs').querySelector('td.n')).whiteSpace") \
                 == "nowrap"  # fmt: skip
@@ -412,7 +393,7 @@ def test_a_keeper_that_goes_away_is_told_and_comes_back(browser: Browser, tmp_pa
         stop.set()
         expect(page.locator("#live")).to_contain_text("does not answer", timeout=PAGE_MS)
         expect(page.locator("#live")).to_be_in_viewport()
-        keep(page, "lost")
+        keep_picture(page, "dashboard-lost", full_page=True)
         # The same browser goes on once the keeper is there again, with what happened meanwhile.
         wait_for(lambda: not (bed.folder.private / "keeper" / http_server.URL_FILE).exists())
         bed.folder.ledger.append("refused", seat=bed.seat(4).name, why="while it was away")

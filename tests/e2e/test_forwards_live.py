@@ -225,6 +225,7 @@ def test_a_detached_one_is_found_outlives_a_cut_and_is_stopped(
     assert not works(kept.local_port)
 
 
+@pytest.mark.long
 def test_a_detached_one_that_slept_comes_back(
     service_lab: ServiceLab, state: State, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     assert "kept disk" not in lab.labctl("cost")
 
 
+@pytest.mark.long
 def test_what_cannot_be_had_stays_and_is_told_until_its_time_is_over(
     lab_with_profile: AwsLab, machines: Bed
 ) -> None:

@@ -116,6 +116,7 @@ def test_prepared_server_costs_one_round_trip(
     assert again.stamp == after.stamp
 
 
+@pytest.mark.long
 def test_by_hand_on_the_printed_inventory_changes_nothing(
     prepared: tuple[Bench, ServerFacts, ServerFacts], tmp_path: Path
 ) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from chromium import keep_picture, measure_overflow
+from playwright.sync_api import Browser
 
 from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
@@ -20,24 +20,15 @@ from labctl.insight.report.render import render
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from report_facts import evaluation, facts
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 OUTSIDE = """() => [...document.querySelectorAll('text, h1, p, dt, dd, li, figcaption')]
   .filter(one => {
     const box = one.getBoundingClientRect();
     return box.width && (box.right > innerWidth + 0.5 || box.left < -0.5);
   })
   .map(one => one.textContent.trim())"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
 
 
 def written(folder: Path, name: str = "digits") -> Path:
@@ -62,16 +53,13 @@ def test_it_fits_every_screen_and_asks_nobody(
         address = written(tmp_path).as_uri()
         shown.goto(address)
         assert [one for one in asked if not one.startswith("data:")] == [address]
-        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert shown.evaluate(wide) == 0
+        assert measure_overflow(shown) == 0
         assert shown.evaluate(OUTSIDE) == []
         background = shown.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 19, 24)"}[scheme]
         # What it is about stands on the first screen.
         assert shown.locator("h1").bounding_box()["y"] < height / 2  # type: ignore[index]
-        if folder := os.environ.get("LABCTL_SCREENSHOTS"):
-            picture = Path(folder) / f"report-{width}-{scheme}.png"
-            shown.screenshot(path=picture, full_page=True)
+        keep_picture(shown, f"report-{width}-{scheme}", full_page=True)
 
 
 def test_on_paper_it_is_light_and_a_few_pages(browser: Browser, tmp_path: Path) -> None:
@@ -96,5 +84,4 @@ def test_hostile_names_do_nothing_and_long_ones_fit(browser: Browser, tmp_path: 
             shown.goto(written(tmp_path, name).as_uri())
             assert name in str(shown.locator("h1, .kicker, nav .name").all_text_contents())
             assert shown.evaluate("document.querySelectorAll('script, img[src=x]').length") == 0
-            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            assert shown.evaluate(wide) == 0
+            assert measure_overflow(shown) == 0

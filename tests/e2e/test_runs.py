@@ -397,6 +397,9 @@ def test_status_counts_what_goes_on(lab: LabDirectory, followed: Followed) -> No
     row = next(r for r in lab.labctl("status").stdout.splitlines() if r.strip().startswith("steps"))
     assert "running" in row
     assert "3/9" in row
+    assert "run steps is still running on this server; this run started beside it" in " ".join(
+        lab.run("true").stderr.split()
+    )
     lab.let_go("steps")
     process.end(0)
 

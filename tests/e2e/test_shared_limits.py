@@ -99,6 +99,7 @@ def test_commands_that_are_never_started_are_bounded(alice: Person) -> None:
     alice.cancel("filled", grace_s=1)
 
 
+@pytest.mark.long
 def test_what_a_container_prints_fills_no_disk(alice: Person, bed: SharedServer) -> None:
     body = {"Image": IMAGE, "Cmd": ["sh", "-c", "yes 0123456789 | head -c 60000000"]}
     made = alice.ask("POST", "/containers/create?name=prints", body)[1]["Id"]

@@ -399,6 +399,7 @@ def test_an_image_keeps_its_id_on_its_way(alice: Person, bed: SharedServer) -> N
     alice.ssh(f"docker rmi {IMAGE}")
 
 
+@pytest.mark.long
 def test_an_image_may_be_long_in_coming(alice: Person, bed: SharedServer) -> None:
     """`docker save` writes all of a large image to the disk before its first byte."""
     bed.host.sh(f"docker save {IMAGE} > /var/tmp/slow.tar; chmod 644 /var/tmp/slow.tar")

@@ -17,7 +17,10 @@ from course_bed import CourseBed, course_bed, keeping
 from submit_bed import SSHD
 
 from labctl.config import find_paths
+from labctl.courses.server_submissions import WorkerProcesses
 from labctl.courses.starters import publish_starters
+from labctl.courses.submission_worker import BUNDLE, SubmissionOrder
+from labctl.submissions.bundle import open_member, read_members
 
 pytestmark = [
     pytest.mark.engine,
@@ -91,6 +94,37 @@ def add_pytest(lab: Path) -> None:
             shutil.copy(source, lab / "site")
 
 
+def read_members_of(file: Path) -> dict[str, bytes]:
+    with file.open("rb") as bundle:
+        return {one.path: open_member(bundle, one).read() for one in read_members(bundle)}
+
+
+def submit_from_server(bed: CourseBed, lab: Path) -> None:
+    """Prepare what the page for students submits: the same files as `labctl submit` in `lab`."""
+    paths = find_paths({"HOME": str(bed.folder / "keeper-home")})
+    draft = bed.folder / "draft"
+    draft.mkdir()
+    order = SubmissionOrder(
+        course=str(bed.course.path),
+        paths={name: str(getattr(paths, name)) for name in paths.__struct_fields__},
+        seat="alice",
+        student="alice",
+        assignment="hw3",
+        directory=str(draft),
+        run="first",
+    )
+    prepared = WorkerProcesses().run(order)
+    assert (prepared.what, prepared.why) == ("", "")
+    # There, the files of the run exist: test_where passes.
+    assert prepared.tests.text == "all 2 public tests pass"
+    (submitted,) = (lab / ".labctl" / "submissions" / "hw3").glob("bundle-*.tar")
+    own, theirs = read_members_of(draft / BUNDLE), read_members_of(submitted)
+    assert own.keys() == theirs.keys()
+    different = {name for name in own if own[name] != theirs[name]}
+    assert different <= {"manifest.json", "run.json"}
+    assert [path.name for path in draft.iterdir() if path.is_dir()] == []
+
+
 def test_an_assignment_is_handed_out_checked_on_the_server_and_submitted(bed: CourseBed) -> None:
     with keeping(bed):
         joined = json.loads(
@@ -114,6 +148,7 @@ def test_an_assignment_is_handed_out_checked_on_the_server_and_submitted(bed: Co
             submitted = bed.labctl("alice", "submit", "--yes", cwd=lab)[0]
             assert "1 of 2 public tests fail: tests/test_net.py::test_where" in submitted
             assert "hw3: accepted" in submitted
+            submit_from_server(bed, lab)
         finally:
             bed.labctl("alice", "down", "--yes", "--discard", cwd=lab)
         net = bed.folder / "ml" / "starter" / "net.py"

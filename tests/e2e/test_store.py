@@ -104,6 +104,7 @@ def test_the_servers_key_opens_its_own_prefix_and_nothing_else(stored: StoreLab)
     assert keys[1].startswith('restrict,command="')
 
 
+@pytest.mark.long
 def test_a_store_that_cannot_be_reached_for_a_while(stored: StoreLab) -> None:
     before = stored.index(RUN)
     # The person's own connection passes: only the server's is cut.

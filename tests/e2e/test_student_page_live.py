@@ -1,12 +1,7 @@
-"""A student who uses the browser alone: from the join file to the end of a real server.
-
-CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
-a directory, the pages are kept as pictures.
-"""
+"""A student who uses the browser alone: from the join file to the end of a real server."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,31 +11,36 @@ from typing import Literal
 
 import pytest
 import sshd_container
+from chromium import keep_picture, measure_overflow
 from lab_servers import wait_for
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from labctl.config import find_paths
 from labctl.courses import teardown
 from labctl.courses.invitation import invite
 from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
+from labctl.courses.server_submissions import WorkerProcesses
 from labctl.courses.status import build_seat_context
 from labctl.events import AGREE_TO_ALL, PolicyReporter
 from labctl.runs import run_specs, runs
 from labctl.state import State
+from labctl.submissions.bundle import open_member, read_members
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 from labctl.web import factory, http_server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
-from dashboard_bed import fill, make
+from dashboard_bed import Bed, fill, make
+from draft_bed import Worker, publish
 from service_proxy_bed import serve_bed
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGE_MS = 90_000
 RUN = "live-run"
 EVIL = "<img src=x onerror=alert(1)>"
@@ -51,7 +51,21 @@ server: {provider: local, gpu: none}
 image: IMAGE
 keeper: {host: keeper.example.edu, user: labctl}
 per_student: {budget: 5.00, ttl: 1h, max_ttl: 2h}
+assignments:
+  hw1: {require: [code, logs]}
 """
+# What a student leaves among their code: a link, a name of two lines, what git would run, and data
+# that their ignore rules leave out.
+WORK = r"""
+mkdir -p ~/labctl/*/code && cd ~/labctl/*/code && mkdir -p .git data
+echo 'print(1)' > train.py
+ln -sf /etc/passwd passwords.txt
+touch "$(printf 'two\nlines.py')"
+printf '[core]\n\tfsmonitor = touch /tmp/labctl-was-run\n' > .git/config
+printf 'data/\n' > .labignore
+echo secret > data/large.bin
+"""
+TOKEN = "ghp_" + "a1" * 18
 
 
 # Jupyter takes minutes to install: this answers where it would, and as it would be started.
@@ -71,14 +85,6 @@ class School:
     join_file: Path
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def school(
     tmp_path: Path, base_image: str, server_image: str, small_image: str
@@ -93,8 +99,9 @@ def school(
     make_private(path)
     folder = CourseFolder(path)
     Receiver(folder.drop).init()
-    keys = AuthorizedKeys(folder, tmp_path / "authorized_keys")
     host_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
+    publish_assignments(folder, host_key)
+    keys = AuthorizedKeys(folder, tmp_path / "authorized_keys")
     join_file = invite(folder, "alice", tmp_path / "join", keys, host_key).path
     places = find_paths({"HOME": str(tmp_path / "home")})
     stop = threading.Event()
@@ -123,16 +130,79 @@ def page(browser: Browser) -> Iterator[Page]:
         yield context.new_page()
 
 
-def keep(page: Page, name: str) -> None:
-    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"student-{name}.png", full_page=True)
-
-
 def require_state(page: Page, state: str) -> None:
     try:
         expect(page.locator("#server .state")).to_have_text(state, timeout=PAGE_MS)
     except AssertionError:
         raise AssertionError(page.locator("main").inner_text()) from None
+
+
+def type_on_server(school: School, script: str) -> None:
+    """Run a script in the account that Jupyter's files belong to."""
+    seat = school.staff.folder.find_seat("alice")
+    context = build_seat_context(school.staff, seat)
+    server = context.state.get_lab_server(context.lab_id)
+    assert server is not None
+    context.connections.reopen(server).run(script, timeout_s=30.0)
+
+
+def collect_files(page: Page, source: str) -> None:
+    """Choose what to submit, and wait until the page shows it or says why not."""
+    page.get_by_role("link", name="Submit from my server").click()
+    if (again := page.get_by_role("link", name="Choose again")).count():
+        again.click()
+    page.get_by_text(source).click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator("h1")).to_have_text("Submit hw1", timeout=PAGE_MS)
+
+
+def refuse_unsafe_files(page: Page, school: School) -> None:
+    """Secrets, files that run code, and a bundle without a required part are not submitted."""
+    type_on_server(school, f"cd ~/labctl/*/code && echo 'token = \"{TOKEN}\"' > config.py")
+    collect_files(page, RUN)
+    expect(page.locator(".said.bad")).to_contain_text("code/config.py, line 1: a GitHub token")
+    assert TOKEN not in page.content()
+    type_on_server(school, "cd ~/labctl/*/code && rm config.py && printf 'cos\nsystem\n.' > w.pkl")
+    page.get_by_text(RUN).click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator(".said.bad")).to_contain_text("code/w.pkl", timeout=PAGE_MS)
+    page.get_by_text("Your code alone").click()
+    page.get_by_role("button", name="Collect the files").click()
+    expect(page.locator(".said.bad")).to_contain_text("hw1 requires the logs", timeout=PAGE_MS)
+
+
+def submit_from_server(page: Page, school: School) -> None:
+    """Submit what is seen, whatever happens on the server meanwhile; what is unsafe is refused."""
+    receiver = Receiver(school.staff.folder.drop)
+    type_on_server(school, WORK)
+    collect_files(page, RUN)
+    expect(page.get_by_role("heading", name="This would be submitted")).to_be_visible()
+    listed = page.locator(".path").all_text_contents()
+    assert {"code/train.py", "code/.labignore", "run.json"} <= set(listed)
+    assert not [name for name in listed if "lines" in name or "passw" in name or "git/" in name]
+    assert not [name for name in listed if "data" in name]
+    assert not Path("/tmp/labctl-was-run").exists(), "git ran what a student's config names"
+    notes = " ".join(page.locator(".said.warn").all_text_contents())
+    assert "passwords.txt: it is a link" in notes
+    assert "lines.py: a control character in its name" in notes
+    keep_picture(page, "student-submission", full_page=True)
+    type_on_server(school, "cd ~/labctl/*/code && echo 'print(2)' >> train.py")
+    page.get_by_role("button", name="Submit hw1").click()
+    expect(page.locator(".said")).to_contain_text("hw1 is submitted: number 1")
+    (signed,) = receiver.receipts("hw1", "alice")
+    with receiver.find_bundle("hw1", "alice").open("rb") as file:
+        contents = {member.path: open_member(file, member).read() for member in read_members(file)}
+    assert contents["code/train.py"] == b"print(1)\n"
+    assert signed.receipt.run == RUN
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Receipt").click()
+    assert signed.receipt.bundle_sha256 in Path(download.value.path()).read_text()
+
+    refuse_unsafe_files(page, school)
+    assert len(receiver.receipts("hw1", "alice")) == 1
+    # A file that cannot be downloaded would keep the server's disk.
+    type_on_server(school, "cd ~/labctl/*/code && rm -f two* w.pkl")
+    page.get_by_role("link", name="My seat").click()
 
 
 def begin_run(school: School) -> None:
@@ -183,7 +253,8 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     expect(log).to_contain_text("line 3", timeout=PAGE_MS)
     assert f"first {EVIL}" in log.inner_text()
     assert log.locator("img").count() == 0
-    keep(page, "live")
+    keep_picture(page, "student-live", full_page=True)
+    submit_from_server(page, school)
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.locator(".said")).to_contain_text("was canceled")
@@ -205,13 +276,17 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
 def test_it_fits_every_screen_and_asks_nobody_else(
     browser: Browser,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     width: int,
     height: int,
     scheme: Literal["light", "dark"],
 ) -> None:
     requests: list[str] = []
+    bed = fill(make(tmp_path))
+    publish(bed)
+    monkeypatch.setattr(WorkerProcesses, "run", lambda processes, order: Worker().run(order))
     with (
-        serve_bed(fill(make(tmp_path))) as campus,
+        serve_bed(bed) as campus,
         browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme
         ) as context,
@@ -219,22 +294,38 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         context.on("request", lambda request: requests.append(request.url))
         page = context.new_page()
         page.goto(campus.url)
-        require_fitting(page)
+        assert measure_overflow(page) <= 0, page.url
         enter(campus.url, context, campus.enter("lovelace").cookie)
-        for path in ("/", "/server/start", "/submissions/hw9/feedback"):
+        release(bed, "lovelace")
+        for path in (
+            *("/", "/server/start", "/submissions/hw9/feedback"),
+            *("/submissions/hw3/regrade", "/submissions/hw3/new"),
+        ):
             page.goto(campus.url + path)
-            require_fitting(page)
-        page.goto(campus.url)
+            assert measure_overflow(page) <= 0, page.url
+        keep_picture(page, f"student-choice-{width}", full_page=True)
+        page.get_by_role("button", name="Collect the files").click()
+        expect(page.get_by_role("heading", name="This would be submitted")).to_be_visible()
+        assert measure_overflow(page) <= 0
+        keep_picture(page, f"student-draft-{width}", full_page=True)
+        page.get_by_role("button", name="Submit hw3").click()
+        expect(page.locator(".said")).to_contain_text("hw3 is submitted: number 1")
+        page.goto(campus.url + "/submissions/hw3/regrade")
+        page.get_by_label("Your request").fill(f"Question 2 is right. {EVIL} " + "w" * 300)
+        keep_picture(page, f"student-regrade-{width}", full_page=True)
+        page.get_by_role("button", name="Send the request").click()
+        expect(page.locator(".regrade")).to_contain_text(EVIL)
+        assert measure_overflow(page) <= 0
         expect(page.locator("#live")).to_have_text("live")
-        keep(page, f"{width}")
+        keep_picture(page, f"student-{width}", full_page=True)
     assert {url for url in requests if not url.startswith((campus.url, "data:"))} == set()
+
+
+def release(bed: Bed, student: str) -> None:
+    feedback = Feedback("hw3", 1, 60, 100, "accuracy 0.9", "<h1>feedback</h1>")
+    Receiver(bed.folder.drop).release_feedback("hw3", student, feedback)
 
 
 def enter(url: str, context: BrowserContext, cookie: str) -> None:
     name, _, value = cookie.partition("=")
     context.add_cookies([{"name": name, "value": value, "url": url}])
-
-
-def require_fitting(page: Page) -> None:
-    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(wide) <= 0, page.url

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 import websockets
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from chromium import keep_picture
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from service_lab import LAB_ID, ServiceLab
 from sshd_container import wait_for
 
@@ -27,10 +28,8 @@ from labctl.web.student_services import ServiceKey
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 from service_proxy_bed import CODE, Campus, serve_campus
 
-pytest_plugins = ["service_fixtures"]
+pytest_plugins = ["browser_fixtures", "service_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGE_MS = 60_000
 
 
@@ -52,14 +51,6 @@ def campus(service_lab: ServiceLab, tmp_path_factory: pytest.TempPathFactory) ->
         service_lab.ensure(name)  # builds their image
     with serve_campus(tmp_path_factory.mktemp("campus"), open_service, lab_id=LAB_ID) as campus:
         yield campus
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -87,12 +78,6 @@ def open_in_browser(page: Page, title: str) -> Page:
     return opened.value
 
 
-def keep(page: Page, name: str) -> None:
-    folder = os.environ.get("LABCTL_SCREENSHOTS", "")
-    if folder:
-        page.screenshot(path=Path(folder) / f"{name}.png")
-
-
 def test_a_notebook_runs_in_the_browser_and_reaches_nothing_of_the_page(
     campus: Campus, context: BrowserContext
 ) -> None:
@@ -111,7 +96,7 @@ def test_a_notebook_runs_in_the_browser_and_reaches_nothing_of_the_page(
     expect(cell).to_contain_text("getcwd())")
     notebook.keyboard.press("Shift+Enter")
     expect(notebook.locator(".jp-OutputArea-output").first).to_contain_text("42 /lab/code")
-    keep(notebook, "student-jupyter")
+    keep_picture(notebook, "student-jupyter")
 
     # The notebook's scripts do not see the page, its cookie, or the cookie of their own session.
     assert "labctl" not in notebook.evaluate("document.cookie")
@@ -147,7 +132,7 @@ def test_tensorboard_shows_the_scalars(
     wait_for(lambda: "first-run" in board.request.get(tags).text())
     board.goto(board.url.partition("#")[0] + "#timeseries")
     expect(board.get_by_text("loss_of_digits").first).to_be_visible(timeout=PAGE_MS)
-    keep(board, "student-tensorboard")
+    keep_picture(board, "student-tensorboard")
 
 
 async def read_all(socket: websockets.ClientConnection) -> None:

@@ -282,13 +282,17 @@ class RunMachine(Machine):
         return _reply({"ids": {name: name for name in request["references"]}})
 
     def _start(self, request: dict[str, Any]) -> Result:
-        self.put_run(request["spec"]["id"])
-        return _reply({"run": self.runs[request["spec"]["id"]], "found": False})
+        return _reply(self._put_started(request["spec"]["id"]))
 
     def _run(self, request: dict[str, Any]) -> Result:
-        self.put_run(request["spec"]["id"])
-        began = self.runs[request["spec"]["id"]]
-        return self._end(began, {"run": began, "found": False})
+        first = self._put_started(request["spec"]["id"])
+        return self._end(first["run"], first)
+
+    def _put_started(self, run_id: str) -> dict[str, Any]:
+        self.put_run(run_id)
+        running = [run["id"] for run in self.runs.values() if run["state"] == "running"]
+        active = [name for name in reversed(running) if name != run_id]
+        return {"run": self.runs[run_id], "found": False, "active": active}
 
     def _follow(self, request: dict[str, Any]) -> Result:
         run = self.runs[request["run"]]

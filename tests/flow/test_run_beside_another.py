@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from lab_world import LAB_ID, Labctl, RunMachine, World
+from lab_world import Labctl, RunMachine, World
 
 from labctl.runs import runs
 
 BESIDE_R3 = (
-    "run r3 is still running on this server; this run starts beside it. "
+    "run r3 is still running on this server; this run started beside it. "
     "To follow r3: labctl logs -f r3; to stop it: labctl cancel r3"
 )
 
@@ -23,13 +23,12 @@ def busy_lab(run_lab: World, run_machine: RunMachine) -> World:
 
 
 @pytest.mark.parametrize("words", [("run",), ("run", "--detach"), ("run", "--id", "r4")])
-def test_an_active_run_is_named_before_the_next_one_starts(
+def test_an_active_run_is_named_when_the_next_one_has_started(
     busy_lab: World, labctl: Labctl, words: tuple[str, ...]
 ) -> None:
     output = labctl(busy_lab, *words)
     assert output.code == 0
     assert BESIDE_R3 in output.err.replace("\n", " ")
-    assert output.err.index("run r3 is") < output.err.index(" started: ")
 
 
 def test_a_run_that_has_ended_meanwhile_is_not_named(
@@ -37,9 +36,6 @@ def test_a_run_that_has_ended_meanwhile_is_not_named(
 ) -> None:
     run_machine.put_run("r3", state="exited", exit_code=0)
     assert "r3" not in labctl(busy_lab, "run", "--detach").err
-    recorded = busy_lab.context().state.get_run(LAB_ID, "r3")
-    assert recorded is not None
-    assert recorded.has_ended
 
 
 def test_a_run_that_succeeded_says_how_to_get_its_results(run_lab: World, labctl: Labctl) -> None:
@@ -54,11 +50,11 @@ def test_a_run_is_not_beside_itself(busy_lab: World, labctl: Labctl) -> None:
     assert "beside" not in labctl(busy_lab, "run", "--detach", "--id", "r3").err
 
 
-def test_a_lab_without_active_runs_queries_nothing(
-    run_lab: World, run_machine: RunMachine, labctl: Labctl
+def test_other_runs_cost_no_request_of_their_own(
+    busy_lab: World, run_machine: RunMachine, labctl: Labctl
 ) -> None:
-    labctl(run_lab, "run")
-    labctl(run_lab, "run")
+    run_machine.verbs.clear()
+    labctl(busy_lab, "run")
     assert "status" not in run_machine.verbs
 
 
@@ -71,7 +67,7 @@ def test_of_many_active_runs_the_newest_are_named(
     runs.refresh(context, context.get_server())
     text = labctl(busy_lab, "run", "--detach").err.replace("\n", " ")
     assert "runs r7, r6, r5 and 2 more are still running on this server" in text
-    assert "starts beside them. To follow r7: labctl logs -f r7" in text
+    assert "started beside them. To follow r7: labctl logs -f r7" in text
 
 
 @pytest.mark.parametrize("typed", ["nigth", "ni", "night-2"])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from playwright.sync_api import sync_playwright
+from chromium import open_browser
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 PHONE_PX = 390
 
 
@@ -37,14 +35,12 @@ def test_every_page_is_built_and_found_by_the_search(tmp_path: Path) -> None:
 @pytest.mark.browser
 def test_no_page_is_wider_than_a_phone(tmp_path: Path) -> None:
     assert build(ROOT / "mkdocs.yml", tmp_path).returncode == 0
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": PHONE_PX, "height": 800})
         widths = {}
         for file in (tmp_path / "index.html", *tmp_path.glob("*/index.html")):
             page.goto(file.as_uri())
             widths[file.parent.name] = page.evaluate("document.documentElement.scrollWidth")
-        browser.close()
     assert len(widths) > 20
     assert {name: width for name, width in widths.items() if width > PHONE_PX} == {}
 

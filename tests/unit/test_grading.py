@@ -198,6 +198,15 @@ def test_a_record_that_does_not_fit_is_evidence() -> None:
     assert found["f"][0].evidence.endswith("and 4 more")
 
 
+def test_code_alone_needs_no_run_but_a_model_does() -> None:
+    used = facts("alice", "1" * 8)
+    empty = SubmittedRun(id="", state="")
+    code = facts("bob", "2" * 8, file("code/x.py", "c"), run="", record=empty)
+    model = facts("carol", "3" * 8, file("model/w", "b"), run="", record=empty)
+    found = kinds(find_flags([used, code, model]))
+    assert found == {"alice": [], "bob": [], "carol": ["no-record", "elsewhere"]}
+
+
 def test_code_that_names_the_labels_place_is_found_by_its_line() -> None:
     text = b"import os\nopen('/lab/labels/labels.csv')\nos.environ['LABCTL_RESULTS']\n"
     assert find_mentions("code/x.py", text) == ["code/x.py:2", "code/x.py:3"]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from engine_socket import Answer, EngineSocket, engine_socket
@@ -189,6 +190,9 @@ class Containers:
             return (409, {"message": said}) if self.taken else (201, {"Id": "7"})
         if target.endswith("/start"):
             return (500, self.refusal) if self.refusal["message"] else (204, b"")
+        if target.startswith("containers/json"):
+            names = ("day", "night", "dawn")
+            return 200, [{"Id": name, "Labels": {"labctl.run": name}} for name in names]
         return (204, b"") if method == "DELETE" else None
 
 
@@ -201,8 +205,11 @@ def test_a_start_makes_and_starts_one_container_and_asks_no_more(
     name = "digits-night-1"
     assert calls.changes == [f"POST containers/create?name={name}", f"POST containers/{name}/start"]
     assert [path for method, path, _ in engine.asked if method == "GET"] == [
-        "/v1.41/images/python:3.11/json"
+        "/v1.41/images/python:3.11/json",
+        "/v1.41/containers/json?all=0&filters="
+        + quote(f'{{"label": ["labctl.run", "labctl.lab-id={LAB_ID}"]}}'),
     ]
+    assert said.active == ("day", "dawn"), "the lab's other runs, in the engine's order"
     assert said.run is not None
     assert (said.found, said.run.state, said.run.container) == (False, "running", name)
     assert records.read_last_attempt(root / "runs" / "night").launched is True

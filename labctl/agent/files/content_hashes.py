@@ -11,9 +11,9 @@ from .records import merge_records, read_records
 
 
 def hashes(request: PartsRequest) -> HashesReply:
-    """Hash parts of a run's files, or of files in the home directory."""
+    """Hash parts of the files of a run, of the code, or of the home directory."""
     base = _base_directory(request)
-    if request.home:
+    if request.home or not request.run:
         # Nothing about them is recorded: they are not labctl's.
         paths = [(base / part.path, part.size) for part in request.parts]
         current = [_hash(path, size, _stat(path)) for path, size in paths]

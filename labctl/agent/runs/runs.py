@@ -118,7 +118,22 @@ def _launch_claimed(
             drop_tree(directory)
         secrets_tmpfs.remove_secrets(spec.id)
         raise
-    return StartRunReply(inspect_run(directory, inspected), existed, str(directory))
+    return StartRunReply(
+        inspect_run(directory, inspected),
+        existed,
+        str(directory),
+        active=_list_other_active_runs(spec),
+    )
+
+
+def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
+    """List the ids of the lab's running runs except this one; the engine lists the newest first."""
+    try:
+        containers = engine.list_containers("labctl.run", f"labctl.lab-id={spec.lab_id}")
+    except engine.EngineRequestError:  # the run has started: a list for information cannot fail it
+        return ()
+    ids = (container.labels["labctl.run"] for container in containers)
+    return tuple(run for run in ids if run != spec.id)
 
 
 def _is_held(container: str) -> bool:

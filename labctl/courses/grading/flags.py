@@ -69,6 +69,12 @@ class SubmissionFacts(Value, frozen=True):
     comparison: AccuracyComparison = AccuracyComparison()
     mentions: tuple[str, ...] = ()
 
+    @property
+    def is_code_alone(self) -> bool:
+        """Whether it has no model, and so needs no run that it comes from."""
+        has_model = any(file.path.startswith("model/") for file in self.files)
+        return not self.run and not has_model
+
 
 def find_flags(submissions: Sequence[SubmissionFacts]) -> dict[str, tuple[Flag, ...]]:
     """Return the flags of each seat, from comparing all seats' submissions."""
@@ -133,6 +139,8 @@ def is_generated(path: str) -> bool:
 
 
 def _flag_run(facts: SubmissionFacts) -> Iterable[Flag]:
+    if facts.is_code_alone:
+        return
     record = facts.record
     if record is None or not facts.run:
         yield Flag(kind="no-record", what="it names no run, or has no record of it")
@@ -153,7 +161,7 @@ def _flag_run(facts: SubmissionFacts) -> Iterable[Flag]:
 
 
 def _flag_server(facts: SubmissionFacts, seats: dict[str, str]) -> Iterable[Flag]:
-    if facts.record is None or not facts.pseudonym:
+    if facts.record is None or not facts.pseudonym or facts.is_code_alone:
         return
     server = _server_id(facts)
     match = SERVER.fullmatch(server)

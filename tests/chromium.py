@@ -1,0 +1,36 @@
+"""Chromium for the tests that look at pages.
+
+CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
+a directory, the pages are kept as pictures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+def keep_picture(page: Page, name: str, *, full_page: bool = False) -> None:
+    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=full_page)
+
+
+def measure_overflow(page: Page) -> int:
+    """Return by how many pixels a page is wider than its window."""
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    return int(page.evaluate(wide))
