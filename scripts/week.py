@@ -22,14 +22,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from week_files import STUDENTS, find_image, submit, write_canvas_export, write_course_files
+from week_files import (
+    GRADER_DOCKERFILE,
+    GRADER_IMAGE,
+    GUESS,
+    HASTY,
+    HOSTILE,
+    RIGHT,
+    SOLUTION,
+    STARTER,
+    STUDENTS,
+    find_image,
+    submit,
+    write_canvas_export,
+    write_course_files,
+)
 from week_stage import (
     LABCTL,
-    KeeperMachine,
+    Figures,
+    Week,
     announce,
+    build_image,
     change_cloud,
     labctl,
     rehearse_aws,
@@ -39,55 +54,16 @@ from week_stage import (
     take_picture,
     wait_for,
 )
+from week_students import JOINING, join_students, kill_keeper, read_page, use_page
 
-from labctl.courses.records.folder import CourseFolder
 from labctl.courses.regrades import RegradeDesk
 from labctl.submissions.receiver import Receiver
 
 RESULTS = Path("demo-course").absolute()
-SUBMISSIONS = 12
-# Those who join in their own homes. The first one's budget ends during a run.
-JOINING = ("lea02", "lea04", "lea06")
-# dollars that the first of them has left after class: two minutes, in which the run stops at once
+SUBMISSIONS = 8
+# dollars that the first student to join has left: two minutes, in which the run stops at once
 LEFT_USD = 0.01
 REGRADED = "lea03"
-RIGHT = """awk '{ print $1 "," ($1 % 2 ? "odd" : "even") }' $LABCTL_INPUTS/items \\
-  > "$LABCTL_PREDICTIONS"
-"""
-GUESS = "sed 's/$/,odd/' $LABCTL_INPUTS/items > \"$LABCTL_PREDICTIONS\"\n"
-HOSTILE = "f() { f | f & }; f; f; sleep 1000 & wait; f\n"
-# A checkpoint every second, and a last one when the run is stopped.
-TRAIN = """\
-cd "$LABCTL_CHECKPOINT_DIR"
-trap 'echo last > model; exit 3' TERM
-n=0; while :; do n=$((n+1)); echo "step $n"; echo "$n" > model; sleep 1; done
-"""
-Figures = dict[str, object]
-
-
-@dataclass
-class Week:
-    """The course of the week, the staff's home and the keeper's machine."""
-
-    home: Path
-    course: Path
-    grader_host: str
-    keeper: KeeperMachine
-
-    @property
-    def folder(self) -> CourseFolder:
-        return CourseFolder(self.course)
-
-    def labctl(self, *words: str, code: int = 0) -> None:
-        """Run a command of the staff in the course's folder."""
-        labctl(*words, cwd=self.course, code=code)
-
-    def run_as(self, student: str, *words: str, code: int = 0) -> str:
-        """Run a student's command, in their lab if they have joined; return its output."""
-        home = self.home / student
-        lab = home / "ml-2026"
-        where = lab if lab.exists() else home
-        return labctl(*words, cwd=where, code=code, home=home, capture=True)
 
 
 def create_course(week: Week) -> Figures:
@@ -100,50 +76,6 @@ def create_course(week: Week) -> Figures:
     week.labctl("course", "invite", "--all", "--host-key", week.keeper.host_key)
     week.labctl("course", "check", code=1)  # reports that nobody has joined yet
     return {}
-
-
-def join_students(week: Week) -> Figures:
-    """Let students join over SSH. One starts a server and a run."""
-    announce("Tuesday: the keeper runs, and students join with their join files")
-    week.keeper.start(week.course)
-    for student in JOINING:
-        (week.home / student).mkdir()
-        file = week.course / "join" / f"ml-2026-{student}.join"
-        print(week.run_as(student, "join", str(file), "--yes"), end="", flush=True)
-    student = JOINING[0]
-    lab = week.home / student / "ml-2026"
-    with (lab / "lab.yaml").open("a") as file:
-        file.write(f"image: {find_image()}\nrun: sh train.sh\n")
-    (lab / "train.sh").write_text(TRAIN)
-    week.run_as(student, "trust", "--yes")
-    print(week.run_as(student, "up", "--yes"), end="", flush=True)
-    load_image(week, student)
-    week.run_as(student, "run", "--detach", "--id", "night")
-    joined = {entry.student for entry in week.folder.ledger.list_entries(kind="joined")}
-    return {"joined": len(joined)}
-
-
-def load_image(week: Week, student: str) -> None:
-    """Load the image on the student's server, which may have no registry that it could ask."""
-    announce("The server gets this machine's image, since there may be no registry here")
-    environ = {"PATH": os.environ["PATH"], "HOME": str(week.home / student)}
-    lab = week.home / student / "ml-2026"
-    with subprocess.Popen(["docker", "save", find_image()], stdout=subprocess.PIPE) as save:
-        words = [LABCTL, "ssh", "--", "sudo docker load"]
-        subprocess.run(words, cwd=lab, env=environ, stdin=save.stdout, check=True)
-
-
-def kill_keeper(week: Week) -> Figures:
-    """Kill the keeper during a run: the run goes on, and the next keeper resumes."""
-    announce("The keeper is killed: the run continues, and the next keeper takes over")
-    student = JOINING[0]
-    week.keeper.kill()
-    week.run_as(student, "extend", "30m", code=75)  # the keeper does not answer
-    before = len(week.run_as(student, "logs", "night").splitlines())
-    week.keeper.start(week.course)
-    week.run_as(student, "extend", "30m")
-    after = len(week.run_as(student, "logs", "night").splitlines())
-    return {"went_on_without_keeper": after > before > 0}
 
 
 def hold_class(week: Week) -> Figures:
@@ -201,8 +133,10 @@ def grade_submissions(week: Week) -> Figures:
     """Grade the submissions on a server without credentials."""
     announce("Friday: submissions and grades")
     submit_all(week)
+    week.await_grading_image()
     week.labctl("course", "collect", "hw3")
-    week.labctl("course", "grade", "hw3", "--yes")
+    week.labctl("course", "grade", "hw3", "--at-once", "2", "--yes")
+    week.labctl("course", "grades", "hw3", "--tests")
     return {}
 
 
@@ -246,9 +180,10 @@ def submit_all(week: Week) -> None:
     receiver = Receiver(week.folder.drop)
     names = [student.id for student in week.folder.list_students()][:SUBMISSIONS]
     codes = [HOSTILE, GUESS, *[RIGHT] * (SUBMISSIONS - 2)]
+    parities = [STARTER, HASTY, *[SOLUTION] * (SUBMISSIONS - 2)]
     announce(f"{SUBMISSIONS} students submit; one submission is a fork bomb, one a guess")
-    for name, code in zip(names, codes, strict=True):
-        submit(receiver, name, code)
+    for name, code, parity in zip(names, codes, parities, strict=True):
+        submit(receiver, name, code, parity)
 
 
 def await_budget_end(week: Week) -> Figures:
@@ -280,22 +215,27 @@ STEPS: tuple[tuple[Callable[[Week], Figures], bool], ...] = (
     (create_course, False),
     (join_students, True),
     (kill_keeper, True),
+    (use_page, True),
     (hold_class, False),
     (limit_budget, True),
     (grade_submissions, False),
     (mark_submissions, False),
     (export_grades, False),
+    (read_page, True),
     (await_budget_end, True),
     (end_term, False),
 )
 EXPECTED: Figures = {
     "joined": len(JOINING),
     "went_on_without_keeper": True,
+    "browser": ["down", "extend"],
     "made": STUDENTS,
     "distinct_hosts": STUDENTS,
     "regrades_accepted": [True],
     "graded": SUBMISSIONS,
     "full_marks": SUBMISSIONS - 2,
+    "browser_grade": "120",
+    "browser_receipt": True,
     "budget_end": "its budget is used up",
     "saved": ["last\n"],
     "clean": True,
@@ -304,8 +244,13 @@ EXPECTED: Figures = {
 
 def run_week(home: Path) -> Figures:
     figures: Figures = {}
-    with rehearse_aws(home), start_grader(home) as host, start_keeper_machine(home) as keeper:
-        week = Week(home, home / "ml-2026", host, keeper)
+    with (
+        build_image(GRADER_IMAGE, GRADER_DOCKERFILE, find_image()) as await_image,
+        rehearse_aws(home),
+        start_grader(home) as host,
+        start_keeper_machine(home) as keeper,
+    ):
+        week = Week(home, home / "ml-2026", host, keeper, await_image)
         try:
             for step, needs_sshd in STEPS:
                 if needs_sshd and keeper.sshd is None:

@@ -36,15 +36,18 @@ hours:
 keeper: {host: 127.0.0.1, user: USER, port: PORT}
 grading:
   server: {provider: static, static: {hosts: [HOST]}}
-  image: IMAGE
+  image: GRADER
   limits: {memory: 128MB, cpus: 1}
 assignments:
   hw3:
     due: "2030-01-01 00:00 UTC"
     late: {per_day: 10%, at_most: 2d, free_days: 3}
     points: 120
+    template: assignments/hw3/starter
+    tests: {public: assignments/hw3/tests/public, hidden: assignments/hw3/tests/hidden}
     rubric: {presentation: 20}
     grade:
+      points: 60
       predict: sh predict.sh
       command: sh grade.sh
       inputs: assignments/hw3/inputs
@@ -53,8 +56,55 @@ assignments:
 """
 GRADER = """\
 awk -F, 'NR==FNR { label[$1]=$2; n++; next } $1 in label && label[$1]==$2 { hit++ }
-  END { printf "{\\"score\\": %f, \\"output\\": \\"%d of %d right\\"}", 100*hit/n, hit, n }' \\
+  END { printf "{\\"score\\": %f, \\"output\\": \\"%d of %d right\\"}", 60*hit/n, hit, n }' \\
   "$LABCTL_LABELS/labels.csv" "$LABCTL_PREDICTIONS" > "$LABCTL_RESULTS"
+"""
+STARTER = """\
+def is_odd(number):
+    # Exercise: whether the number is odd.
+    raise NotImplementedError("exercise 1")
+"""
+SOLUTION = "def is_odd(number):\n    return number % 2 == 1\n"
+# It passes the public test only.
+HASTY = "def is_odd(number):\n    return number in (1, 3, 5, 7, 9)\n"
+PUBLIC_TEST = """\
+from parity import is_odd
+
+
+def test_one_is_odd():
+    assert is_odd(1)
+"""
+PROBE = """\
+from parity import is_odd
+
+
+def parities():
+    return [is_odd(number) for number in (4, 7, -3)]
+
+
+def parity_of_zero():
+    return is_odd(0)
+"""
+HIDDEN_TEST = """\
+import pytest
+
+
+@pytest.mark.points(30)
+def test_parities(outputs):
+    assert outputs["parities"] == [False, True, True]
+
+
+@pytest.mark.points(10, visibility="after_published")
+def test_zero_is_even(outputs):
+    assert outputs["parity_of_zero"] is False
+"""
+GRADER_IMAGE = "labctl-demo-grader:1"
+GRADER_DOCKERFILE = """\
+ARG BASE
+FROM ${BASE}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pytest \\
+    && rm -rf /var/lib/apt/lists/*
 """
 RIGHT = """awk '{ print $1 "," ($1 % 2 ? "odd" : "even") }' $LABCTL_INPUTS/items \\
   > "$LABCTL_PREDICTIONS"
@@ -91,7 +141,7 @@ def write_course_files(course: Path, grader_host: str, keeper_port: int) -> None
     """Write the staff's files: course.yaml, the hidden set, the grader's program."""
     # Class is in three days: the keeper would otherwise start its servers now.
     day = time.strftime("%a", time.gmtime(time.time() + 3 * DAY_S)).lower()
-    text = COURSE.replace("IMAGE", find_image()).replace("HOST", grader_host)
+    text = COURSE.replace("GRADER", GRADER_IMAGE).replace("HOST", grader_host)
     text = text.replace("USER", getpass.getuser()).replace("PORT", str(keeper_port))
     (course / "course.yaml").write_text(text.replace("DAY", day))
     # Servers could pull no image without a registry: this one needs nothing.
@@ -104,13 +154,24 @@ def write_course_files(course: Path, grader_host: str, keeper_port: int) -> None
     labels = [f"{n},{'odd' if n % 2 else 'even'}" for n in range(ITEMS)]
     (data / "labels" / "labels.csv").write_text("\n".join([*labels, ""]))
     (data / "grade.sh").write_text(GRADER)
+    files = {
+        "starter/parity.py": STARTER,
+        "starter/predict.sh": GUESS,
+        "tests/public/test_parity.py": PUBLIC_TEST,
+        "tests/hidden/probe.py": PROBE,
+        "tests/hidden/test_parity.py": HIDDEN_TEST,
+    }
+    for name, text in files.items():
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text(text)
 
 
-def submit(receiver: Receiver, student: str, code: str) -> None:
+def submit(receiver: Receiver, student: str, code: str, parity: str) -> None:
     """Store one submission as the receiver does: complete, stamped and signed."""
     contents = {
         "model/step-1/weights": hashlib.sha256(student.encode()).digest() * 64,
         "code/predict.sh": code.encode(),
+        "code/parity.py": parity.encode(),
     }
     sources = [
         BundleSource(

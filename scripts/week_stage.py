@@ -19,13 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from week_files import PRICE_USD
+from week_page import StudentBrowser
 
+from labctl.courses.records.folder import CourseFolder
 from labctl.servers.host_keys import ensure_key_pair
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 WAIT_S = 300.0
+# What a step found, to compare with what is expected.
+Figures = dict[str, object]
 TYPES = ("g4dn.xlarge", "g5.xlarge")
+PAGE = "page for students"
 SSHD_CONFIG = """\
 Port {port}
 ListenAddress 127.0.0.1
@@ -116,6 +121,29 @@ def change_cloud(switch: str) -> None:
 
 
 @contextmanager
+def build_image(name: str, dockerfile: str, base: str) -> Iterator[Callable[[], None]]:
+    """Build an image with this machine's engine; yield a function that waits for its end."""
+    words = ["docker", "build", "-q", "-t", name, "--build-arg", f"BASE={base}", "-"]
+    with (
+        tempfile.TemporaryFile("w+") as output,
+        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=output, stderr=output) as build,
+    ):
+
+        def await_image() -> None:
+            if build.wait(WAIT_S) != 0:
+                output.seek(0)
+                raise SystemExit(f"{name} could not be built:\n{output.read()}")
+
+        assert build.stdin is not None
+        build.stdin.write(dockerfile.encode())
+        build.stdin.close()
+        try:
+            yield await_image
+        finally:
+            build.terminate()
+
+
+@contextmanager
 def start_grader(home: Path) -> Iterator[str]:
     """Run a lab server on this machine; yield it as an entry of `static.hosts`.
 
@@ -146,19 +174,22 @@ class KeeperMachine:
     host_key: str
     sshd: subprocess.Popen[bytes] | None = None
     keeper: subprocess.Popen[bytes] | None = None
+    page_url: str = ""
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.log = self.home / "keeper.log"
 
     def start(self, course: Path) -> None:
-        """Run the keeper, with its dashboard, until it answers students."""
-        words = [LABCTL, "course", "serve", "--dashboard", "--port", "0"]
+        """Run the keeper, with its dashboard and the page for students, until it answers."""
+        words = [LABCTL, "course", "serve", "--dashboard", "--port", "0", "--students"]
+        words += ["--students-port", "0", "--services-port", "0"]
         print(f"\n$ labctl {shlex.join(words[1:])} &", flush=True)
         before = self._count_starts()
         with self.log.open("ab") as log:
             self.keeper = subprocess.Popen(words, cwd=course, stderr=log)
         wait_for("the keeper", lambda: self._count_starts() > before)
+        self.page_url = self.log.read_text().rpartition(f"{PAGE}: ")[2].split()[0]
 
     def kill(self) -> None:
         """End the keeper as a crash does."""
@@ -174,7 +205,34 @@ class KeeperMachine:
             self.keeper = None
 
     def _count_starts(self) -> int:
-        return self.log.read_text().count(" dashboard: ") if self.log.exists() else 0
+        return self.log.read_text().count(f"{PAGE}: ") if self.log.exists() else 0
+
+
+@dataclass
+class Week:
+    """The course of the week, the staff's home and the keeper's machine."""
+
+    home: Path
+    course: Path
+    grader_host: str
+    keeper: KeeperMachine
+    await_grading_image: Callable[[], None]
+    browser: StudentBrowser | None = None
+
+    @property
+    def folder(self) -> CourseFolder:
+        return CourseFolder(self.course)
+
+    def labctl(self, *words: str, code: int = 0) -> None:
+        """Run a command of the staff in the course's folder."""
+        labctl(*words, cwd=self.course, code=code)
+
+    def run_as(self, student: str, *words: str, code: int = 0, lab_name: str = "") -> str:
+        """Run a student's command, in their lab if they have joined; return its output."""
+        home = self.home / student
+        lab = home / "ml-2026" / lab_name
+        where = lab if lab.exists() else home
+        return labctl(*words, cwd=where, code=code, home=home, capture=True)
 
 
 @contextmanager

@@ -8,9 +8,9 @@ A transcript is a fenced `console` block below a comment that names where it is 
     birds: no server. …
     ```
 
-Lines after `$ ` are commands, and lines after `> ` continue the one before. `…` stands for text
-that varies, alone on its line for any number of lines. The blocks of a page with the same name are
-one session, in the order of the page.
+Lines after `$ ` are commands, and lines after `> ` continue the one before. `cd DIRECTORY` holds
+for the commands after it. `…` stands for text that varies, alone on its line for any number of
+lines. The blocks of a page with the same name are one session, in the order of the page.
 
 With LABCTL_RECORD_TRANSCRIPTS=1 a test writes what the program printed into the page, instead of
 failing.
@@ -24,7 +24,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 BLOCK = re.compile(r"<!-- transcript: (\w+) -->\n```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -54,6 +54,9 @@ class Session:
 
     directory: Path
     environ: Mapping[str, str]
+
+    def enter(self, directory: str) -> Session:
+        return replace(self, directory=(self.directory / directory).resolve())
 
     def run(self, command: str) -> str:
         """Return what a terminal of 80 columns would show, without trailing spaces."""
@@ -120,6 +123,9 @@ def replay(page: Path, place: str, session: Session) -> list[str]:
         text = page.read_text()
         start = text.index(step.shown + step.output, end) + len(step.shown)
         end = start + len(step.output)
+        if step.command.startswith("cd "):
+            session = session.enter(step.command[3:].split("#")[0].strip())
+            continue
         printed = session.run(step.command)
         if matches(step.output, printed) or matches(step.output, WAIT.sub("", printed)):
             continue

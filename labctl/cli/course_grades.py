@@ -180,12 +180,7 @@ def grades_command(
     if to or send:
         course_canvas.check_options(assignment, to, bool(format_ or out))
     if tests:
-        if format_ or out or release:
-            raise UsageError(
-                "--tests cannot be combined with --format, --out or --release",
-                why="it shows staff what each test gave",
-                hint=f"labctl course grades {assignment} --tests",
-            )
+        _require_tests_alone(assignment, bool(format_ or out or release))
         _print_tests(open_course(ctx, quiet=json_).folder, assignment, json_)
         return
     course = open_course(ctx, yes=yes, quiet=json_)
@@ -196,22 +191,36 @@ def grades_command(
             ctx, course, assignment, penalty=not no_penalty, send=send, json_=json_
         )
         return
-    export = None
-    if format_ or out:
+    is_export = bool(format_ or out)
+    if is_export:
         form = "" if format_ == "own" else format_ or ""
         export = export_grades(
             course.folder, assignment, to=form, penalty=not no_penalty, rubric=rubric
         )
         _write_export(export, out, json_)
-    all_grades = list_grades(course.folder, assignment)
     if json_:
-        rows = [_make_report(grade) for grade in all_grades]
+        rows = [_make_report(grade) for grade in list_grades(course.folder, assignment)]
         print_json({"assignment": assignment, "grades": rows, "written": str(out or "")})
         return
-    if export is None:
-        _print_grades(all_grades, course.folder, rubric)
-        print_grace(course.folder, assignment)
-    print_unreleased_changes(assignment, all_grades)
+    _print_table(course.folder, assignment, rubric=rubric, is_export=is_export)
+
+
+def _require_tests_alone(assignment: str, has_others: bool) -> None:
+    if has_others:
+        raise UsageError(
+            "--tests cannot be combined with --format, --out or --release",
+            why="it shows staff what each test gave",
+            hint=f"labctl course grades {assignment} --tests",
+        )
+
+
+def _print_table(folder: CourseFolder, assignment: str, *, rubric: bool, is_export: bool) -> None:
+    """Print the grades unless they were exported, and what the next release would change."""
+    grades = list_grades(folder, assignment)
+    if not is_export:
+        _print_grades(grades, folder, rubric)
+        print_grace(folder, assignment)
+    print_unreleased_changes(assignment, grades)
 
 
 def _write_export(export: GradeExport, out: Path | None, json_: bool) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from labctl.courses.code_folders import CodeFolder
     from labctl.courses.grading_run import GradingResult, SeatGrade
     from labctl.courses.records.folder import CourseFolder
+    from labctl.courses.release import ReleaseResult
 
 with lazy_imports(__name__):
     from labctl.courses import code_folders, grading_dry_run, grading_run
@@ -206,45 +207,44 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     _require_plain_dry_run(options)
     course = open_course(ctx, yes=options["yes"], quiet=json_)
     staff = make_staff(course, ctx.meta[SCREEN])
+    screen = ctx.meta[SCREEN]
     if options["dry_run"]:
         result = grading_dry_run.try_reference(staff, name, keep=options["keep_server"])
-        ctx.meta[SCREEN].stop_drawing()
+        screen.stop_drawing()
         print_dry_run(result, json_)
         ctx.exit(0 if result.outcome == "graded" else 1)
     only, group = options["only"], options["group"]
     seats = select_seats(course, only, group, name) if only or group else ()
+    kept = ("again", "at_once", "accept_failures", "profile")
     grading = grading_run.grade_assignment(
         staff,
         name,
         seats,
-        again=options["again"],
         keep=options["keep_server"],
-        at_once=options["at_once"],
-        accept_failures=options["accept_failures"],
-        profile=options["profile"],
         on_result=(lambda _: None) if json_ else _print_grade,
+        **{option: options[option] for option in kept},
     )
-    ctx.meta[SCREEN].stop_drawing()
+    screen.stop_drawing()
     if not json_:
         _print_grading(grading, course.folder)
-    may_release = options["release"] and grading.is_complete
-    screen = ctx.meta[SCREEN]
-    released = (
-        release_grades(course.folder, name, seats, by=staff.by, reporter=screen)
-        if may_release
-        else None
-    )
+    released = None
+    if options["release"] and grading.is_complete:
+        released = release_grades(course.folder, name, seats, by=staff.by, reporter=screen)
     if json_:
         print_json({"assignment": name, "grading": grading, "released": released})
     else:
-        if released:
-            for change in released.changes:
-                click.echo(f"changed: {clean(change)}")
-            click.echo(f"feedback released to: {', '.join(released.students)}")
-        elif options["release"]:
-            print_message("nothing was released: some submissions are not graded")
+        _print_release(released, is_wanted=options["release"])
         print_unreleased_changes(name, list_grades(course.folder, name))
     ctx.exit(TEMPORARY if grading.unreached else 0 if grading.is_complete else 1)
+
+
+def _print_release(released: ReleaseResult | None, *, is_wanted: bool) -> None:
+    if released:
+        for change in released.changes:
+            click.echo(f"changed: {clean(change)}")
+        click.echo(f"feedback released to: {', '.join(released.students)}")
+    elif is_wanted:
+        print_message("nothing was released: some submissions are not graded")
 
 
 def _print_grade(graded: SeatGrade) -> None:

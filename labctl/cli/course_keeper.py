@@ -27,8 +27,9 @@ from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 from labctl.text import count_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from labctl.courses.invitation import Invitation
     from labctl.courses.records.folder import CourseFolder
 
 with lazy_imports(__name__):
@@ -115,7 +116,11 @@ def invite_command(
     )
     if json_:
         print_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in invitations]})
-        return
+    else:
+        _print_invitations(invitations, into)
+
+
+def _print_invitations(invitations: Sequence[Invitation], into: Path) -> None:
     if not invitations:
         click.echo("All students have joined. For another device: labctl course invite NAME")
         return

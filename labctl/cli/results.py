@@ -86,11 +86,7 @@ def pull_command(
         _pull_from_course(lab, ctx, json_)
         return
     if code:
-        edits = lab_files.pull_code(lab.context, lab.context.get_server())
-        if json_:
-            print_json({"edits": edits})
-        for name in [] if json_ else edits:
-            click.echo(clean(name))
+        _pull_code(lab, json_)
         return
     if follow:
         pulled_runs = [_follow_outputs(lab, run, json_)]
@@ -102,11 +98,25 @@ def pull_command(
     for pulled in pulled_runs:
         if not follow:
             click.echo(_describe_pull(pulled))
-        print_left_files(lab, pulled)
-        for missing in pulled.skipped:
-            print_message(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}")
-        if pulled.skipped:
-            _print_how_to_continue(lab, pulled.run)
+        _print_missing(lab, pulled)
+
+
+def _pull_code(lab: Lab, json_: bool) -> None:
+    """Download the code that was edited on the server."""
+    edits = lab_files.pull_code(lab.context, lab.context.get_server())
+    if json_:
+        print_json({"edits": edits})
+    for name in [] if json_ else edits:
+        click.echo(clean(name))
+
+
+def _print_missing(lab: Lab, pulled: PulledRun) -> None:
+    """Print what a pull left out, and how to get it."""
+    print_left_files(lab, pulled)
+    for missing in pulled.skipped:
+        print_message(f"  skipped: {clean(missing.path)}: {clean(missing.reason)}")
+    if pulled.skipped:
+        _print_how_to_continue(lab, pulled.run)
 
 
 def _pull_from_course(lab: Lab, ctx: click.Context, json_: bool) -> None:

@@ -124,9 +124,15 @@ def submit_command(
     elif grade:
         _fetch_grade(lab, choice, json_)
     else:
-        if fresh:
-            lab.refresh_results(choice)
-        (_rehearse if dry_run else _submit)(lab, choice, json_)
+        _check_and_submit(lab, choice, fresh=fresh, dry_run=dry_run, json_=json_)
+
+
+def _check_and_submit(
+    lab: Lab, choice: submit.SubmissionChoice, *, fresh: bool, dry_run: bool, json_: bool
+) -> None:
+    if fresh:
+        lab.refresh_results(choice)
+    (_rehearse if dry_run else _submit)(lab, choice, json_)
 
 
 def _print_public_key(json_: bool) -> None:

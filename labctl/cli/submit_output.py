@@ -92,9 +92,24 @@ def _late_rule_text(terms: Terms) -> str:
     if terms.grace_s:
         rule += f"; {grace}"
     if standing.late_s:
-        off = f", {standing.penalty}% off" if terms.penalty else ""
-        rule += f"; you are {duration_text(standing.late_s)} late{off}"
+        rule += f"; you are {_lateness_text(standing.late_s, terms)}"
+    elif terms.free_days:
+        left = f"{terms.free_days_left} of {terms.free_days} free late days left"
+        rule += f"; you have {left}, which labctl uses by itself"
     return rule
+
+
+def _lateness_text(late_s: int, terms: Terms) -> str:
+    """Say how late a submission is, and what that costs after free days."""
+    text = f"{duration_text(late_s)} late"
+    if not terms.penalty:
+        return text
+    used, penalty = terms.use_free_days(late_s)
+    off = f"{penalty}% off" if penalty else "no points off"
+    if used:
+        left = terms.free_days_left - used
+        return f"{text}: uses {used} of {terms.free_days} free days ({left} left), {off}"
+    return f"{text}, {off}" + (", as no free day is left" if terms.free_days else "")
 
 
 def time_text(at: float, like: str = "") -> str:
@@ -155,28 +170,39 @@ def print_done(result: SubmitResult, root: Path) -> None:
         return
     if result.signed.receipt.number <= (result.terms.number or 0):
         click.echo("already submitted: same bundle; its receipt:")
-    print_receipt(result.signed.receipt)
+    print_receipt(result.signed.receipt, result.terms)
     click.echo(f"receipt: {_relative_path(result.receipt, root)}")
     click.echo("  next: labctl submit --verify   # at any time, without a network")
 
 
-def print_receipt(receipt: Receipt) -> None:
-    """Print what a receipt says."""
+def print_receipt(receipt: Receipt, terms: Terms | None = None) -> None:
+    """Print what a receipt says.
+
+    Only the receiver's `terms` have the student's free days: the receipt's penalty is before them.
+    """
     name = f"{receipt.course} {receipt.assignment}".strip()
-    state = "on time"
-    if receipt.late_s:
-        off = f", {receipt.penalty}% off" if receipt.penalty else ""
-        state = f"{duration_text(receipt.late_s)} late{off}"
-    elif not receipt.due:
-        state = "no due date"
     rows = [
-        ("received", f"{receipt.received} ({state})"),
+        ("received", f"{receipt.received} ({_receipt_state(receipt, terms)})"),
         ("from", f"{receipt.student}, number {receipt.number}, run {receipt.run}"),
         ("bundle", f"{receipt.bundle_bytes:,} bytes"),
         ("sha256", receipt.bundle_sha256),
     ]
     click.echo(click.style(f"{clean(name)}: accepted", fg="green", bold=True))
     _print_labeled_lines(rows)
+
+
+def _receipt_state(receipt: Receipt, terms: Terms | None) -> str:
+    if not receipt.due:
+        return "no due date"
+    if not receipt.late_s:
+        due, received = map(datetime.fromisoformat, (receipt.due, receipt.received))
+        after_s = round((received - due).total_seconds())
+        in_grace = f"{duration_text(after_s)} after the due time, which counts as "
+        return f"{in_grace if after_s > 0 else ''}on time"
+    if terms is not None:
+        return _lateness_text(receipt.late_s, terms)
+    off = f", {receipt.penalty}% off before free days" if receipt.penalty else ""
+    return f"{duration_text(receipt.late_s)} late{off}"
 
 
 def print_verified(verified: Verified, root: Path) -> None:

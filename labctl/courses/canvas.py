@@ -5,6 +5,7 @@ What Canvas has already is not sent, so that a repeated transfer sends only the 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -22,6 +23,7 @@ from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.roster_import import load_keys
+from labctl.courses.records.writeback import EXCUSED as EXCUSED_CELLS
 from labctl.errors import ConfigError, LabError, PolicyError
 from labctl.events import Progress, Question, Reporter
 from labctl.model import Value
@@ -34,10 +36,15 @@ PROGRESS_S = 300.0
 POINTS_TYPES = ("points", "percent")
 # A smaller difference comes from rounding: labctl sends three decimal places.
 SAME_POINTS = 0.0006
+# What stands for a grade of an excused student, as in Canvas's own exports.
+EXCUSED = EXCUSED_CELLS["canvas"]
 
 
 class CanvasChange(Value, frozen=True):
-    """A grade that differs from Canvas's: texts of the points, `before` "" without one there."""
+    """A grade that differs from Canvas's.
+
+    Texts of the points, or EXCUSED; `before` is "" if Canvas has neither.
+    """
 
     student: str
     canvas_id: str
@@ -80,6 +87,17 @@ class _CanvasSubmission(Value, frozen=True):
     def points(self) -> float | None:
         return self.score if self.entered_score is None else self.entered_score
 
+    @property
+    def value(self) -> str:
+        """The points as text, EXCUSED, or "" without a grade."""
+        return EXCUSED if self.excused else points_text(self.points)
+
+    def has_value(self, value: str) -> bool:
+        """Whether this is the grade, or the excuse, that labctl would send as `value`."""
+        if self.excused or value == EXCUSED:
+            return self.value == value
+        return self.points is not None and abs(self.points - float(value)) < SAME_POINTS
+
 
 class CanvasGradebook:
     """An assignment of course.yaml in Canvas."""
@@ -91,15 +109,53 @@ class CanvasGradebook:
         self._assignment = open_assignment(self._config, self._number, token)
 
     def plan(self, *, penalty: bool = True) -> CanvasTransfer:
-        """Compare the released grades with Canvas's. Without `penalty`, lateness does not count."""
+        """Compare the released grades, and the excuses, with Canvas's.
+
+        Without `penalty`, lateness does not count.
+        """
         rules = self._folder.config.assignments[self._name]
         with translate_errors(self._config, self._name):
             found = msgspec.convert(vars(load_assignment(self._assignment)), _CanvasAssignment)
             _check_assignment(found, self._name, rules.points)
             submissions = self._read_submissions()
         grades = list_grades(self._folder, self._name, everybody=True)
-        keys = _load_ids(self._folder)
-        return _compare(self._name, found.name, grades, keys, submissions, penalty)
+        ids = {student: key for key, student in _load_ids(self._folder).items()}
+        changes, same = [], 0
+        left_out: dict[str, list[str]] = defaultdict(list)
+        excused_by_labctl = self._list_own_excuses()
+        for grade in grades:
+            after = _find_value(grade, penalty=penalty)
+            submission = submissions.get(ids.get(grade.student, ""))
+            may_replace = grade.student in excused_by_labctl
+            if not after:
+                continue
+            if reason := _explain_omission(grade, submission, may_replace=may_replace):
+                left_out[reason.format(name=self._name)].append(grade.student)
+            elif submission and submission.has_value(after):
+                same += 1
+            elif submission:
+                change = CanvasChange(
+                    student=grade.student,
+                    canvas_id=ids[grade.student],
+                    before=submission.value,
+                    after=after,
+                )
+                changes.append(change)
+        return CanvasTransfer(
+            assignment=self._name,
+            title=found.name,
+            changes=tuple(changes),
+            same=same,
+            notes=tuple(_list_notes(left_out, submissions)),
+        )
+
+    def _list_own_excuses(self) -> frozenset[str]:
+        """Return the students whose newest transfer to Canvas was an excuse."""
+        sent: dict[str, str] = {}
+        for line in self._folder.ledger.list_entries(kind="canvas"):
+            if line.detail.get("assignment") == self._name:
+                sent |= line.detail.get("grades", {})
+        return frozenset(student for student, value in sent.items() if value == EXCUSED)
 
     def send(self, transfer: CanvasTransfer, by: str, reporter: Reporter) -> CanvasTransfer:
         """Send the changes and verify them; return the transfer with `sent` and `failed`.
@@ -123,7 +179,7 @@ class CanvasGradebook:
 
     def _send_batch(self, changes: Sequence[CanvasChange], by: str) -> None:
         """Send some grades and wait until Canvas has worked them off. The ledger gets a line."""
-        data = {change.canvas_id: {"posted_grade": change.after} for change in changes}
+        data = {change.canvas_id: _make_grade_data(change) for change in changes}
         with translate_errors(self._config, self._name):
             progress = self._assignment.submissions_bulk_update(grade_data=data)
             ended = poll_until(
@@ -203,57 +259,48 @@ def _check_assignment(found: _CanvasAssignment, name: str, points: float) -> Non
         )
 
 
-def _compare(
-    name: str,
-    title: str,
-    grades: Sequence[Grade],
-    keys: Mapping[str, str],
-    submissions: Mapping[str, _CanvasSubmission],
-    penalty: bool,
-) -> CanvasTransfer:
-    """Return what differs. `keys` has the students by Canvas's ids."""
-    ids = {student: key for key, student in keys.items()}
-    changes, same, waiting, excused, unknown = [], 0, [], [], []
-    for grade in grades:
-        points = grade.final if penalty else grade.score
-        if points is None:
-            continue
-        submission = submissions.get(ids.get(grade.student, ""))
-        if not grade.released:
-            waiting.append(grade.student)
-        elif submission is None:
-            unknown.append(grade.student)
-        elif submission.excused:
-            excused.append(grade.student)
-        elif _has_points(submission, points):
-            same += 1
-        else:
-            changes.append(
-                CanvasChange(
-                    student=grade.student,
-                    canvas_id=ids[grade.student],
-                    before=points_text(submission.points),
-                    after=points_text(points),
-                )
-            )
+def _find_value(grade: Grade, *, penalty: bool) -> str:
+    """Return the text that Canvas gets for this grade; "" if there is nothing to send."""
+    if grade.excused:
+        return EXCUSED
+    points = grade.final if penalty else grade.score
+    return "" if points is None else points_text(points)
+
+
+def _explain_omission(
+    grade: Grade, submission: _CanvasSubmission | None, *, may_replace: bool
+) -> str:
+    """Say why this grade is not sent; "" if it may be.
+
+    `may_replace` is whether labctl itself excused the student in Canvas.
+    """
+    if not (grade.released or grade.excused):
+        return "not released yet (labctl course grades {name} --release)"
+    if submission is None:
+        return "not in the assignment in Canvas, or not in an imported roster of it"
+    if submission.excused and not (grade.excused or may_replace):
+        return "excused in Canvas, so not sent"
+    return ""
+
+
+def _make_grade_data(change: CanvasChange) -> dict[str, str]:
+    """Return the parameters of Canvas's `grade_data` for one student."""
+    if change.after == EXCUSED:
+        return {"excuse": "true"}
+    excuse = {"excuse": "false"} if change.before == EXCUSED else {}
+    return {"posted_grade": change.after, **excuse}
+
+
+def _list_notes(
+    left_out: Mapping[str, Sequence[str]], submissions: Mapping[str, _CanvasSubmission]
+) -> list[str]:
     notes = [
-        f"{text}: {', '.join(students[:10])}{' ...' if len(students) > 10 else ''}"
-        for text, students in (
-            (f"not released yet (labctl course grades {name} --release)", waiting),
-            ("excused in Canvas, so not sent", excused),
-            ("not in the assignment in Canvas, or not in an imported roster of it", unknown),
-        )
-        if students
+        f"{reason}: {', '.join(students[:10])}{' ...' if len(students) > 10 else ''}"
+        for reason, students in left_out.items()
     ]
     if any(_has_canvas_penalty(submission) for submission in submissions.values()):
         notes.append("Canvas's own late policy takes points off as well: turn it off there")
-    return CanvasTransfer(
-        assignment=name, title=title, changes=tuple(changes), same=same, notes=tuple(notes)
-    )
-
-
-def _has_points(submission: _CanvasSubmission, points: float) -> bool:
-    return submission.points is not None and abs(submission.points - points) < SAME_POINTS
+    return notes
 
 
 def _has_canvas_penalty(submission: _CanvasSubmission) -> bool:
@@ -263,7 +310,7 @@ def _has_canvas_penalty(submission: _CanvasSubmission) -> bool:
 
 def _is_there(change: CanvasChange, submissions: Mapping[str, _CanvasSubmission]) -> bool:
     submission = submissions.get(change.canvas_id)
-    return submission is not None and _has_points(submission, float(change.after))
+    return submission is not None and submission.has_value(change.after)
 
 
 def _require_consent(transfer: CanvasTransfer, reporter: Reporter) -> None:

@@ -136,10 +136,13 @@ def _make_problem(top: Node | None, name: str, rules: AssignmentConfig, message:
 def describe_parts(config: CourseConfig, parts: Mapping[str, tuple[GradedPart, ...]]) -> list[str]:
     """Describe what gives the points of each assignment."""
     texts = []
-    for name, own in parts.items():
-        rules = config.assignments[name]
-        total = f"{name}: {rules.graded_points:g} points"
-        texts.append(f"{total}: {', '.join(_describe_part(rules, part) for part in own)}")
+    for name, rules in config.assignments.items():
+        sources = [_describe_part(rules, part) for part in parts.get(name, ())]
+        if rules.rubric:
+            items = ", ".join(f"{item} {points:g}" for item, points in rules.rubric.items())
+            sources.append(f"{sum(rules.rubric.values()):g} for the rubric ({items})")
+        if sources:
+            texts.append(f"{name}: {rules.points:g} points: {', '.join(sources)}")
     return texts
 
 

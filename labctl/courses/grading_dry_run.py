@@ -47,7 +47,7 @@ def try_reference(staff: CourseOperator, name: str, *, keep: bool = False) -> Dr
     # A grading would clear the server while this trial uses it.
     with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
         plan = make_grading_plan(staff, name)
-        with open_grading_server(staff, keep=keep) as server:
+        with open_grading_server(staff, keep=keep, is_own_code=True) as server:
             server.prepare_image()
             upload_material(server, name, plan.material)
             server.upload(SUBMISSION, root, files)

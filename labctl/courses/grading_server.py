@@ -136,10 +136,11 @@ class GradingServer:
         push_tree(*about, root, files, _make_upload_reporter(self.context.reporter), force=True)
 
 
-def build_grading_context(staff: CourseOperator) -> LabContext:
+def build_grading_context(staff: CourseOperator, *, is_own_code: bool = False) -> LabContext:
     """Build the context of the course's grading server.
 
-    ConfigError or PolicyError if it has none on which students' code may run.
+    ConfigError or PolicyError if it has none on which students' code may run; staff's own code may
+    run on this machine.
     """
     folder = staff.folder
     if folder.config.grading is None:
@@ -150,7 +151,7 @@ def build_grading_context(staff: CourseOperator) -> LabContext:
             "grading: {server: {provider: static, static: {hosts: [grader.example.edu]}}}",
         )
     lab = folder.config.grading.lab
-    if lab.server.on_this_machine:
+    if lab.server.on_this_machine and not is_own_code:
         raise PolicyError(
             f"submissions cannot be graded on a {lab.server.provider} server",
             why="its container shares this machine and can reach it: it is not a boundary",
@@ -229,16 +230,20 @@ def _find_build_directory(folder: CourseFolder, build: str) -> Path:
 
 
 @contextmanager
-def open_grading_server(staff: CourseOperator, *, keep: bool = False) -> Iterator[GradingServer]:
+def open_grading_server(
+    staff: CourseOperator, *, keep: bool = False, is_own_code: bool = False
+) -> Iterator[GradingServer]:
     """Yield a checked server; clear and end it afterwards, whatever happens.
 
-    With `keep` it stays up with all its files, so that the next grading is faster.
+    With `keep` it stays up with all its files, so that the next grading is faster. `is_own_code` is
+    whether nothing of students runs there: then it may be a container on this machine.
     """
-    context = build_grading_context(staff)
+    context = build_grading_context(staff, is_own_code=is_own_code)
     server = up.up(context)
     grading = GradingServer(context, server)
     try:
-        grading.check()
+        if not context.config.server.on_this_machine:
+            grading.check()
         yield grading
     finally:
         if not keep:
@@ -249,7 +254,7 @@ def end_forgotten(staff: CourseOperator) -> None:
     """End the grading server that an earlier grading left, kept on purpose or interrupted."""
     if staff.state.get_lab_server(build_own_seat(staff.folder, PURPOSE).lab_id) is None:
         return
-    context = build_grading_context(staff)
+    context = build_grading_context(staff, is_own_code=True)
     if (server := adoption.adopt(context)) is not None:
         _clear_and_end(GradingServer(context, server))
 

@@ -81,6 +81,21 @@ def compute_free_days(
     return {seat: spent[assignment, seat] for seat in days}
 
 
+def read_free_days_left(folder: CourseFolder, assignment: str, student: str) -> tuple[int, int]:
+    """Return the free days of the term, and those that a student can still spend in an assignment.
+
+    (0, 0) if it has none, or the course has no such assignment or student.
+    """
+    rules = folder.config.assignments.get(assignment)
+    if rules is None or not rules.free_days or rules.due is None:
+        return 0, 0
+    for seat in list_assignment_seats(folder, assignment):
+        if student in seat.students:
+            spent = compute_free_days(folder, assignment, {seat.name: rules.free_days})
+            return rules.free_days, spent[seat.name].used
+    return 0, 0
+
+
 def reduce_penalty(rules: AssignmentConfig, late_s: int, free_days: FreeDays) -> int:
     """Return the penalty in percent for the late days that no free day covers."""
     days = count_late_days(late_s, rules.grace) - free_days.used

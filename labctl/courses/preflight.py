@@ -186,7 +186,8 @@ def _check_keys(staff: CourseOperator, seats: Sequence[Seat], keys: AuthorizedKe
         detail += " (keys can only be tried on the keeper's machine)"
     if missing:
         detail += f"; not yet: {names_text(missing, NAMED)}"
-    fix = f"labctl course invite {' '.join(missing)}   # then send out the files"
+    names = "--all" if len(missing) > NAMED else " ".join(missing)
+    fix = f"labctl course invite {names}   # then send out the files"
     joined_check = Check(
         name="students' keys", ok=not missing, detail=detail, next=fix if missing else ""
     )

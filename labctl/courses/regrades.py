@@ -5,6 +5,7 @@ from __future__ import annotations
 from labctl.config.document import quote
 from labctl.courses.collect import find_rules
 from labctl.courses.grading.results import clean_text
+from labctl.courses.lateness import read_free_days_left
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.regrade_requests import (
     RegradeRequest,
@@ -25,6 +26,13 @@ class RegradeDesk:
 
     def __init__(self, folder: CourseFolder) -> None:
         self.folder = folder
+
+    def read_free_days(self, assignment: str, student: str) -> tuple[int, int]:
+        """Return the free late days of the term, and how many of them the student still has.
+
+        (0, 0) if the assignment has none.
+        """
+        return read_free_days_left(self.folder, assignment, student)
 
     def record_request(self, assignment: str, student: str, text: str) -> int:
         """Record a request; return its number.

@@ -14,12 +14,46 @@ from labctl.config.identity import replace_file
 from labctl.config.installation import install_command
 from labctl.errors import LabError
 from labctl.events import Note, Reporter, Step
+from labctl.lifecycle.sample_project import SKIPPED
 from labctl.model import Value
 from labctl.shell import command
 
 SAMPLES = ("hands-on",)
-SECTION, HIDDEN_DATA = "assignment.yaml", "make_hidden_data.py"
-SKIPPED = shutil.ignore_patterns(SECTION, "__pycache__")
+SECTION = "assignment.yaml"
+IGNORED = shutil.ignore_patterns(SECTION, *SKIPPED)
+# The image that grades has the packages of the exercises, by these files of labctl's templates.
+IMAGE = ("image-classifier/Dockerfile", "image-classifier-starter/requirements.txt")
+
+
+class _Generator(Value, frozen=True):
+    """A program in the assignment's directory that makes `product`, a part of the assignment.
+
+    `package` is what `modules` come from.
+    """
+
+    program: str
+    product: str
+    title: str
+    package: str
+    modules: tuple[str, ...]
+
+
+GENERATORS = (
+    _Generator(
+        program="make_hidden_data.py",
+        product="hidden",
+        title="the hidden data",
+        package="scikit-learn",
+        modules=("sklearn", "PIL", "numpy"),
+    ),
+    _Generator(
+        program="make_reference.py",
+        product="reference/model",
+        title="the model of the reference solution",
+        package="PyTorch",
+        modules=("torch", "safetensors", "sklearn", "PIL", "numpy", "tensorboard"),
+    ),
+)
 
 
 class SampleAssignment(Value, frozen=True):
@@ -43,9 +77,11 @@ def add_assignment(
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{name}-") as draft:
-            shutil.copytree(source, Path(draft) / name, ignore=SKIPPED)
+            shutil.copytree(source, Path(draft) / name, ignore=IGNORED)
+            _copy_project(templates, Path(draft) / name)
             (Path(draft) / name).replace(directory)
-    _make_hidden_data(directory, reporter)
+    for generator in GENERATORS:
+        _generate(directory, generator, reporter)
     section = (source / SECTION).read_text(encoding="utf-8")
     file = course / COURSE_FILE
     text = file.read_text(encoding="utf-8")
@@ -57,22 +93,32 @@ def add_assignment(
     return SampleAssignment(name=name, directory=str(directory), section=section)
 
 
-def _make_hidden_data(directory: Path, reporter: Reporter) -> None:
-    """Make the hidden data with the assignment's own program, if its libraries are here."""
-    if (directory / "hidden").exists() or not (directory / HIDDEN_DATA).is_file():
+def _copy_project(templates: Path, directory: Path) -> None:
+    """Copy the code of the reference solution, and what the grading image is built from."""
+    sample = templates / "image-classifier"
+    ignored = shutil.ignore_patterns("*.j2", *SKIPPED)
+    code = directory / "reference" / "code"
+    shutil.copytree(sample, code, ignore=ignored, dirs_exist_ok=True)
+    (directory / "image").mkdir()
+    for file in IMAGE:
+        shutil.copy(templates / file, directory / "image")
+
+
+def _generate(directory: Path, generator: _Generator, reporter: Reporter) -> None:
+    """Make a part with the assignment's own program, if its libraries are here."""
+    file = directory / generator.program
+    if (directory / generator.product).exists() or not file.is_file():
         return
-    program = command("python", str(directory / HIDDEN_DATA)).render()
-    if not all(importlib.util.find_spec(name) for name in ("sklearn", "PIL", "numpy")):
-        text = f"scikit-learn is not installed here: there is no hidden data yet. {program} makes "
-        reporter.emit(Note(text=f"{text}it, after {install_command('train')}", level="warning"))
+    program = command("python", str(file)).render()
+    if not all(importlib.util.find_spec(name) for name in generator.modules):
+        text = f"{generator.package} is not installed here, so {generator.title} is missing. "
+        text += f"{program} makes it, after {install_command('train')}"
+        reporter.emit(Note(text=text, level="warning"))
         return
-    step = Step(name="creating the hidden data")
+    step = Step(name=f"creating {generator.title}")
     reporter.emit(step)
-    done = subprocess.run(
-        [sys.executable, str(directory / HIDDEN_DATA)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise LabError(
-            f"{HIDDEN_DATA} failed", why=done.stderr.strip()[-800:], hint=f"fix it, then: {program}"
-        )
+        why = done.stderr.strip()[-800:]
+        raise LabError(f"{generator.program} failed", why=why, hint=f"fix it, then: {program}")
     reporter.emit(Step(name=step.name, done=True))

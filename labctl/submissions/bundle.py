@@ -173,9 +173,6 @@ class MemberFile(io.RawIOBase):
         self.at = max(0, base + offset)
         return self.at
 
-    def tell(self) -> int:
-        return self.at
-
     def readinto(self, buffer: Any) -> int:
         count = max(0, min(len(buffer), self.member.size - self.at))
         self.file.seek(self.member.offset + self.at)

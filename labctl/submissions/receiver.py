@@ -70,7 +70,11 @@ RESERVE_BYTES = 256 * 1024 * 1024
 
 
 class Hello(Value, frozen=True):
-    """What a student learns before submitting. `now` is the receiver's clock."""
+    """What a student learns before submitting. `now` is the receiver's clock.
+
+    `free_days` are the late days without a penalty over the term, and `free_days_left` those that
+    the student's earlier assignments did not use.
+    """
 
     student: str
     now: int
@@ -83,6 +87,8 @@ class Hello(Value, frozen=True):
     # This student's submissions of this assignment so far.
     number: int
     grace_s: int = 0
+    free_days: int = 0
+    free_days_left: int = 0
 
 
 class Receiver:

@@ -26,7 +26,7 @@ from labctl.errors.replies import as_reply
 from labctl.model import make_record
 from labctl.submissions import REQUEST
 from labctl.submissions.receipt import Signed
-from labctl.submissions.receiver import Receiver
+from labctl.submissions.receiver import Hello, Receiver
 from labctl.submissions.student_requests import parse_student_request
 from labctl.wire.codec import to_json
 from labctl.wire.receiver import (
@@ -73,8 +73,11 @@ VERBS: dict[str, Verb[Any, Any]] = {
 }
 
 
-class RegradeRequests(Protocol):
-    """A course's regrade requests; a receiver without a course has none."""
+class CourseRequests(Protocol):
+    """What a course adds to its receiver: free days, and requests for a regrade."""
+
+    def read_free_days(self, assignment: str, student: str) -> tuple[int, int]:
+        """Return the free late days of the term, and how many of them the student still has."""
 
     def record_request(self, assignment: str, student: str, text: str) -> int:
         """Record a request and return its number; PolicyError if it is not allowed now."""
@@ -102,11 +105,11 @@ def serve(
     source: BinaryIO,
     sink: BinaryIO,
     alive: Callable[[], None] = lambda: None,
-    regrades: Callable[[], RegradeRequests] | None = None,
+    course: Callable[[], CourseRequests] | None = None,
 ) -> None:
     """Answer one student's requests until the input ends. `alive` is called for each.
 
-    `regrades` makes a course's regrade requests when one of them is needed.
+    `course` opens the receiver's course when a request needs it; None for a receiver without one.
     """
     while line := source.readline(MOST_LINE_BYTES):
         alive()
@@ -122,7 +125,7 @@ def serve(
         except EOFError:
             return
         try:
-            reply = _answer_request(receiver, student, request, part, regrades)
+            reply = _answer_request(receiver, student, request, part, course)
         except LabError as error:
             reply = as_reply(error)
         except OSError as error:
@@ -148,23 +151,23 @@ def _answer_request(
     student: str,
     request: ReceiverRequest,
     part: bytes,
-    regrades: Callable[[], RegradeRequests] | None,
+    course: Callable[[], CourseRequests] | None,
 ) -> NamedTuple:
     name = request.assignment
     if isinstance(request, GreetReceiverRequest):
-        hello = receiver.hello(name, student)
+        hello = _add_free_days(receiver.hello(name, student), name, student, course)
         return GreetReceiverReply(make_record(ReceiverGreetingRecord, hello))
     if isinstance(request, ListReceiptsRequest):
         return ListReceiptsReply(tuple(receiver.receipts(name, student)))
     if isinstance(request, ReadFeedbackRequest):
-        own = regrades().list_for(name, student) if regrades else ()
+        own = course().list_for(name, student) if course else ()
         return ReadFeedbackReply(receiver.feedback(name, student), own)
     if isinstance(request, AskRegradeRequest):
-        if regrades is None:
+        if course is None:
             raise PolicyError(
                 "this receiver takes no regrade requests", why="it does not belong to a course"
             )
-        return AskRegradeReply(regrades().record_request(name, student, request.text))
+        return AskRegradeReply(course().record_request(name, student, request.text))
     bundle = (name, student, request.sha256, request.size)
     if isinstance(request, SendPartRequest):
         return SendPartReply(receiver.write(*bundle, request.offset, part))
@@ -174,6 +177,18 @@ def _answer_request(
             return BeginUploadReply(signed=result)
         return BeginUploadReply(offset=result)
     return FinishUploadReply(receiver.finish(*bundle))
+
+
+def _add_free_days(
+    hello: Hello, name: str, student: str, course: Callable[[], CourseRequests] | None
+) -> Hello:
+    if course is None or not hello.penalty:
+        return hello
+    try:
+        total, left = course().read_free_days(name, student)
+    except LabError:
+        return hello  # a mistake in course.yaml stops no submission
+    return msgspec.structs.replace(hello, free_days=total, free_days_left=left)
 
 
 def _read_bytes(source: BinaryIO, length: int) -> bytes:

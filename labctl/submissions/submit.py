@@ -17,7 +17,14 @@ from labctl.runs.public_tests import has_public_tests, run_tests
 from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.submissions import ASSIGNMENT_FILE, bundle, posting, receipt, receipts
-from labctl.submissions.assignment import Assignment, DeadlineStatus, judge, load_assignment
+from labctl.submissions.assignment import (
+    Assignment,
+    DeadlineStatus,
+    compute_penalty,
+    count_late_days,
+    judge,
+    load_assignment,
+)
 from labctl.submissions.bundle_checks import require_no_hazards, require_no_secrets
 from labctl.submissions.bundling import BundleContents, collect_contents
 from labctl.submissions.receipt import Signed
@@ -66,6 +73,14 @@ class Terms(Value, frozen=True):
     number: int | None
     ticket_until: str = ""
     grace_s: int = 0
+    free_days: int = 0
+    free_days_left: int = 0
+
+    def use_free_days(self, late_s: int) -> tuple[int, int]:
+        """Return the free days that so late a submission uses, and the penalty that remains."""
+        days = count_late_days(late_s, self.grace_s)
+        used = min(days, self.free_days_left)
+        return used, compute_penalty(days - used, self.penalty)
 
 
 class SubmitResult(Value, frozen=True):
@@ -246,6 +261,8 @@ def _receiver_terms(rules: Assignment, hello: Hello) -> Terms:
         standing=hello.rules,
         number=hello.number,
         grace_s=hello.grace_s,
+        free_days=hello.free_days,
+        free_days_left=hello.free_days_left,
     )
 
 

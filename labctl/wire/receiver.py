@@ -40,6 +40,8 @@ class ReceiverGreetingRecord(NamedTuple):
     receiver: str
     number: int
     grace_s: int = 0
+    free_days: int = 0
+    free_days_left: int = 0
 
 
 class GreetReceiverReply(NamedTuple):

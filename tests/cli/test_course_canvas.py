@@ -121,6 +121,33 @@ def test_who_was_excused_or_has_left_canvas_keeps_what_is_there(
     assert "Canvas's own late policy" in said.err
 
 
+def test_an_excuse_is_sent_once_and_taken_back_with_the_grade(
+    course: Path, labctl: Labctl, canvas: Canvas
+) -> None:
+    canvas.scores[13] = 55.0
+    for student in ("grace", "alan"):
+        assert labctl("course", "excuse", "hw3", student, "--why", "ill").code == 0
+    said = labctl("course", "grades", "hw3", "--to", "canvas")
+    rows = [line.split() for line in said.out.splitlines()[1:]]
+    assert rows[2:] == [
+        ["grace", "Grace", "Hopper", "55", "EX"],
+        ["alan", "Alan", "Turing", "-", "EX"],
+    ]
+    assert (labctl(*SEND).code, canvas.excused) == (3, set()), "a grade would be replaced"
+    assert labctl(*SEND, "--yes").code == 0
+    assert (canvas.excused, canvas.scores[13]) == ({13, 14}, None)
+    again = labctl(*SEND)
+    assert (again.code, canvas.posts) == (0, 1)
+    assert "0 to send, 4 grades already there" in again.err
+    assert labctl("course", "excuse", "hw3", "grace", "--undo").code == 0
+    said = labctl(*SEND, "--yes")
+    assert (said.code, canvas.excused, canvas.scores[13]) == (0, {14}, 60.0)
+    assert ["grace", "Grace", "Hopper", "EX", "60"] in [
+        row.split() for row in said.out.splitlines()
+    ]
+    assert canvas.posts == 2
+
+
 def test_after_a_failure_the_rest_is_sent(
     course: Path, labctl: Labctl, canvas: Canvas, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -394,3 +394,18 @@ def test_the_page_about_grading_shows_what_a_dry_run_prints(
     text = re.sub(r"grading:\n.*\n", f"grading: {json.dumps(grading)}\n", file.read_text())
     file.write_text(text)
     assert "\n".join(replay(GUIDE, "server", session)) == ""
+
+
+def test_staffs_own_solution_is_tried_in_a_container_on_this_machine(
+    tmp_path: Path, base_image: str, image_with_pytest: str
+) -> None:
+    session = make_session(tmp_path, COURSE_OF_GUIDE, {"LABCTL_BASE_IMAGE": base_image})
+    make_private(session.directory)
+    file = session.directory / "course.yaml"
+    grading = json.dumps({"image": image_with_pytest})
+    file.write_text(re.sub(r"grading:\n.*\n", f"grading: {grading}\n", file.read_text()))
+    output = session.run("labctl course grade hw3 --dry-run --yes")
+    assert "assignments/hw3/reference: graded 90/100" in output
+    name = re.search(r"local container \((\S+)\)", output)
+    assert name is not None
+    assert name[1] not in session.run("docker ps --all --format '{{.Names}}'")

@@ -554,6 +554,21 @@ def test_the_check_names_quota_and_disks(ml: Class, monkeypatch: pytest.MonkeyPa
     assert found["disks"].detail
 
 
+def test_the_check_of_a_large_class_invites_all_who_have_not_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def next_step(count: int) -> str:
+        (tmp_path / str(count)).mkdir()
+        names = [f"student-{number}" for number in range(count)]
+        keeper = "keeper: {host: keeper.example}\n"
+        ml = a_class(tmp_path / str(count), monkeypatch, roster(names), keeper)
+        found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
+        return found["students' keys"].next.partition("   #")[0]
+
+    assert next_step(2) == "labctl course invite student-0 student-1"
+    assert next_step(6) == "labctl course invite --all"
+
+
 def test_the_check_calls_free_servers_free(ml: Class) -> None:
     ml.cloud.price = 0.0
     found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}

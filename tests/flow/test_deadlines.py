@@ -126,6 +126,27 @@ def test_the_plan_of_a_free_server_names_labctl_down_only_without_a_limit(lab: W
         assert text.splitlines()[1:] == [limit]
 
 
+class KeptCloud(Cloud):
+    """One whose servers somebody else ends, as a course's keeper does."""
+
+    def get_guarded_lab_id(self, server_id: str) -> str:
+        raise AssertionError("there is no server yet")
+
+    def extend_life(self, server_id: str, span_s: int) -> None:
+        raise AssertionError("there is no server yet")
+
+
+def test_the_plan_of_a_server_that_a_keeper_ends_does_not_name_labctl_down(lab: World) -> None:
+    (offer,) = lab.cloud.offers(Need())
+    cloud = KeptCloud(lab.cloud.key)
+    assert describe_plan(cloud, Need(), offer, (), None).splitlines()[1:] == [
+        f"{cloud.name} decides when it stops"
+    ]
+    limited = describe_plan(cloud, Need(ttl_s=3600, idle_s=600), offer, (), 5.0)
+    text = "it stops automatically after 1 h, when $5.00 is spent, after 10 min without work"
+    assert limited.splitlines()[1:] == [text]
+
+
 def test_no_deadline_is_told_with_its_cost_and_remembered_for_this_server(lab: World) -> None:
     cloud, reporter = cloud_of(lab), Recorded()
     server = up(lab, Need(deadline=False), reporter)

@@ -13,10 +13,15 @@ from pathlib import Path
 import pytest
 from template_project import REPOSITORY, TEMPLATE
 
-from labctl.agent.sandbox import grading_probe, grading_tests
+from labctl.agent.sandbox import (
+    grading_accuracy,
+    grading_images,
+    grading_probe,
+    grading_tests,
+)
 from labctl.config import find_paths
 from labctl.courses.creation import init_course
-from labctl.courses.graded_parts import check_parts
+from labctl.courses.graded_parts import check_parts, describe_parts
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.sample_assignments import add_assignment
 from labctl.courses.starters import build_starters
@@ -122,6 +127,36 @@ def test_the_hidden_tests_give_the_solution_all_points_and_mistakes_fewer(
         "an_image_gets_the_same_logits_in_any_batch",
     }
     assert scores["a_block_has_no_negative_output"] == 2
+
+
+def test_all_points_of_the_assignment_come_from_somewhere(folder: CourseFolder) -> None:
+    [text] = describe_parts(folder.config, check_parts(folder.config))
+    rubric = "40 for the rubric (code 10, logs 10, report 20)"
+    assert text.startswith("hands-on: 100 points: 40 for accuracy")
+    assert text.endswith(rubric)
+
+
+def test_the_reference_solution_gets_all_points_that_labctl_gives(
+    folder: CourseFolder, tmp_path: Path
+) -> None:
+    rules = folder.config.assignments["hands-on"].grade
+    assert rules is not None
+    reference = folder.path / rules.reference
+    assert sum(run_hidden_tests(folder, reference / "code", tmp_path).values()) == 20
+    env = {
+        **os.environ,
+        "LABCTL_INPUTS": str(folder.path / rules.inputs),
+        "LABCTL_LABELS": str(folder.path / rules.labels),
+        "LABCTL_MODEL": str(reference / "model"),
+        "LABCTL_PREDICTIONS": str(tmp_path / "predictions.csv"),
+        "LABCTL_RESULTS": str(tmp_path / "results.json"),
+        "LABCTL_POINTS": "40",
+    }
+    for program in (grading_images, grading_accuracy):
+        command = [sys.executable, "-B", program.__file__]
+        subprocess.run(command, env=env, cwd=reference / "code", check=True)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["extra_data"]["accuracy"] >= max(rules.scale)
 
 
 def test_the_hidden_pictures_have_labels_and_are_not_handed_out(

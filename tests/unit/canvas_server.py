@@ -65,14 +65,22 @@ class Canvas:
         }
 
     def start_job(self, form: list[tuple[str, str]]) -> dict[str, Any]:
-        grades = {}
+        grades: dict[int, float | None] = {}
+        excuses = {}
         for key, value in form:
-            match = re.fullmatch(r"grade_data\[(\d+)\]\[posted_grade\]", key)
+            match = re.fullmatch(r"grade_data\[(\d+)\]\[(posted_grade|excuse)\]", key)
             assert match, key
-            grades[int(match[1])] = float(value)
+            if match[2] == "excuse":
+                excuses[int(match[1])] = value == "true"
+            else:
+                grades[int(match[1])] = float(value)
+        excused = {user for user, is_excused in excuses.items() if is_excused}
+        assert excused.isdisjoint(grades), "Cannot simultaneously grade and excuse an assignment"
+        # Canvas removes the score of a submission that it excuses.
+        grades |= dict.fromkeys(excused)
         states = iter(("running", "completed"))
         job = {"id": len(self.jobs) + 1, "workflow_state": "queued", "message": None}
-        self.jobs.append({"job": job, "grades": grades, "states": states})
+        self.jobs.append({"job": job, "grades": grades, "excuses": excuses, "states": states})
         return job
 
     def query_job(self, number: int) -> dict[str, Any]:
@@ -84,6 +92,8 @@ class Canvas:
             self.scores.update(
                 {user: score for user, score in entry["grades"].items() if user not in missing}
             )
+            for user, is_excused in entry["excuses"].items():
+                (self.excused.add if is_excused else self.excused.discard)(user)
             if missing:
                 names = ", ".join(f"'{user}'" for user in missing)
                 job["workflow_state"] = "failed"

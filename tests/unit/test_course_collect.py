@@ -323,6 +323,14 @@ def test_where_nothing_is_graded(
     assert refused.value.hint
 
 
+def test_staffs_own_solution_may_be_tried_in_a_container_here(folder: CourseFolder) -> None:
+    staff = staff_of(folder, "grading: {image: 'x:1'}\n")
+    context = build_grading_context(staff, is_own_code=True)
+    assert context.config.server.on_this_machine
+    with pytest.raises(PolicyError):
+        build_grading_context(staff)
+
+
 GRADER = "grading: {server: {provider: static, static: {hosts: [g]}}, image: 'x:1'}\n"
 
 

@@ -63,6 +63,7 @@ class Server:
         self.brought: list[str] = []
         self.image = "x:1"
         self.begun = 0
+        self.may_be_here: list[bool] = []
         self.replies: dict[str, GradedJobRecord | BaseException] = {}
 
     def prepare_image(self) -> str:
@@ -98,8 +99,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
 
     @contextmanager
-    def one(staff: CourseOperator, *, keep: bool = False) -> Iterator[Server]:
+    def one(
+        staff: CourseOperator, *, keep: bool = False, is_own_code: bool = False
+    ) -> Iterator[Server]:
         made.begun += 1
+        made.may_be_here.append(is_own_code)
         yield made
 
     monkeypatch.setattr(grading, "open_grading_server", one)
@@ -279,6 +283,7 @@ def test_a_dry_run_grades_the_reference_solution_and_stores_nothing(
     (solution / "predict.py").write_text("pass")
     entries = len(staff.folder.ledger.list_entries())
     assert try_reference(staff, "hw3").score == 50
+    assert server.may_be_here == [False, True], "submissions never run on this machine"
     assert server.asked[-1].submission == server.brought[-1] == "reference"
     server.replies["reference"] = fail_with("ModuleNotFoundError: No module named 'torch'")
     failed = try_reference(staff, "hw3")

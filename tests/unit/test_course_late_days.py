@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 from datetime import date, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -10,6 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from submission_bed import FILES, make_receiver, packed
 
+from labctl.cli.submit_output import print_receipt, print_terms
 from labctl.config import load_course
 from labctl.config.times import Holiday, Moment
 from labctl.courses.allowances import extend_due_time
@@ -20,10 +23,14 @@ from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.records.free_days import LateWork, spend_free_days
 from labctl.courses.records.timetable import class_hours, find_phase, list_pauses
+from labctl.courses.regrades import RegradeDesk
 from labctl.errors import ConfigError
 from labctl.model import Value
-from labctl.submissions.assignment import judge
+from labctl.submissions.assignment import DeadlineStatus, judge
+from labctl.submissions.receipt import KIND, Receipt, utc_text
 from labctl.submissions.receiver import Receiver
+from labctl.submissions.service import serve
+from labctl.submissions.submit import Terms
 
 DAY_S = 86_400
 ZONE = ZoneInfo("Europe/Berlin")
@@ -77,6 +84,74 @@ def test_free_days_are_spent_in_the_order_of_due_times(folder: CourseFolder) -> 
     assert (grade.stamp.penalty, grade.stamp.free_days.used) == (20, 1)
     give_mark(folder, "hw2", "alice", "text", "10")
     assert next(one.final for one in list_grades(folder, "hw2") if one.student == "alice") == 8
+
+
+def greet(folder: CourseFolder, student: str, assignment: str) -> tuple[int, int]:
+    """Return what a student's labctl learns: the free days of the term, and those left."""
+    line = json.dumps({"do": "hello", "assignment": assignment}).encode() + b"\n"
+    reply = io.BytesIO()
+    course = RegradeDesk(folder)
+    serve(Receiver(folder.drop), student, io.BytesIO(line), reply, course=lambda: course)
+    hello = json.loads(reply.getvalue())["hello"]
+    return hello["free_days"], hello["free_days_left"]
+
+
+def test_a_student_learns_before_submitting_which_free_days_are_left(folder: CourseFolder) -> None:
+    hand_in(folder, "hw1", "alice", 3 * DAY_S)
+    hand_in(folder, "hw1", "bob", DAY_S)
+    assert [greet(folder, "alice", name) for name in ("hw1", "hw2")] == [(4, 4), (4, 1)]
+    assert greet(folder, "carol", "hw2") == (4, 3), "the team spent one"
+    (folder.path / "course.yaml").write_text("course: [")
+    folder.refresh()
+    assert greet(folder, "alice", "hw2") == (0, 0), "submitting works all the same"
+
+
+def make_terms(late_s: int, **changes: int) -> Terms:
+    status = DeadlineStatus(due_at=1000, closes_at=None, accepted=True, late_s=late_s, penalty=30)
+    values = {"late": 0, "penalty": 10, "max_bytes": 1, "now": 1000 + late_s, "number": 0}
+    texts = {"assignment": "hw2", "course": "ml", "student": "alice", "hand_in": "ssh://x@y"}
+    values |= {"grace_s": 600, "free_days": 4, "free_days_left": 1} | changes
+    return Terms(due="1970-01-01T00:16:40+00:00", standing=status, **texts, **values)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "changes", "says"),
+    [
+        (0, {}, "you have 1 of 4 free late days left"),
+        (DAY_S, {}, "24 h late: uses 1 of 4 free days (0 left), no points off"),
+        (3 * DAY_S - 100, {}, "late: uses 1 of 4 free days (0 left), 20% off"),
+        (2 * DAY_S, {"free_days_left": 0}, "2 d late, 20% off, as no free day is left"),
+        (2 * DAY_S, {"free_days": 0, "free_days_left": 0}, "2 d late, 20% off"),
+        (2 * DAY_S, {"penalty": 0}, "you are 2 d late"),
+    ],
+)
+def test_a_student_reads_what_counts_after_free_days(
+    late_s: int, changes: dict[str, int], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_terms(make_terms(late_s, **changes))
+    assert says in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("after_s", "late_s", "says"),
+    [
+        (-1, 0, "(on time)"),
+        (300, 0, "(5 min after the due time, which counts as on time)"),
+        (2 * DAY_S, 2 * DAY_S, "(2 d late: uses 1 of 4 free days (0 left), 10% off)"),
+    ],
+)
+def test_a_receipt_shows_what_counts_with_its_reason(
+    after_s: int, late_s: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = dict.fromkeys(("course", "run", "bundle_sha256", "manifest_sha256"), "x")
+    texts |= {"assignment": "hw2", "student": "alice", "kind": KIND}
+    times = {"received": utc_text(10**9 + after_s), "due": utc_text(10**9)}
+    numbers = {"version": 1, "number": 1, "bundle_bytes": 1, "late_s": late_s, "penalty": 20}
+    receipt = Receipt(**texts, **times, **numbers)
+    print_receipt(receipt, make_terms(0))
+    assert says in capsys.readouterr().out
+    print_receipt(receipt)
+    assert ("20% off before free days" in capsys.readouterr().out) == bool(late_s)
 
 
 def test_an_extension_or_an_excuse_gives_the_days_back(folder: CourseFolder) -> None:

@@ -59,7 +59,7 @@ def send(folder: CourseFolder, student: str, line: bytes) -> dict[str, Any]:
         student,
         io.BytesIO(line),
         sink,
-        regrades=lambda: RegradeDesk(CourseFolder(folder.path)),
+        course=lambda: RegradeDesk(CourseFolder(folder.path)),
     )
     reply: dict[str, Any] = json.loads(sink.getvalue())
     return reply

@@ -95,6 +95,11 @@ def test_a_marker_that_pytest_would_read_otherwise_is_refused(
             TESTS + "\n    " + GRADE % ", scale: {0.9: 0, 0.97: 2.5}",
             "10 points: 2.5 for accuracy (0.9 to 0.97), 7.5 for 3 hidden tests",
         ),
+        (
+            "rubric: {code: 1.5, talk: 1}\n    " + TESTS,
+            "10 points: 7.5 for 3 hidden tests, 2.5 for the rubric (code 1.5, talk 1)",
+        ),
+        ("rubric: {talk: 10}", "10 points: 10 for the rubric (talk 10)"),
     ],
 )
 def test_the_plan_says_where_points_come_from(tmp_path: Path, assignment: str, text: str) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 from subprocess import CompletedProcess
 
+import msgspec
 import pytest
 
 from labctl.agent.watchdog import activity
@@ -86,3 +87,8 @@ def test_the_load_of_a_server_is_the_mean_of_its_gpus(
     watch = heard({"watch": {"gpu_percent": reported, "busy": ["GPU 0 is at 9%"]}}).watch
     load = load_from_watchdog(TWO_GPUS, watch.gpu_percent, 5.0)
     assert (load.gpu_percent if load else None) == shown
+
+
+def test_a_server_without_a_gpu_shows_no_gpu_load() -> None:
+    without = msgspec.structs.replace(TWO_GPUS, gpu_count=0)
+    assert load_from_watchdog(without, 0.0, 5.0) is None
