@@ -238,7 +238,6 @@ EXPECTED: Figures = {
     "regrades_accepted": [True],
     "graded": SUBMISSIONS,
     "full_marks": SUBMISSIONS - 2,
-    "browser_grade": "120",
     "browser_receipt": True,
     "budget_end": "its budget is used up",
     "saved": ["last\n"],

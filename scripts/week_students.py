@@ -13,6 +13,7 @@ from week_stage import LABCTL, Figures, Week, announce, wait_for
 JOINING = ("lea02", "lea04", "lea06")
 # Uses the browser alone.
 BROWSING = "lea08"
+REGRADED = "<strong>120</strong> of 120 points"
 REFUSED = "Nothing can be submitted"
 LAB, DRAFT = 'value="lab:', 'name="draft" value="'
 WRITE = """\
@@ -112,12 +113,13 @@ def submit_on_page(browser: StudentBrowser) -> None:
 
 def read_page(week: Week) -> Figures:
     """Let the student in the browser read their receipt and their grade."""
-    assert week.browser is not None
-    announce(f"{BROWSING} reads the receipt and the grade on the page")
-    page = week.browser.open()
-    score = page.partition("<strong>")[2].partition("</strong>")[0]
-    print(f"{score} of 120 points", flush=True)
-    return {"browser_grade": score, "browser_receipt": "/receipt" in page}
+    browser = week.browser
+    assert browser is not None
+    announce(f"{BROWSING} reads the receipt, and the grade after the regrade, on the page")
+    # The page shows a release some seconds later.
+    wait_for("the grade on the page", lambda: REGRADED in browser.open())
+    print("120 of 120 points", flush=True)
+    return {"browser_receipt": "/receipt" in browser.open()}
 
 
 def load_image(week: Week, student: str) -> None:
