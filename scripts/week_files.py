@@ -43,6 +43,7 @@ assignments:
     due: "2030-01-01 00:00 UTC"
     late: {per_day: 10%, at_most: 2d, free_days: 3}
     points: 120
+    require: [code]
     template: assignments/hw3/starter
     tests: {public: assignments/hw3/tests/public, hidden: assignments/hw3/tests/hidden}
     rubric: {presentation: 20}

@@ -31,9 +31,16 @@ class StudentBrowser:
         values = json.loads(join_file.read_text())["join"]
         self._send("/sign-in", {"csrf": "", "student": values["student"], "code": values["code"]})
 
-    def send(self, path: str, **fields: str) -> str:
-        """Open an action's page and send its form; return the page that follows."""
-        word = self.open(path).partition(WORD)[2].partition('"')[0]
+    def find_value(self, text: str, before: str) -> str:
+        """Return what follows `before` in a page, up to the next quote; "" if it is not there."""
+        return text.partition(before)[2].partition('"')[0]
+
+    def send(self, path: str, page: str = "", **fields: str) -> str:
+        """Open an action's page, by default that at `path`, and send its form.
+
+        Returns the page that follows.
+        """
+        word = self.find_value(self.open(page or path), WORD)
         return self._send(path.partition("?")[0], {"csrf": word, **fields})
 
     def _send(self, path: str, fields: dict[str, str]) -> str:

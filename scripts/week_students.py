@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from week_files import SOLUTION, find_image
+from week_files import RIGHT, SOLUTION, find_image
 from week_page import StudentBrowser
 from week_stage import LABCTL, Figures, Week, announce, wait_for
 
@@ -13,6 +13,13 @@ from week_stage import LABCTL, Figures, Week, announce, wait_for
 JOINING = ("lea02", "lea04", "lea06")
 # Uses the browser alone.
 BROWSING = "lea08"
+REGRADED = "<strong>120</strong> of 120 points"
+REFUSED = "Nothing can be submitted"
+LAB, DRAFT = 'value="lab:', 'name="draft" value="'
+WRITE = """\
+cd ~/labctl/*/ && mkdir -p code && cat > code/{name} <<'END'
+{text}END
+"""
 # A checkpoint every second, and a last one when the run is stopped.
 TRAIN = """\
 cd "$LABCTL_CHECKPOINT_DIR"
@@ -62,12 +69,17 @@ def work_on_exercise(week: Week, student: str) -> None:
 
 
 def use_page(week: Week) -> Figures:
-    """Let the student in the browser wait for the server, extend it, and end it."""
-    announce(f"{BROWSING} extends the server by an hour, and ends it, on the page")
+    """Let the student in the browser extend the server, submit from it, and end it."""
     browser = week.browser
     assert browser is not None
     browser.url = week.keeper.page_url  # the next keeper's; the session is still valid
     wait_for("the server on the page", lambda: "/server/end" in browser.open())
+    wait_for("the lab on the server", lambda: has_lab(week))
+    announce(f"{BROWSING} writes code on the server (there is no Jupyter in this demonstration)")
+    for name, text in (("parity.py", SOLUTION), ("predict.sh", RIGHT)):
+        week.labctl("course", "ssh", BROWSING, "--", WRITE.format(name=name, text=text))
+    announce(f"{BROWSING} submits from the server, extends it by an hour, and ends it, on the page")
+    submit_on_page(browser)
     browser.send("/server/extend?by=1h", by="1h")
     browser.send("/server/end")
     wait_for("the server's end on the page", lambda: "/server/start" in browser.open())
@@ -75,14 +87,39 @@ def use_page(week: Week) -> Figures:
     return {"browser": sorted({one.kind for one in entries} & {"extend", "down"})}
 
 
+def has_lab(week: Week) -> bool:
+    """Whether the server of the student in the browser is prepared."""
+    words = [LABCTL, "course", "ssh", BROWSING, "--", "ls ~/labctl/*/"]
+    return subprocess.run(words, cwd=week.course, capture_output=True, check=False).returncode == 0
+
+
+def submit_on_page(browser: StudentBrowser) -> None:
+    """Choose the code, wait until the keeper has collected it, and submit it."""
+    page = browser.open("/submissions/hw3/new")
+    browser.send("/submissions/hw3/new", source=f"lab:{browser.find_value(page, LAB)}")
+    drafts: list[str] = []
+
+    def is_collected() -> bool:
+        page = browser.open("/submissions/hw3/new")
+        if REFUSED in page:
+            raise SystemExit(f"{REFUSED}{page.partition(REFUSED)[2][:400]}")
+        drafts.append(browser.find_value(page, DRAFT))
+        return bool(drafts[-1])
+
+    wait_for("the collected files", is_collected)
+    page = browser.send("/submissions/hw3/submit", page="/submissions/hw3/new", draft=drafts[-1])
+    print(page.partition("hw3 is submitted")[1] or "nothing was submitted", flush=True)
+
+
 def read_page(week: Week) -> Figures:
     """Let the student in the browser read their receipt and their grade."""
-    assert week.browser is not None
-    announce(f"{BROWSING} reads the receipt and the grade on the page")
-    page = week.browser.open()
-    score = page.partition("<strong>")[2].partition("</strong>")[0]
-    print(f"{score} of 120 points", flush=True)
-    return {"browser_grade": score, "browser_receipt": "/receipt" in page}
+    browser = week.browser
+    assert browser is not None
+    announce(f"{BROWSING} reads the receipt, and the grade after the regrade, on the page")
+    # The page shows a release some seconds later.
+    wait_for("the grade on the page", lambda: REGRADED in browser.open())
+    print("120 of 120 points", flush=True)
+    return {"browser_receipt": "/receipt" in browser.open()}
 
 
 def load_image(week: Week, student: str) -> None:
