@@ -65,6 +65,10 @@ class UniqueNote(Note, frozen=True):
     """A Note that several steps of a command may send. A screen shows the first of equal ones."""
 
 
+class BlockerNote(Note, frozen=True):
+    """A Note that says why no run can start on the server yet."""
+
+
 class RepeatedNote(Note, frozen=True):
     """A Note that is sent again and again while something lasts, with each try to connect again.
 

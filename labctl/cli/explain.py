@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.browser import open_in_browser
 from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
@@ -302,5 +303,5 @@ def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> Non
             f"or open runs/{profiled.run}/logs/profile/index.html"
         )
         if open_:
-            click.launch(forward.url)
+            open_in_browser(forward.url)
         wait_until_interrupted([forward])

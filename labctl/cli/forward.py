@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.browser import open_in_browser
 from labctl.cli.completion_values import complete_services
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
@@ -122,7 +123,7 @@ class _ReadyUrls:
             if text := _HOLDERS.get(ready.holder):
                 print_message(text.format(ready.service))
         if self._opens:
-            click.launch(ready.url)
+            open_in_browser(ready.url)
 
     def print_json(self) -> None:
         if self._as_json:

@@ -208,6 +208,11 @@ def stop_drawing(ctx: click.Context) -> None:
     ctx.meta[SCREEN].stop_drawing()
 
 
+def has_blocker(ctx: click.Context) -> bool:
+    """Whether the command has said that no run can start on the server yet."""
+    return bool(ctx.meta[SCREEN].has_blocker)
+
+
 def find_timeline(ctx: click.Context) -> Timeline | None:
     """Return the Timeline of the command's lab; None without --timings."""
     timeline: Timeline | None = ctx.meta.get(TIMELINE)

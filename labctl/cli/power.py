@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
+from labctl.cli.options import has_blocker, json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.setup import print_ready
 from labctl.cli.wrapping import print_message
@@ -68,4 +68,4 @@ def start_command(ctx: click.Context, yes: bool, json_: bool) -> None:
     if json_:
         print_json({"server": server})
     else:
-        print_ready(lab, server)
+        print_ready(lab, server, can_run=not has_blocker(ctx))

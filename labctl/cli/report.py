@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from labctl.cli.browser import open_in_browser
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import RUN, json_option, open_lab
 from labctl.cli.screen import print_json
@@ -38,7 +39,7 @@ def report_command(
     lab = open_lab(ctx, quiet=json_)
     report = lab.report(run, out.absolute() if out else None)
     if open_:
-        click.launch(Path(report.file).as_uri())
+        open_in_browser(Path(report.file).as_uri())
     if json_:
         print_json({"report": report})
         return

@@ -18,6 +18,7 @@ import msgspec
 from labctl.cli.exit_codes import clean
 from labctl.events import (
     AskPassword,
+    BlockerNote,
     Event,
     Note,
     Progress,
@@ -76,23 +77,24 @@ class Screen:
 
     `bars` holds the bar of each progress, `begun` the start of each step in seconds of the
     monotonic clock, `waits` the timer of each brief step, `repeated` when each RepeatedNote and
-    UniqueNote was last printed. Bars are removed when they are done.
+    UniqueNote was last printed, `has_blocker` whether one was a BlockerNote. Bars end when done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
-        self.yes = yes
-        self.quiet = quiet
+        self.yes, self.quiet = yes, quiet
         self.live: Any = None
         self.bars: dict[str, Bar] = {}
         self.begun: dict[str, float] = {}
         self.waits: dict[str, Timer] = {}
         self.repeated: dict[str, float] = {}
+        self.has_blocker = False
         # The timers of brief steps draw from their own threads.
         self._lock = RLock()
 
     def emit(self, event: Event) -> None:
         with self._lock:
             if isinstance(event, Note):
+                self.has_blocker |= isinstance(event, BlockerNote)
                 self._print_note(event)
             elif self.quiet:
                 return
@@ -331,10 +333,7 @@ def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
 def print_table(
     rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0, *, cut: bool = True
 ) -> None:
-    """Print a table with columns as wide as their content.
-
-    The last column is cut at the screen's edge, unless it is for copying (`cut=False`).
-    """
+    """Print a table. The last column ends at the screen's edge, or with `cut=False` at its end."""
     width = width or shutil.get_terminal_size((100, 24)).columns
     cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
     widths = [max(len(row[i]) for row in [headings, *cells]) for i in range(len(headings))]

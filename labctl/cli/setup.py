@@ -15,6 +15,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     TIMINGS,
     find_timeline,
+    has_blocker,
     json_option,
     list_timings,
     need_options,
@@ -197,20 +198,23 @@ def up_command(
         return
     if timeline := find_timeline(ctx):
         timeline.print_once()
-    print_ready(lab, server)
+    print_ready(lab, server, can_run=not has_blocker(ctx))
 
 
-def print_ready(lab: Lab, server: Server) -> None:
+def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     """Print that the server is ready, its price, and what to do next."""
     price = server.offer.price_usd_per_hour
     cost = price_or_free_text(price)
-    click.echo(f"{server.alias} is ready ({server.provider}, {cost}).")
+    state = "is ready" if can_run else "is running, but no run can start yet"
+    click.echo(f"{server.alias} {state} ({server.provider}, {cost}).")
     rows = [("labctl run", "start the training")]
     if not lab.config.run:
         rows = [
             ("labctl run -- COMMAND", "run a command"),
             ("labctl forward jupyter", "open JupyterLab"),
         ]
+    if not can_run:
+        rows = [("labctl up", "check again, after you have fixed the above")]
     rows.append((f"ssh {server.alias}", "open a shell on the server"))
     rows.append(("labctl down", "remove the server when you are done"))
     width = max(16, *(len(command) for command, _ in rows))

@@ -11,13 +11,17 @@ import textwrap
 
 import click
 
+from labctl.cli.groups import COMMANDS
+
 # Programs that labctl's messages tell people to type.
 _PROGRAMS = (
     "aws|cd|chmod|curl|df|docker|eval|export|labctl|less|ls|mkdir|mv|pip|pipx|python|rm|ssh|"
     "ssh-copy-id|sudo|systemctl|unset|uv"
 )
-# A line that is a command or an option, or far enough to the right to have its own layout.
-_FIXED = re.compile(rf"\t| {{4}}| *(?:--|(?:{_PROGRAMS}) )")
+# A line that is a command or an option, or far enough to the right to have its own layout. A line
+# such as "labctl needs the number of ..." is a sentence.
+_SENTENCE = rf"labctl (?!-|(?:{'|'.join(COMMANDS)})\b)"
+_FIXED = re.compile(rf"\t| {{4}}| *(?:--|(?!{_SENTENCE})(?:{_PROGRAMS}) )")
 _START = re.compile(r" *(?:- )?")
 # Parts of a sentence: code in backquotes, a command after a colon, and YAML in braces or brackets.
 _WHOLE = re.compile(rf"`[^`]*`|(?<=: )(?:{_PROGRAMS}) [^;,]*|[\w.]+: (?:\{{.*\}}|\[.*\])")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import msgspec
 
 from labctl.config import find_data_dir
 from labctl.errors import LabError, NotFoundError, UsageError
-from labctl.events import Note, Step
+from labctl.events import Event, Note, Progress, Step
 from labctl.insight import profiler
 from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.profile import Profile, advise, read_profile
@@ -31,6 +32,9 @@ from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest
 
 STEPS, WARMUP = 5, 10
+STEP = "profiling a few steps"
+# What the profiler writes to the log at each step.
+STEP_LINE = re.compile(rb"labctl profile: step (\d+) of (\d+)\r?\n")
 LEAST_WARMUP = 3
 MOST_STEPS = 50
 ZIP = "/tmp/labctl-profiler.zip"
@@ -147,22 +151,25 @@ def _warn_of_others(context: LabContext, server: Server) -> None:
 
 
 class _OutputTail:
-    """Keeps the end of a program's output."""
+    """Keeps the end of a program's output, without the lines in which the profiler counts steps."""
 
-    def __init__(self, emit: Callable[[Note], None]) -> None:
+    def __init__(self, emit: Callable[[Event], None]) -> None:
         self.text = b""
         self.emit = emit
 
     def append(self, block: bytes) -> None:
-        self.text = (self.text + block)[-TAIL_BYTES:]
-        for line in block.decode(errors="replace").splitlines():
+        self.text += block
+        if steps := STEP_LINE.findall(self.text):
+            done, total = map(int, steps[-1])
+            self.emit(Progress(name=STEP, done=done, total=total, unit="steps"))
+        self.text = STEP_LINE.sub(b"", self.text)[-TAIL_BYTES:]
+        for line in STEP_LINE.sub(b"", block).decode(errors="replace").splitlines():
             self.emit(Note(text=line, level="detail"))
 
 
 def _run(context: LabContext, server: Server, wanted: RunSpec, amount: str) -> tuple[Run, str]:
     """Run the profile to its end; return the run and the end of its output."""
-    name = "profiling a few steps"
-    context.reporter.emit(Step(name=name, detail=amount))
+    context.reporter.emit(Step(name=STEP, detail=amount))
     tail = _OutputTail(context.reporter.emit)
     try:
         run = runs.start(
@@ -177,7 +184,7 @@ def _run(context: LabContext, server: Server, wanted: RunSpec, amount: str) -> t
         raise runs.cancel_interrupted(
             context, server, wanted.id, CANCEL_GRACE_S, "profile"
         ) from None
-    context.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=STEP, done=True))
     return run, tail.text.decode(errors="replace").strip()
 
 

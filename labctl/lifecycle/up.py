@@ -9,7 +9,7 @@ import msgspec
 
 from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import describe_error
-from labctl.events import Note, report_part
+from labctl.events import BlockerNote, Note, report_part
 from labctl.lazy import lazy_imports
 from labctl.lifecycle import disk_restore
 from labctl.model import Server
@@ -87,7 +87,7 @@ def _note_missing_data(context: LabContext, server: Server) -> None:
         command, _, purpose = error.hint.partition("   # ")
         text = f"no run can start yet: {describe_error(error)}\n  next: {command}"
         text += f"\n        ({purpose})" if purpose else ""
-        context.reporter.emit(Note(text=text, level="warning"))
+        context.reporter.emit(BlockerNote(text=text, level="warning"))
 
 
 def make_ready(context: LabContext, server: Server, *, loads_image: bool = False) -> Server:

@@ -17,7 +17,7 @@ from labctl.commands.probe import (
     parse,
 )
 from labctl.errors import LabError, PolicyError
-from labctl.events import Note, Reporter
+from labctl.events import BlockerNote, Note, Reporter
 from labctl.model import Server, ServerFacts
 from labctl.servers.playbooks import LOG_NAME, run_playbook
 from labctl.shell import command
@@ -113,7 +113,8 @@ def _report_missing(lacking: list[MissingRequirement], reporter: Reporter) -> No
         effect = "" if lack.optional else "no run can start yet: "
         end = "" if words.endswith("?") else "."
         text = f"{effect}{words}{end} To fix it:\n    {lack.command}"
-        reporter.emit(Note(text=text, level="warning"))
+        make_note = Note if lack.optional else BlockerNote
+        reporter.emit(make_note(text=text, level="warning"))
 
 
 def _make_needs_admin_error(

@@ -36,14 +36,16 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     with open_terminal(lab, environ, COLUMNS) as terminal:
         question = terminal.run("labctl trust", ["n"], COMMAND_S).splitlines()
         error = terminal.run("labctl init 'a b'", [], COMMAND_S).splitlines()
+        sentence = terminal.run("labctl estimate", [], COMMAND_S).splitlines()
         note = terminal.run("labctl init inner --provider local", [], COMMAND_S).splitlines()
         hint = terminal.run(f"labctl run {options}", [], COMMAND_S).splitlines()
         ready = terminal.run(f"labctl receive init {lab / 'submissions'}", [], COMMAND_S)
-    assert [line for line in [*question, *error, *note] if len(line) > COLUMNS] == []
+    assert [line for line in [*question, *error, *sentence, *note] if len(line) > COLUMNS] == []
     start = next(n for n, line in enumerate(question) if line.startswith("  - give your"))
     assert question[start].endswith("TOKEN_OF_THE_DATA_SET to")
     assert question[start + 1] == "    the programs that it runs"
     assert any(line.startswith("  starting with a letter or digit; try a-b") for line in error)
+    assert any(line.endswith(" a function of your code that") for line in sentence)
     assert note[0].startswith(str(lab / "inner"))
     assert note[0].endswith("Commands that you")
     assert any(line.startswith("Keep ") for line in ready.splitlines())

@@ -7,10 +7,10 @@ import pickle
 import shlex
 import shutil
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
 
@@ -102,12 +102,22 @@ def test_the_suggested_command_opens_the_report_that_was_written(
     labctl: Any, pulled: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(click, "launch", opened.append)
+    monkeypatch.setattr(webbrowser, "open", lambda address: not opened.append(address))
     said = labctl("report", *words)
     written = Path(said.out.rpartition(" (")[0]).absolute()
     suggested = said.err.splitlines()[-1].partition("   ")[0]
     assert labctl(*shlex.split(suggested)[1:]).code == 0
     assert opened == [written.as_uri()]
+
+
+def test_without_a_browser_the_address_is_shown(
+    labctl: Any, pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    said = labctl("report", RUN, "--open")
+    page = (pulled / "report.html").absolute().as_uri()
+    assert said.code == 0
+    assert f"no browser was found on this machine; open it yourself: {page}" in said.err
 
 
 def test_a_run_without_telemetry_curves_and_evaluation(labctl: Any, pulled: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from template_project import TEMPLATE
 
+from labctl.events import Event, Progress
+from labctl.insight import profile
 from labctl.insight.explain.profile import read_profile
 from labctl.insight.profile import NAME, WRAP, pack_profiler
 
@@ -78,6 +80,8 @@ def test_the_sample_project_is_profiled_and_ended_after_its_steps(
     assert json.loads(inlined)["step_us"] == found.step_us
     assert not (directory / "note.json").exists()
     assert not list(directory.glob(".*"))
+    steps = profile.STEP_LINE.findall(done.stderr.encode())
+    assert steps == [(b"%d" % step, b"15") for step in range(1, 16)]
 
 
 def test_of_several_optimizers_the_first_ones_steps_count(tmp_path: Path) -> None:
@@ -108,6 +112,16 @@ def test_a_program_without_pytorch_pays_and_leaves_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "logs").exists()
     failed = profiled(tmp_path, sys.executable, "-c", "raise SystemExit(3)")
     assert failed.returncode == 3
+
+
+def test_steps_are_counted_and_left_out_of_the_output() -> None:
+    events: list[Event] = []
+    tail = profile._OutputTail(events.append)
+    tail.append(b"loading\nlabctl profile: step 1 of 15\nlabctl pro")
+    tail.append(b"file: step 2 of 15\nlabctl profile: step 3 of 15\nout of memory\n")
+    steps = [(one.done, one.total) for one in events if isinstance(one, Progress)]
+    assert steps == [(1, 15), (3, 15)]
+    assert tail.text == b"loading\nout of memory\n"
 
 
 def test_what_travels_is_small_and_always_the_same() -> None:

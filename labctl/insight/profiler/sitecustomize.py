@@ -79,10 +79,14 @@ class Profiling:
         if os.environ.get("RANK", "0") != "0":
             # Other ranks end together with the recorded one, so that none waits for it forever.
             self.done = self.seen >= self.warmup + self.steps
-        elif self.profile is None:
-            self.profile = self.start_profiler()
         else:
-            self.profile.step()
+            # labctl on the user's machine reads the line from the log.
+            sys.stderr.write(f"labctl profile: step {self.seen} of {self.warmup + self.steps}\n")
+            sys.stderr.flush()
+            if self.profile is None:
+                self.profile = self.start_profiler()
+            else:
+                self.profile.step()
         if self.done:
             raise SystemExit(0)
 
