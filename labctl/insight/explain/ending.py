@@ -28,7 +28,6 @@ from labctl.insight.explain.sources import (
     DATA_LOADER,
     LAB_FILE,
     LABCTL,
-    SHELL_CODES,
     TUNING,
     Reference,
 )
@@ -274,7 +273,7 @@ def _explain_unexecutable(material: RunData) -> Finding:
         next=command
         if program.endswith(".py")
         else f"chmod +x {shlex.quote(program)}, then: {repeat_command(material)}",
-        source=SHELL_CODES,
+        source=LABCTL,
     )
 
 
