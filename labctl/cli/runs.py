@@ -346,6 +346,7 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
         click.echo(f"Run {ended_run.id} has ended with its server.")
     elif had_ended:
         click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
+        cancel.note_remaining_runs(context, ended_run)
     else:
         click.echo(f"run {ended_run.id}: {clean(ended_run.summary)}")
         cancel.note_remaining_runs(context, ended_run)

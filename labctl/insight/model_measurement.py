@@ -25,6 +25,8 @@ from labctl.model import Value
 MARK = "labctl-measured:"
 TIME_LIMIT_S = 120
 TAIL_LINES = 6
+# "BirdNet.forward() missing 1 required positional argument: 'offsets'"
+MISSING_ARGUMENT = re.compile(r"^TypeError: (?:[\w.<>]*\.)?(\w+)\(\) missing \d+ required ")
 VENVS = (".venv", "venv")
 # A function with such a name and no required argument probably returns a model.
 _BUILDS = re.compile(r"(?:build|make|create|get)_\w*(?:model|net)\w*")
@@ -233,6 +235,12 @@ def _explain_crash(source: ModelSource, python: str, code: int, output: str) -> 
         install = f"{python} -m pip install PACKAGE; or set --python PATH; or {BY_SIZE}"
         return LabError(f"{name} cannot be imported", why=lines[-1], hint=install)
     hint = "if the shape is wrong, set --input 3x224x224 (--input-type int64 for tokens)"
+    if lines and (match := MISSING_ARGUMENT.search(lines[-1])):
+        hint = (
+            "return (model, (first input, second input)) from the function"
+            if match[1] == "forward"
+            else "write a function without parameters that returns the model"
+        )
     return LabError(f"{name} failed", why=_tail(lines), hint=hint)
 
 

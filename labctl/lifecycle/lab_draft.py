@@ -142,8 +142,8 @@ def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
 def _draft_image(facts: ProjectFacts, file: str) -> list[str]:
     if facts.has_dockerfile:
         return [
-            "# This directory has a Dockerfile. Runs keep its ENTRYPOINT; the command is `run:`",
-            "# below, not its CMD.",
+            "# This directory has a Dockerfile. Runs keep its ENTRYPOINT. Their command is",
+            "# `run:` below, not its CMD.",
             "image: {build: .}",
         ]
     notes = [f"# Not {name}: {_one_line(reason)}." for name, reason in facts.packages.rejected]

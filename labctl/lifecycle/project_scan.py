@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from labctl.config.pyproject import ProjectTable
+from labctl.lifecycle.dockerfile_command import read_dockerfile_command
 from labctl.lifecycle.project_imports import (
     ModuleImports,
     list_packages,
@@ -141,6 +142,11 @@ def _find_program(
     entries = _list_entry_points(root) if packages.installs_project else []
     scripts = _rank_scripts(root, [name for name in sorted(imports) if name.endswith(".py")])
     shell = [name for name in names if SHELL_SCRIPT.fullmatch(name)]
+    if command := read_dockerfile_command(root):
+        rest = tuple(name for name in scripts if name not in command)
+        return ProgramGuess(
+            command=command, reason="The Dockerfile's CMD", others=(*rest[:3], *shell[:1])
+        )
     if entries and scripts[:1] != ["train.py"]:
         reason = "The project installs this program"
         return ProgramGuess(
@@ -148,7 +154,7 @@ def _find_program(
         )
     if not scripts:
         others = tuple(shell[1:4])
-        command: tuple[str, ...] = ("bash", shell[0]) if shell else ()
+        command = ("bash", shell[0]) if shell else ()
         return ProgramGuess(command=command, reason="The likeliest program", others=others)
     program = _choose_command(root, scripts[0], imports[scripts[0]])
     return ProgramGuess(

@@ -46,6 +46,8 @@ _ACTIONS = (
 
 # pip repeats this for each try, before the error that counts
 _PIP_RETRY = re.compile(r"WARNING: Retrying \(Retry\(")
+# That, and the classic builder's line about its container
+_NOISE = re.compile(rf"{_PIP_RETRY.pattern}| ---> Running in ")
 # What the output of a failed build says if the server cannot reach what the build needs, the name
 # of that, and the setting that replaces it.
 _UNREACHABLE = (
@@ -67,14 +69,20 @@ def join_plain(lines: Sequence[str]) -> str:
     return "\n".join(rich_text.Text.from_ansi(line.rstrip("\r")).plain for line in lines)
 
 
-def summarize_build(lines: Sequence[str]) -> str:
+def summarize_build(lines: Sequence[str], base_image: str = "") -> str:
     """Join the last lines of a failed build, and add what the server could not reach.
+
+    `base_image` is the setting of this machine. It replaces only the build argument BASE.
 
     Docker repeats the failed instruction before and after its output. A long one hides the reason,
     and so do pip's retries.
     """
     text = join_plain(lines)
-    shown = [_cut_instruction(line) for line in text.split("\n") if not _PIP_RETRY.match(line)]
+    shown = [_cut_instruction(line) for line in text.split("\n") if not _NOISE.match(line)]
+    if base_image and _UNREACHABLE[0][0].search(text):
+        shown.append("the server cannot reach the container registry, and this FROM does not use")
+        shown.append("LABCTL_BASE_IMAGE. In the Dockerfile, write ARG BASE=IMAGE and FROM ${BASE}")
+        return "\n".join(shown)
     for pattern, what, setting in _UNREACHABLE:
         if pattern.search(text):
             shown.append(f"the server cannot reach {what}; to build without it, set {setting}")

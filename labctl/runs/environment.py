@@ -57,18 +57,23 @@ def suggest_python(image: ImageConfig, output: Sequence[str]) -> str:
         return ""
     extras = f", extras: [{', '.join(image.extras)}]" if image.extras else ""
     setting = f'image: {{python: "{versions[0]}", requirements: {image.requirements}{extras}}}'
-    return f"write in lab.yaml {setting}, then:\nlabctl run"
+    return f"write this line in lab.yaml:\n{setting}\nthen:\nlabctl run"
 
 
-def describe_install(command: Sequence[str], price_usd_per_hour: float | None) -> str:
-    """Say what it costs that a command installs packages; "" if it installs none."""
+def describe_install(
+    command: Sequence[str], price_usd_per_hour: float | None, package_file: str = ""
+) -> str:
+    """Say what it costs that a command installs packages; "" if it installs none.
+
+    `package_file` lists the packages of the image, if labctl builds it from a list.
+    """
     match = _INSTALL.search(" ".join(command))
     if match is None:
         return ""
     rate = f" at {price_text(price_usd_per_hour)}" if price_usd_per_hour else ""
     cost = f"pays for it again{rate}" if rate else "waits for it again"
+    setting = 'image: {python: "3.12", requirements: requirements.txt}'
     return (
         f"the run's command has `{match[0]}`, and every run {cost}. To install the packages once, "
-        'list them in requirements.txt and write in lab.yaml: image: {python: "3.12", '
-        "requirements: requirements.txt}"
+        f"list them in {package_file or f'requirements.txt and write in lab.yaml: {setting}'}"
     )

@@ -248,7 +248,7 @@ def _build(
         raise BuildError(
             "the image build failed",
             log_path=closing.log,
-            why=build_output.summarize_build(closing.tail),
+            why=build_output.summarize_build(closing.tail, context.config.base_image),
             hint="\n".join(
                 [
                     *filter(None, [environment.suggest_python(context.config.image, closing.tail)]),

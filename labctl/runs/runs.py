@@ -62,7 +62,9 @@ def start(
     whatever moment, this finds the same run again. KeyboardInterrupt passes through and does not
     stop the run.
     """
-    if text := describe_install(wanted.command, server.offer.price_usd_per_hour):
+    package_file = context.config.image.environment_file
+    price = server.offer.price_usd_per_hour
+    if text := describe_install(wanted.command, price, package_file):
         context.reporter.emit(Note(text=text))
     with provenance.GitQuery(context.config.root) as git:
         request = StartRunRequest(wanted, read_secrets(context), held)

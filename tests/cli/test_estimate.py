@@ -202,3 +202,27 @@ def test_a_model_from_code_in_words(labctl: Any, home: Path) -> None:
     assert "10k parameters, fp32, training with adamw, batch of 64 items" in said.out
     assert "Input of one item: 1000 float32 (from its first layer)" in said.out
     assert "No GPU needed" in said.out
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        ("Tagger", "write a function without parameters that returns the model"),
+        ("two_inputs", "return (model, (first input, second input)) from the function"),
+    ],
+)
+def test_a_model_that_lacks_an_argument_says_how_to_write_the_function(
+    labctl: Any, home: Path, function: str, hint: str
+) -> None:
+    (home / "digits" / "model.py").write_text(
+        "import torch\n"
+        "class Tagger(torch.nn.Module):\n"
+        "    def __init__(self, words):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(words, 2)\n"
+        "    def forward(self, words, offsets): return self.layer(words)\n"
+        "def two_inputs(): return Tagger(8)\n"
+    )
+    said = labctl("estimate", f"model.py:{function}", "--batch", "4")
+    assert said.code == 1
+    assert f"next: {hint}" in " ".join(said.err.split())

@@ -90,7 +90,30 @@ def test_what_lists_the_packages_is_used(
 def test_a_dockerfile_gets_a_note_on_its_command(labctl: Any, home: Path) -> None:
     adopt(labctl, home, {"Dockerfile": 'FROM scratch\nCMD ["python", "-m", "birds"]\n'})
     text = (home / "repository" / "lab.yaml").read_text()
-    assert "the command is `run:`\n# below, not its CMD.\nimage: {build: .}\n" in text
+    assert "Their command is\n# `run:` below, not its CMD.\nimage: {build: .}\n" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "command"),
+    [
+        ('FROM a\nCMD ["python", "fit.py", "--steps", "20"]\n', "python fit.py --steps 20"),
+        ("FROM a\nCMD python3 fit.py --steps 20\n", "python3 fit.py --steps 20"),
+        ('FROM a\nCMD ["python", "-m", "fit"]\n', "python -m fit"),
+        ('FROM a\nCMD ["python", "fit.py"]\nFROM b\n', "python train.py"),
+        ('FROM a\nENTRYPOINT ["x"]\nCMD ["python", "fit.py"]\n', "python train.py"),
+        ("FROM a\nCMD python fit.py --to $HOME\n", "python train.py"),
+        ("FROM a\nCMD python 'fit.py\n", "python train.py"),
+        ('FROM a\nCMD ["python", 1]\n', "python train.py"),
+        ('FROM a\nCMD ["jupyter", "lab"]\n', "python train.py"),
+        ("FROM a\nCMD python /app/other.py\n", "python train.py"),
+    ],
+)
+def test_the_command_of_a_dockerfile_is_used_if_it_is_plain(
+    labctl: Any, home: Path, dockerfile: str, command: str
+) -> None:
+    files = {"Dockerfile": dockerfile, "fit.py": "print()\n", "train.py": "print()\n"}
+    assert list(adopt(labctl, home, files).run) == command.split()
 
 
 def adopt(labctl: Any, home: Path, files: dict[str, str]) -> LabConfig:

@@ -305,9 +305,10 @@ class RunMachine(Machine):
         return _reply(first, {"run": ended}, self.log)
 
     def _cancel(self, request: dict[str, Any]) -> Result:
-        run = {**self.runs[request["run"]], "state": "cancelled", "told": "canceled (SIGTERM)"}
+        earlier = self.runs[request["run"]]
+        run = {**earlier, "state": "cancelled", "told": "canceled (SIGTERM)"}
         self.runs[request["run"]] = run
-        return _reply({"run": run, "already": False})
+        return _reply({"run": run, "already": earlier["state"] == "cancelled"})
 
 
 def _reply(

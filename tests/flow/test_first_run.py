@@ -219,11 +219,12 @@ def test_a_build_without_the_python_of_lab_yaml_names_the_one_of_the_base(
         engine.build_tail = [printed, number + words.partition('"')[2].partition('"')[0], "exit 1"]
         with pytest.raises(BuildError) as failed:
             run(lab)
-        first, second, _ = failed.value.hint.split("\n")
-        assert first == (
-            'write in lab.yaml image: {python: "3.11", requirements: requirements.txt}, then:'
-        )
-        assert second == "labctl run"
+        assert failed.value.hint.split("\n")[:-1] == [
+            "write this line in lab.yaml:",
+            'image: {python: "3.11", requirements: requirements.txt}',
+            "then:",
+            "labctl run",
+        ]
     engine.build_tail = ["no space"]
     with pytest.raises(BuildError) as failed:
         run(lab)

@@ -91,4 +91,7 @@ def test_a_cancel_names_the_runs_that_are_still_active(
     output = labctl(busy_lab, "cancel")
     assert output.out == "run r4: canceled (SIGTERM)\n"
     assert output.err == "run r3 is still running; to stop r3: labctl cancel r3\n"
+    again = labctl(busy_lab, "cancel")
+    assert again.out == "Run r4 had already ended: canceled (SIGTERM)\n"
+    assert again.err == output.err
     assert labctl(busy_lab, "cancel", "r3").err == ""

@@ -148,6 +148,17 @@ def test_what_a_server_cannot_reach_is_named_with_its_setting(
     assert summarize_build(["the last line"]) == "the last line"
 
 
+def test_a_base_image_that_the_dockerfile_does_not_use_is_named() -> None:
+    lines = [
+        " ---> Running in 0123456789ab",
+        'Get "https://registry-1.docker.io/v2/": no such host',
+    ]
+    summary = summarize_build(lines, "labctl-base:bookworm").splitlines()
+    assert summary[0] == lines[1]
+    assert "to build without it" not in "".join(summary)
+    assert summary[-1].endswith("In the Dockerfile, write ARG BASE=IMAGE and FROM ${BASE}")
+
+
 def test_the_colors_of_a_terminal_are_left_out() -> None:
     assert join_plain(["\x1b[91mE: no space\x1b[0m", "left\r"]) == "E: no space\nleft"
 

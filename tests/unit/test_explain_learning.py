@@ -377,3 +377,35 @@ def test_a_shell_that_says_nothing_of_a_program_ended_with_127_by_itself() -> No
     )
     assert "program-missing" not in found
     assert "failed" in found
+
+
+@pytest.mark.parametrize(
+    ("command", "command_next"),
+    [
+        (("src/train.py", "--lr", "1"), "labctl run -- python src/train.py --lr 1"),
+        (("./train", "a"), "chmod +x ./train, then: labctl run -- ./train a"),
+    ],
+)
+def test_a_file_that_cannot_be_executed_has_a_next_command(
+    command: tuple[str, ...], command_next: str
+) -> None:
+    log = f"/lab/run/.labctl/entry.sh: 34: {command[0]}: Permission denied\n"
+    found = findings(material(log=log, run=run(exit_code=126, command=command)))
+    assert found["failed"].what == f"{command[0]} cannot be executed"
+    assert found["failed"].next == command_next
+
+
+def test_a_script_that_python_cannot_open_is_a_missing_file() -> None:
+    log = "python: can't open file '/lab/code/train.py': [Errno 2] No such file or directory\n"
+    found = findings(material(log=log, run=run(exit_code=2, command=("python", "train.py"))))
+    assert found["file-missing"].what == "the program train.py does not exist"
+    assert "failed" not in found
+
+
+def test_the_run_s_own_command_is_repeated_after_a_missing_module() -> None:
+    log = "ModuleNotFoundError: No module named 'pandas'\n"
+    command = ("python", "src/crash.py", "--name", "a b")
+    found = findings(material(log=log, run=run(exit_code=1, command=command)))
+    assert found["module-missing"].next.endswith(
+        "then: labctl run -- python src/crash.py --name 'a b'"
+    )

@@ -129,6 +129,7 @@ def test_a_run_that_installs_packages_is_told_what_it_costs(
     if told:
         assert "pays for it again at $0.50/h" in describe_install(command, 0.5)
         assert "waits for it again" in describe_install(command, None)
+        assert describe_install(command, None, "env.yml").endswith("list them in env.yml")
 
 
 def test_a_long_chain_of_lists_is_refused(lab: Path) -> None:

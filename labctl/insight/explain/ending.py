@@ -31,10 +31,13 @@ from labctl.insight.explain.sources import (
     TUNING,
     Reference,
 )
+from labctl.insight.explain.wording import repeat_command
 from labctl.text import duration_text
 
 # A run that is idle and makes no progress for this long is stuck. A rule of thumb.
 STUCK_S = 300.0
+# a shell's exit code for a file that it found and cannot execute
+CANNOT_EXECUTE_CODE = 126
 
 
 class KnownMessage(NamedTuple):
@@ -67,7 +70,7 @@ KNOWN_MESSAGES = (
         r"(?:ModuleNotFoundError|python[\d.]*): No module named '?([\w.]*\w)",
         "the image has no Python module {0}",
         "the container has only what its image installs, not what is on your machine",
-        "correct its name, or add it to {packages}, then: labctl run",
+        "correct its name, or add it to {packages}, then: {again}",
         LABCTL,
     ),
     _known_message(
@@ -130,6 +133,14 @@ KNOWN_MESSAGES = (
     ),
     _known_message(
         "file-missing",
+        r"python[\d.]*: can't open file '(?:/lab/code/)?([^']+)'",
+        "the program {0} does not exist",
+        "a command starts in the directory of lab.yaml, whatever directory it was typed in",
+        "correct the path of {0} in the command",
+        LAB_FILE,
+    ),
+    _known_message(
+        "file-missing",
         r"FileNotFoundError: .*?'([^']+)'",
         "the file {0} does not exist",
         "in the container, code is in /lab/code and data in /lab/data/NAME; paths of your own "
@@ -187,6 +198,7 @@ def find_known_messages(material: RunData) -> Iterator[Answer]:
             next=message.next.format(
                 *groups,
                 command=shlex.join(material.run.command),
+                again=repeat_command(material),
                 packages=material.package_file or "the image",
             ),
             source=message.source,
@@ -236,6 +248,8 @@ def _explain_failure(material: RunData, code: int) -> Finding:
             next="labctl ssh -- dmesg   # shows whether memory ran out on the server",
             source=LAB_FILE,
         )
+    if code == CANNOT_EXECUTE_CODE and run.command:
+        return _explain_unexecutable(material)
     return Finding(
         rule="failed",
         level="problem",
@@ -243,6 +257,22 @@ def _explain_failure(material: RunData, code: int) -> Finding:
         why="Check the end of the log.",
         evidence=(from_record(run.summary or f"exit code {code}"), *_last_line(material)),
         next=f"labctl logs {run.id} -n 40",
+        source=LABCTL,
+    )
+
+
+def _explain_unexecutable(material: RunData) -> Finding:
+    program = material.run.command[0]
+    command = f"labctl run -- {shlex.join(['python', *material.run.command])}"
+    return Finding(
+        rule="failed",
+        level="problem",
+        what=f"{program} cannot be executed",
+        why="the file has no permission to be executed, or is not a program",
+        evidence=(from_record(material.run.summary), *_last_line(material)),
+        next=command
+        if program.endswith(".py")
+        else f"chmod +x {shlex.quote(program)}, then: {repeat_command(material)}",
         source=LABCTL,
     )
 

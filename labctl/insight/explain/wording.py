@@ -85,6 +85,12 @@ def find_accepted_option(material: RunData, names: Iterable[str]) -> str:
     return next((name for name in names if name in material.options), "")
 
 
+def repeat_command(material: RunData) -> str:
+    """Return the command line that starts the run's command again."""
+    command = material.run.command
+    return f"labctl run -- {shlex.join(command)}" if command else "labctl run"
+
+
 def build_command(material: RunData, changes: Mapping[tuple[str, ...], str], otherwise: str) -> str:
     """Build the run's command with these options changed, or `otherwise` if it has none of them."""
     words = list(material.run.command)
