@@ -17,7 +17,11 @@ from labctl.events import SilentReporter
 from labctl.submissions.receiver import Receiver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from canvas_server import ASSIGNMENT, COURSE, TOKEN, Canvas, serve_canvas
+from canvas_server import ASSIGNMENT, TOKEN, Canvas, serve_canvas
+from canvas_server import COURSE as CANVAS_COURSE
+from marking_bed import FILES
+from submission_bed import DUE_AT, handed_in, make_receiver, packed
+from test_course_commenting import COURSE
 
 GUIDE = Path(__file__).parents[2] / "docs" / "grading.md"
 COURSES = Path(__file__).parents[1] / "guide"
@@ -39,13 +43,26 @@ def test_the_page_shows_marks_regrades_and_the_transfer_to_canvas(tmp_path: Path
         assert canvas.excused == {13}
 
 
+def test_the_page_shows_comments_on_lines(tmp_path: Path) -> None:
+    course = tmp_path / "course"
+    course.mkdir()
+    (course / "course.yaml").write_text(COURSE)
+    (course / "roster.csv").write_text("id,name\nalice,Alice\n")
+    session = make_session(tmp_path, course, {})
+    make_private(session.directory)
+    make_receiver(session.directory / ".course", late="48h", penalty="10")
+    drop = Receiver(session.directory / ".course" / "drop", lambda: DUE_AT - 100)
+    handed_in(drop, packed(FILES, student="alice"), "alice")
+    assert "\n".join(replay(GUIDE, "comments", session)) == ""
+
+
 def prepare_course(session: Session, canvas_url: str) -> None:
     """Grade two submissions, mark and release the first, whose student asks for a regrade."""
     folder = CourseFolder(session.directory)
     make_private(folder.path)
     Receiver(folder.drop).init()
     with folder.config.path.open("a") as file:
-        numbers = f"course: {COURSE}, assignments: {{hw3: {ASSIGNMENT}}}"
+        numbers = f"course: {CANVAS_COURSE}, assignments: {{hw3: {ASSIGNMENT}}}"
         file.write(f"canvas: {{url: '{canvas_url}', {numbers}}}\n")
     import_roster(folder, folder.path / "canvas.csv", SilentReporter())
     for student, score in AUTOMATIC.items():
@@ -65,4 +82,5 @@ def test_every_transcript_of_the_page_is_replayed() -> None:
     assert len(list_steps(GUIDE, "here")) > 4
     assert len(list_steps(GUIDE, "server")) > 0
     assert len(list_steps(GUIDE, "marks")) > 8
+    assert len(list_steps(GUIDE, "comments")) > 5
     assert text.count("```console\n") == text.count("<!-- transcript: ")
