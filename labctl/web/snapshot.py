@@ -266,6 +266,7 @@ class SnapshotTaker:
             zone=find_zone(self._folder.config),
             points=rules.points,
             has_starter=has_starter,
+            free_days=rules.free_days,
             extensions=read_due_extensions(self._ledger.news, name),
         )
 
