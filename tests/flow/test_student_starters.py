@@ -74,7 +74,7 @@ def test_a_student_gets_the_files_on_their_server(
     page = send(visitor, "/assignments/hw3/files")
     assert "yours stay as they are: train.py, &lt;script&gt;" in page
     assert EVIL not in page
-    assert "its disk may be full" in send(visitor, "/assignments/hw3/files")
+    assert "Its disk may be full" in send(visitor, "/assignments/hw3/files")
     assert written == [(campus.bed.seat(0).name, "hw3")] * 3
 
 
