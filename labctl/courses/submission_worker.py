@@ -217,7 +217,7 @@ def _collect(
         work, rules, student, rules.max_size, run, checkpoint, CodeCommit()
     )
     if not contents.manifest.files:
-        raise NotFoundError("there are no files in /lab/code", why="nothing can be submitted")
+        raise NotFoundError("there are no files in /lab/code", why="save your work there")
     if part := find_missing_part(rules, contents):
         source = f"run {run.id} has none on the server" if run else "only a run has that"
         raise NotFoundError(f"{rules.name} requires the {part}", why=source)

@@ -163,5 +163,10 @@ def stream_response(stream: AsyncIterator[bytes]) -> Response:
 
 
 def describe_failure(error: LabError) -> str:
-    """Return what failed and why, for a message on a page."""
-    return " ".join(filter(None, [f"{error.what}.", error.why]))
+    """Return what failed and why as sentences, for a message on a page."""
+    return " ".join(f"{_capitalize(text)}." for text in (error.what, error.why) if text)
+
+
+def _capitalize(text: str) -> str:
+    """Begin a sentence with a capital letter; an id at its start, such as hw3, stays as it is."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labctl.config import Paths
-from labctl.courses import broadcast, server_contents
+from labctl.courses import broadcast, server_contents, server_starters, starters
 from labctl.courses.context import build_course_context, build_seat_contexts
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.servers import CourseOperator
@@ -89,6 +89,19 @@ class CourseActions:
             if lab.lab_id == lab_id:
                 return lab, server
         raise NotFoundError("this lab has no files on the server yet", hint="labctl push")
+
+    def write_starter(self, seat: str, assignment: str) -> tuple[int, tuple[str, ...]]:
+        """Write an assignment's published starter into the seat's own lab on its server.
+
+        Return the number of files, and the student's own that differ and stay.
+        """
+        with self._lock:
+            staff, course_seat = self._open_seat(seat)
+        starter = starters.find_published(staff.folder, assignment)
+        if starter is None:
+            raise NotFoundError(f"{assignment} hands out no files")
+        lab, server = self.open_lab(seat, course_seat.lab_id)
+        return len(starter.files), server_starters.write_starter(lab, server, starter)
 
     def read_load(self, seat: str) -> ServerLoad | None:
         """Read a seat's server over SSH, record its runs and limits, and return its load.

@@ -17,6 +17,7 @@ from labctl.courses.records.regrade_requests import read_regrades
 from labctl.courses.records.spending import RunningServer, read_due_extensions
 from labctl.courses.records.student import Student
 from labctl.courses.records.timetable import find_zone
+from labctl.courses.starters import list_published
 from labctl.courses.watch_reports import DatedWatchReport, WatchReport, read_report
 from labctl.model import Run, Server
 from labctl.state import State
@@ -129,7 +130,7 @@ class SnapshotTaker:
                 for student in roster.people
                 if student.active or student.id in keys
             ),
-            assignments=tuple(self._make_due(name) for name in folder.config.assignments),
+            assignments=self._make_assignments(),
             happenings=_make_happenings(
                 self._ledger.news, {seat.name: seat.pseudonym for seat in seats} | keys
             ),
@@ -252,13 +253,20 @@ class SnapshotTaker:
             regrades=tuple(read_regrades(self._ledger.by_student.get(student.id, ()))),
         )
 
-    def _make_due(self, name: str) -> AssignmentView:
+    def _make_assignments(self) -> tuple[AssignmentView, ...]:
+        starters = list_published(self._folder)
+        names = self._folder.config.assignments
+        return tuple(self._make_due(name, has_starter=name in starters) for name in names)
+
+    def _make_due(self, name: str, *, has_starter: bool) -> AssignmentView:
         rules = self._folder.config.assignments[name]
         return AssignmentView(
             name=name,
             due_at=rules.due.at if rules.due else None,
             zone=find_zone(self._folder.config),
             points=rules.points,
+            has_starter=has_starter,
+            free_days=rules.free_days,
             extensions=read_due_extensions(self._ledger.news, name),
         )
 

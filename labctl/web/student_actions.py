@@ -153,6 +153,10 @@ class StudentActions:
         """Stop a run of the student's seat, as `labctl cancel` does."""
         return self._course.cancel(seat.name, run_id, by=student)
 
+    def write_starter(self, seat: SeatView, assignment: str) -> tuple[int, tuple[str, ...]]:
+        """Write an assignment's files into the seat's lab; return their number and what stays."""
+        return self._course.write_starter(seat.name, assignment)
+
     def open_log(self, seat: SeatView, run_id: str, tail_lines: int, most: int) -> LogReader:
         lab, server, run = self._course.find_run(seat.name, run_id)
         return LogReader(lab, server, run, tail_lines, most)

@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from labctl.errors import LabError
+from labctl.errors import LabError, NotFoundError
+from labctl.text import names_text
 from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
 from labctl.web.forms import parse_span
 from labctl.web.request_state import form_of
 from labctl.web.student_access import session_of
+from labctl.web.student_parts import can_write_files
+from labctl.web.view import SeatView
 from labctl.web.web_site import Routes, add_routes
 
 if TYPE_CHECKING:
     from labctl.web.student_page import StudentPage
 
 START, EXTEND, END, CANCEL = "/server/start", "/server/extend", "/server/end", "/runs/{run}/cancel"
+FILES = "/assignments/{name}/files"
+# files of a student that a message names
+MOST_NAMED = 5
 
 
 class StudentForms:
@@ -36,12 +42,14 @@ class StudentForms:
             EXTEND: self.ask_extend,
             END: self.ask_end,
             CANCEL: self.ask_cancel,
+            FILES: self.ask_files,
         }
         actions: Routes = {
             START: self.start,
             EXTEND: self.extend,
             END: self.end,
             CANCEL: self.cancel,
+            FILES: self.write_files,
         }
         add_routes(app, "GET", questions)
         add_routes(app, "POST", actions)
@@ -143,6 +151,36 @@ class StudentForms:
             return f"{event}: {ended.summary or ended.state_text}."
 
         return await self._act(request, cancel, "")
+
+    async def ask_files(self, request: Request, name: str) -> Response:
+        await self._require_starter(request, name)
+        lines = [
+            "They are written to /lab/code, where Jupyter shows them.",
+            "Files that you have already stay as they are.",
+        ]
+        title, action = f"Get the files of {name}?", f"/assignments/{name}/files"
+        return await self._page.render_question(request, title, lines, action, "Get the files")
+
+    async def write_files(self, request: Request, name: str) -> Response:
+        seat = await self._require_starter(request, name)
+
+        def write() -> str:
+            count, own = self._page.actions.write_starter(seat, name)
+            if not own:
+                return f"All {count} files of {name} are in /lab/code. Open Jupyter to use them."
+            stay = names_text(list(own), MOST_NAMED)
+            return f"The files of {name} are in /lab/code, but yours stay as they are: {stay}."
+
+        return await self._act(request, write, "")
+
+    async def _require_starter(self, request: Request, name: str) -> SeatView:
+        """Return the student's seat; NotFoundError if there is nothing to write, or nowhere."""
+        snapshot, person, seat = await self._page.find_seat(request)
+        if not any(due.name == name and due.has_starter for due in snapshot.assignments):
+            raise NotFoundError("this assignment hands out no files")
+        if not can_write_files(self._page.actions.find_standing(person.id, seat), seat):
+            raise NotFoundError("you have no server now", hint="start it on your page")
+        return seat
 
     async def _act(
         self, request: Request, action: Callable[[], str | None], message: str

@@ -12,7 +12,7 @@ from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 from labctl.web.live_updates import Draw, Parts
 from labctl.web.pages import Pages
-from labctl.web.student_actions import StudentActions
+from labctl.web.student_actions import Standing, StudentActions
 from labctl.web.view import AssignmentView, PersonView, SeatView, Snapshot, SubmissionView
 
 # feedback shown on the page; the complete one is a page of its own
@@ -43,6 +43,11 @@ class WorkView(Value, frozen=True):
     feedback: str = ""
     regrades: tuple[RegradeRequest, ...] = ()
     can_ask_regrade: bool = False
+
+
+def can_write_files(standing: Standing, seat: SeatView) -> bool:
+    """Tell whether the student uses the seat's own lab; those of labctl get files by `join`."""
+    return seat.lab_id in dict(standing.labs)
 
 
 class ReleasedFeedback:
@@ -93,13 +98,14 @@ class StudentParts:
             budget = self.compute_budget(seat)
             is_up = seat.machine is not None and seat.machine.state == "running"
             can_submit = is_up and bool(seat.runs or standing.labs)
+            can_get_files = is_up and can_write_files(standing, seat)
             work = tuple(self._make_work(one, person) for one in snapshot.assignments)
             return {
                 "server": self._render(
                     student, "server", seat, standing, budget, self._has_services
                 ),
                 "runs": self._render(student, "runs", seat),
-                "work": self._render(student, "work", work, seat.team, can_submit),
+                "work": self._render(student, "work", work, seat.team, can_submit, can_get_files),
             }
 
         return draw

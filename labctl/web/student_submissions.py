@@ -25,8 +25,10 @@ from labctl.model import Value
 from labctl.submissions.assignment import count_late_days
 from labctl.submissions.receiver import Hello, Receiver
 from labctl.web.course_site import describe_failure
+from labctl.web.formatting import format_time, span
 from labctl.web.request_state import form_of
 from labctl.web.student_access import session_of
+from labctl.web.submission_list import parse_received_at
 from labctl.web.view import AssignmentView, PersonView, SeatView
 from labctl.web.web_site import add_routes
 from labctl.wire.receiver import MOST_REGRADE_CHARS
@@ -135,12 +137,14 @@ class StudentSubmissions:
             )
         except LabError as error:
             return await self._page.redirect_with_message(
-                request, "/", "bad", f"Nothing was submitted: {describe_failure(error)}"
+                request, "/", "bad", f"Nothing was submitted. {describe_failure(error)}"
             )
         receipt = signed.receipt
-        late = f", {receipt.penalty}% off" if receipt.penalty else ""
+        # Without the penalty: the receipt does not know of free days, which may cancel it.
+        late = f", {span(receipt.late_s)} late" if receipt.late_s else ""
+        received = format_time(parse_received_at(receipt.received), due.zone)
         text = (
-            f"{due.name} is submitted: number {receipt.number}, received {receipt.received}{late}. "
+            f"{due.name} is submitted: number {receipt.number}, received {received}{late}. "
             "Download its receipt below, and keep it."
         )
         return await self._page.redirect_with_message(request, "/", "good", text)

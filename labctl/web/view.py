@@ -194,13 +194,16 @@ class PersonView(Value, frozen=True):
 class AssignmentView(Value, frozen=True):
     """An assignment: its due time without extensions, and its points.
 
-    `zone` is the course's time zone.
+    `zone` is the course's time zone. `has_starter` is whether it hands out files now, `free_days`
+    how many late days without a penalty a student has over the term.
     """
 
     name: str
     due_at: int | None = None
     zone: tzinfo = UTC
     points: float | None = None
+    has_starter: bool = False
+    free_days: int = 0
     # student id -> seconds of extension
     extensions: dict[str, int] = msgspec.field(default_factory=dict)
 

@@ -243,7 +243,7 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     expect(page.locator(".said")).to_contain_text("Extended by")
     page.get_by_role("link", name="Extend by 1 h").click()
     page.get_by_role("button", name="Extend by 1 h").click()
-    expect(page.locator(".said.bad")).to_contain_text("servers of this course run for at most 2 h")
+    expect(page.locator(".said.bad")).to_contain_text("Servers of this course run for at most 2 h")
     ledger = school.staff.folder.ledger
     assert {line.by for line in ledger.list_entries(kind="extend")} == {"alice"}
 

@@ -26,6 +26,8 @@ from labctl.courses.submission_worker import (
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
+from labctl.web.formatting import format_time
+from labctl.web.submission_list import parse_received_at
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from dashboard_bed import Bed, Visitor, fill, make, wait_until
@@ -340,7 +342,7 @@ def test_a_regrade_is_requested_answered_and_limited(campus: Campus) -> None:
     for _ in range(MOST_REQUESTS - 1):
         assert "was sent to staff" in ask_regrade(visitor, "and this")
         answer_regrade(bed.folder, "hw3", "lovelace", "no", by="ta")
-    assert "at most 3 requests" in ask_regrade(visitor, "and that")
+    assert "At most 3 requests" in ask_regrade(visitor, "and that")
     assert len(bed.folder.ledger.list_entries(kind="regrade")) == MOST_REQUESTS
 
 
@@ -360,3 +362,23 @@ def test_a_flood_of_requests_records_one(campus: Campus) -> None:
     for thread in threads:
         thread.join()
     assert len(campus.bed.folder.ledger.list_entries(kind="regrade")) == 1
+
+
+def test_messages_are_sentences_and_times_are_in_the_zone_of_the_course(campus: Campus) -> None:
+    visitor = campus.enter("lovelace")
+    page = ask_regrade(visitor, "why?")
+    assert "Your grade for hw3 has not been released yet. Only a grade" in page
+    _, page = collect(visitor, f"run:{run_of(campus, 0)}")
+    page = submit(visitor, draft_of(page))
+    received = Receiver(campus.bed.folder.drop).receipts("hw4", "lovelace")[0].receipt.received
+    assert f"received {format_time(parse_received_at(received))}. Download" in page
+
+
+def test_the_penalty_of_a_receipt_is_before_free_days(campus: Campus) -> None:
+    late = campus.enter("dijkstra")
+    assert "10% off" in late.ask("/")[2]
+    assert "before free days" not in late.ask("/")[2]
+    file = campus.bed.folder.path / "course.yaml"
+    rules = "late: {per_day: 10%, at_most: 2d, free_days: 2}"
+    file.write_text(file.read_text().replace("late: 48h, penalty: 10", rules))
+    wait_until(lambda: "10% off before free days" in late.ask("/")[2])

@@ -250,6 +250,7 @@ def test_nobody_marks_without_a_name(bed: Bed, served: Bed) -> None:
     visitor = enter(served, "")
     page = visitor.ask(page_of(bed))[2]
     assert "Start marking" in page
+    assert " autofocus" in page
     assert 'id="rubric"' not in page
     status = visitor.post(f"{page_of(bed)}/marks", **{"points-code": "3"})[0]
     assert (status, marks_of(bed, "lovelace")) == (409, {})
