@@ -44,6 +44,8 @@ HTMX_CONFIG = {
     "allowEval": False,
     "allowNestedOobSwaps": False,
     "allowScriptTags": False,
+    # A new link is htmx's at once: a quick click would leave the page.
+    "defaultSettleDelay": 0,
     "historyCacheSize": 0,
     "includeIndicatorStyles": False,
     "scrollIntoViewOnBoost": False,

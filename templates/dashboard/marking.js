@@ -84,12 +84,16 @@ on("htmx:beforeOnLoad", ({ detail }) => {
   if (detail.xhr.getResponseHeader("HX-Redirect")) leaving = true;
 });
 let draft = "";
+let isSent = false;
 on("htmx:beforeSwap", ({ detail }) => {
   if (detail.target.id !== "work") return;
+  isSent = detail.requestConfig.verb !== "get" && detail.xhr.status === 200;
   draft = detail.requestConfig.verb === "get" ? $("comment-text")?.value : "";
 });
 on("htmx:afterSwap", ({ target }) => {
   if (target.id === "work" && draft && $("comment-text")) $("comment-text").value = draft;
+  // htmx gives the focus back to the field, which would take the next single key as text.
+  if (target.id === "work" && isSent) $("comment-text")?.blur();
   if (target.id === "work") showWork();
   showAges(document);
 });

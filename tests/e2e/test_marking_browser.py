@@ -109,6 +109,7 @@ def enter(context: BrowserContext, bed: Bed, person: str, number: int = 0) -> Pa
     page.get_by_label("Your name").fill(person)
     page.keyboard.press("Enter")
     expect(page.locator("#rubric")).to_be_visible()
+    page.wait_for_load_state()  # the keys are those of its script
     return page
 
 
@@ -155,7 +156,7 @@ def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Be
     (comment,) = list_comments(bed.folder, "hw3", "lovelace")
     assert (comment.file, comment.line, comment.by) == ("code/train.py", 119, "ann")
     assert marks_of(bed, "lovelace") == {}
-    press("Escape")
+    expect(page.locator("#comment-text")).not_to_be_focused()
     press("s")
     expect(page.locator("#marks .said")).to_have_text("Saved: code.")
     assert marks_of(bed, "lovelace") == {
