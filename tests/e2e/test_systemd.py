@@ -86,7 +86,13 @@ def test_a_logout_that_ends_a_sessions_processes_leaves_the_run_and_its_guards(
     with slow_scopes(box):
         lab.labctl("run", "--detach", "--id", "night", "--", "sh", "-c", loop)
         log_out(box)
-    wait_for(lambda: all(list_guards(box).values()))
+
+    def has_guards() -> bool:
+        guards = list_guards(box)
+        print(guards)  # a failure shows which one is missing
+        return all(guards.values())
+
+    wait_for(has_guards)
     status = lab.json("status", "--refresh")
     assert status["runs"][0]["state"] == "running"
     assert "on" in lab.labctl("logs", "night").stdout
