@@ -217,6 +217,22 @@ def test_a_start_makes_and_starts_one_container_and_asks_no_more(
     assert f"new-session -d -s labctl-night -n run -c {root}/runs/night" in asked_of_tmux
 
 
+def test_a_list_that_the_engine_spoils_does_not_fail_a_run_that_has_started(
+    root: Path, engine: EngineSocket, tmp_path: Path
+) -> None:
+    def answer(method: str, path: str, body: Any) -> Answer | None:
+        if "/containers/json" in path:
+            return 200, [{"Id": ["not", "a", "name"]}]
+        return Containers()(method, path, body)
+
+    engine.answers = answer
+    os.mkfifo(tmp_path / "tmux.said")
+    reply = runs.start(StartRunRequest(SPEC))
+    (tmp_path / "tmux.said").read_text()
+    assert reply.run is not None
+    assert reply.active == ()
+
+
 def test_a_held_container_is_created_once_and_started_by_its_caller(
     root: Path, engine: EngineSocket
 ) -> None:

@@ -130,7 +130,7 @@ def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
     """List the ids of the lab's running runs except this one; the engine lists the newest first."""
     try:
         containers = engine.list_containers("labctl.run", f"labctl.lab-id={spec.lab_id}")
-    except engine.EngineRequestError:  # the run has started: a list for information cannot fail it
+    except Failure:  # the run has started: a list for information must not fail it
         return ()
     ids = (container.labels["labctl.run"] for container in containers)
     return tuple(run for run in ids if run != spec.id)
