@@ -212,6 +212,32 @@ def test_a_submission_that_arrives_meanwhile_is_noticed(bed: Bed, ann: Visitor) 
     assert ann.form(f"{page_of(bed)}/marks", **read_fields(page), **{})[0] == 200
 
 
+def test_a_comment_on_a_file_that_is_gone_names_the_submission_that_arrived(
+    bed: Bed, ann: Visitor
+) -> None:
+    fields = read_fields(ann.ask(page_of(bed))[2])
+    hand_in_files(bed, "lovelace", {"code/a.py": b"pass\n"}, number=2, at=bed.now + 60)
+    comment = {"csrf": fields["csrf"], "bundle": fields["bundle"], "file": "3", "line": "1"}
+    page = ann.form(f"{page_of(bed)}/comments", **comment, text="Close the file")[2]
+    assert "Submission 2 has arrived meanwhile" in page
+
+
+def test_marks_for_nothing_do_not_count_for_a_submission_that_arrives_meanwhile(
+    bed: Bed, ann: Visitor
+) -> None:
+    page = ann.ask(page_of(bed, 3))[2]
+    assert "Nothing was submitted." in page
+    fields = read_fields(page)
+    hand_in_files(bed, "dijkstra", FILES)
+    status, _, page = ann.form(f"{page_of(bed, 3)}/marks", **{**fields, "points-code": "0"})
+    assert (status, "Submission 1 has arrived meanwhile." in page) == (409, True)
+    assert marks_of(bed, "dijkstra") == {}
+    # What was typed is still there, and this page is of the submission.
+    assert read_fields(page)["points-code"] == "0"
+    assert ann.form(f"{page_of(bed, 3)}/marks", **read_fields(page))[0] == 200
+    assert marks_of(bed, "dijkstra") == {"code": (0, "", "ann")}
+
+
 def test_next_goes_round_what_is_unmarked(bed: Bed, ann: Visitor) -> None:
     for item in ("code", "presentation"):
         give_mark(bed.folder, "hw3", "turing", item, "10", by="ben")
