@@ -35,6 +35,7 @@ from labctl.web.http_server import URL_FILE
 pytestmark = pytest.mark.browser
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+STUDENTS = ("lovelace", "turing", "hopper", "dijkstra", "liskov")
 LONG = {
     **FILES,
     "logs/run.log": b"".join(b"step %d %s\n" % (n, b"x" * (n % 300)) for n in range(5000)),
@@ -120,7 +121,7 @@ def marks_of(bed: Bed, student: str) -> dict[str, tuple[float, str, str]]:
 
 def keep(page: Page, name: str) -> None:
     if folder := os.environ.get("LABCTL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"marking-{name}.png")
+        page.screenshot(path=Path(folder) / f"marking-{name}.png", caret="initial")
 
 
 def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
@@ -174,6 +175,74 @@ def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Be
     expect(page.locator("h1")).to_have_text("Alan Turing")
     press("k")
     expect(page.locator("h1")).to_have_text("Ada Lovelace")
+
+
+def focus_link(page: Page, text: str) -> None:
+    """Press Tab until a link or button with this text has the focus."""
+    read = "document.activeElement.innerText?.trim() || ''"
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate(read) == text:
+            return
+    raise AssertionError(f"no Tab leads to {text}")
+
+
+def test_five_submissions_are_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
+    names = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov")
+    for student in ("dijkstra", "liskov"):
+        hand_in_files(bed, student, LONG)
+    page = context.new_page()
+    troubles: list[str] = []
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto((bed.folder.private / "keeper" / URL_FILE).read_text().strip())
+    expect(page.locator("#live")).to_have_text("live")
+    press, write = page.keyboard.press, page.keyboard.type
+    focus_link(page, "hw3")
+    press("Enter")
+    expect(page.locator("h1")).to_have_text("hw3")
+    focus_link(page, "Mark submissions")
+    press("Enter")
+    expect(page.locator("#person")).to_be_focused()
+    write("ann")
+    press("Enter")
+    for number, name in enumerate(names):
+        expect(page.locator("h1")).to_have_text(name)
+        page.wait_for_load_state()
+        press("c")
+        expect(page.locator("#kind-code")).to_have_attribute("aria-current", "true")
+        press("m")
+        write("3")
+        press("Tab")
+        write("Why?")
+        press("Control+Enter")
+        expect(page.locator(".note")).to_contain_text("Why?")
+        expect(page.locator("#sheet")).to_be_focused()
+        press("1")
+        write(f"{20 + number}")
+        press("Tab")
+        write("clear")
+        press("Control+Enter")
+        expect(page.locator("#marks .said")).to_have_text("Saved: code.")
+        expect(page.locator("#save")).to_be_focused()
+        press("2")
+        expect(page.locator("#points-2")).to_be_focused()
+        write("30")
+        press("Tab")
+        press("Escape")
+        press("Shift+S" if number < len(names) - 1 else "s")
+    expect(page.locator("#marks .said")).to_have_text("Saved: presentation.")
+    expect(page.locator("#seats")).to_contain_text("0 to mark")
+    assert [marks_of(bed, student) for student in STUDENTS] == [
+        {"code": (20 + number, "clear", "ann"), "presentation": (30, "", "ann")}
+        for number in range(len(names))
+    ]
+    # What removes itself leaves the focus where reading goes on.
+    focus_link(page, "Remove")
+    press("Enter")
+    expect(page.locator(".note")).to_have_count(0)
+    expect(page.locator("#sheet")).to_be_focused()
+    assert troubles == []
 
 
 def test_single_keys_can_be_turned_off(context: BrowserContext, bed: Bed) -> None:
