@@ -361,6 +361,23 @@ def test_hostile_files_run_nothing_and_reach_nothing(
     expect(page.locator("summary", has_text="You mark as")).to_have_text("You mark as ann")
 
 
+def test_no_field_covers_its_label_or_is_pushed_out_of_view(
+    context: BrowserContext, bed: Bed
+) -> None:
+    hand_in_files(bed, "dijkstra", {"code/train.py": b"x = 1\n"})
+    page = enter(context, bed, "ann", 3)
+    expect(page.locator("#add-comment")).to_be_in_viewport()
+    page.get_by_text("You mark as ann").click()
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        below = """(field) => {
+            const label = document.createRange();
+            label.selectNode(field.previousSibling);
+            return field.getBoundingClientRect().top - label.getBoundingClientRect().bottom;
+        }"""
+        assert page.locator("#person").evaluate(below) >= 0
+
+
 def test_it_fits_every_screen(context: BrowserContext, bed: Bed) -> None:
     page = enter(context, bed, "ann")
     page.fill("#note-1", "a long note " * 150)

@@ -315,6 +315,7 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         page.goto(campus.url + "/submissions/hw3/regrade")
         page.get_by_label("Your request").fill(f"Question 2 is right. {EVIL} " + "w" * 300)
         keep_picture(page, f"student-regrade-{width}", full_page=True)
+        assert page.get_by_label("Your request").evaluate("(field) => field.clientHeight") >= 150
         page.get_by_role("button", name="Send the request").click()
         expect(page.locator(".regrade")).to_contain_text(EVIL)
         assert measure_overflow(page) <= 0
