@@ -83,6 +83,13 @@ addEventListener("beforeunload", (event) => {
 on("htmx:beforeOnLoad", ({ detail }) => {
   if (detail.xhr.getResponseHeader("HX-Redirect")) leaving = true;
 });
+// Whether the dashboard got it: a message, as the keys work far below the page's head.
+const showSent = (isSent) => {
+  $("sending").hidden = isSent;
+  if (isSent) say("", false);
+};
+on("htmx:sendError", () => showSent(false));
+on("htmx:beforeOnLoad", () => showSent(true));
 let draft = "";
 let isLeft = false; // what was sent and had the focus
 on("htmx:beforeSwap", ({ detail }) => {

@@ -12,12 +12,13 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from dashboard_bed import Bed
+from dashboard_bed import Bed, wait_until
 from marking_bed import (
     EVIL,
     EVIL_NAME,
@@ -30,6 +31,7 @@ from marking_bed import (
 
 from labctl.courses.commenting import list_comments, save_comment
 from labctl.courses.records.marks import read_marks
+from labctl.web import http_server
 from labctl.web.http_server import URL_FILE
 
 pytestmark = pytest.mark.browser
@@ -306,6 +308,35 @@ def test_nobody_leaves_typed_text_without_confirming(context: BrowserContext, be
     page.click("#save-next")
     expect(page.locator("h1")).to_have_text("Alan Turing")
     assert len(questions) == 1  # what was saved asks nobody
+
+
+def test_typed_text_survives_a_restart_of_the_dashboard(
+    context: BrowserContext, tmp_path: Path
+) -> None:
+    bed = make_marking(tmp_path)
+    hand_in_files(bed, "lovelace", FILES)
+    first, second = threading.Event(), threading.Event()
+    port = urlsplit(bed.start(first)).port
+    assert port is not None
+    page = enter(context, bed, "ann")
+    page.fill("#points-1", "12")
+    page.fill("#note-1", "half a sentence")
+    first.set()
+    url_file = bed.folder.private / "keeper" / URL_FILE
+    wait_until(lambda: not url_file.exists())
+    page.click("#save")
+    expect(page.locator("#sending")).to_have_text(
+        "Nothing was sent: the dashboard does not answer. What you typed is still here."
+    )
+    expect(page.locator("#sending")).to_be_in_viewport()
+    http_server.serve_dashboard(bed.folder, bed.paths, bed.state, port=port, stop=second)
+    page.click("#save")
+    expect(page.locator("#marks .said")).to_have_text("Saved: code.")
+    expect(page.locator("#sending")).to_be_hidden()
+    expect(page.locator("#live")).to_have_text("")
+    assert marks_of(bed, "lovelace") == {"code": (12, "half a sentence", "ann")}
+    second.set()
+    bed.state.close()
 
 
 def test_a_saved_comment_is_used_in_a_note_and_a_comment(context: BrowserContext, bed: Bed) -> None:
