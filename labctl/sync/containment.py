@@ -42,7 +42,7 @@ def _percent(match: re.Match[str]) -> str:
 
 
 def find_stored_name_problem(
-    name: str, others: Collection[str], *, reserved: Sequence[str] = ()
+    name: str, others: Collection[str], *, reserved: Sequence[str] | None = ()
 ) -> str:
     """Say why a file cannot be stored under its escaped name; "" if it can.
 
@@ -55,13 +55,14 @@ def find_stored_name_problem(
     return find_name_problem(stored, reserved=reserved)
 
 
-def find_name_problem(name: str, *, reserved: Sequence[str] = ()) -> str:
+def find_name_problem(name: str, *, reserved: Sequence[str] | None = ()) -> str:
     """Say why a contained name is skipped here; "" if it is not.
 
-    PolicyError as in `require_contained`.
+    `reserved` adds to labctl's own names; None reserves nothing, for a directory without others'
+    files. PolicyError as in `require_contained`.
     """
     parts = require_contained(name).split("/")
-    if parts[0] in reserved or parts[0].startswith(".labctl"):
+    if reserved is not None and (parts[0] in reserved or parts[0].startswith(".labctl")):
         return "its name is reserved by labctl"
     if _CONTROL.search(name):
         return "a control character in its name"

@@ -98,8 +98,11 @@ def _sort_edits(reply: EditsReply, *, merge: bool) -> tuple[list[EditedFile], li
     skipped = [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply.skipped]
     names = {edit.path for edit in reply.files}
     for edit in reply.files:
-        path = edit.path
-        if reason := find_name_problem(path) if merge else find_stored_name_problem(path, names):
+        if merge:
+            reason = find_name_problem(edit.path)
+        else:
+            reason = find_stored_name_problem(edit.path, names, reserved=None)
+        if reason:
             skipped.append(f"{ascii(edit.path)[1:-1]}: {reason}")
         else:
             edits.append(edit)

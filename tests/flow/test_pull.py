@@ -467,17 +467,18 @@ def test_control_characters_of_a_name_are_escaped_here(
 def test_code_is_saved_whatever_its_name(server: DirectoryServer, there: Path, lab: Path) -> None:
     code = there.parents[1] / "code"
     put(code, "two\nlines.py", b"print(1)")
+    put(code, ".labctl-notes", b"3")
     put(code, "a\nb", b"1")
     put(code, "a%0Ab", b"2")
     remote = AgentClient(server)
     saved = pull_edits(remote, LabRequest(*LAB), lab, reporter=SilentReporter())
-    assert sorted(saved.saved) == ["a%0Ab", "two%0Alines.py"]
+    assert sorted(saved.saved) == [".labctl-notes", "a%0Ab", "two%0Alines.py"]
     assert (Path(saved.directory) / "two%0Alines.py").read_bytes() == b"print(1)"
     assert saved.skipped == (r"a\nb: another file is named a%0Ab",)
     # What comes into the lab would be pushed again, under another name.
     brought = pull_edits(remote, LabRequest(*LAB), lab, reporter=SilentReporter(), merge=True)
     assert brought.brought == ("a%0Ab",)
-    assert len(brought.skipped) == 2
+    assert len(brought.skipped) == 3
 
 
 def test_no_file_takes_the_name_of_another(server: DirectoryServer, there: Path, lab: Path) -> None:
