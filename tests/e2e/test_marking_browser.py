@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -33,6 +34,7 @@ from labctl.courses.commenting import list_comments, save_comment
 from labctl.courses.records.marks import read_marks
 from labctl.web import http_server
 from labctl.web.http_server import URL_FILE
+from labctl.web.marking_view import MarkingReader
 
 pytestmark = pytest.mark.browser
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -287,6 +289,40 @@ def test_two_graders_see_each_other_and_keep_their_text(
     ann.click("#kind-log")
     expect(ann.locator("#sheet")).to_contain_text("step 4999")
     expect(ann.locator("#comment-text")).to_have_value("half a comment")
+
+
+def test_the_same_key_twice_sends_once(
+    context: BrowserContext, bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the answer to the first takes its time."""
+    is_pressed_again = threading.Event()
+    real = MarkingReader.change
+
+    def change(reader: MarkingReader, *words: Any) -> Any:
+        assert is_pressed_again.wait(60)
+        return real(reader, *words)
+
+    monkeypatch.setattr(MarkingReader, "change", change)
+    page = enter(context, bed, "ann")
+    page.keyboard.press("c")
+    expect(page.locator("#kind-code")).to_have_attribute("aria-current", "true")
+    page.fill("#line", "3")
+    page.fill("#comment-text", "Why?")
+    for _ in range(3):
+        page.keyboard.press("Control+Enter")
+    is_pressed_again.set()
+    expect(page.locator(".note")).to_have_count(1)
+    page.fill("#points-1", "5")
+    page.keyboard.press("Escape")
+    is_pressed_again.clear()
+    for _ in range(3):
+        page.keyboard.press("s")
+    is_pressed_again.set()
+    expect(page.locator("#marks .said.good")).to_be_visible()
+    page.reload()
+    expect(page.locator("#points-1")).to_have_value("5")
+    assert len(list_comments(bed.folder, "hw3", "lovelace")) == 1
+    assert len(bed.folder.ledger.list_entries(kind="mark")) == 1
 
 
 def test_nobody_leaves_typed_text_without_confirming(context: BrowserContext, bed: Bed) -> None:
