@@ -59,13 +59,13 @@ def add_comment(
     text: str,
     *,
     by: str = "",
-    bundle_sha256: str = "",
+    bundle_sha256: str | None = None,
 ) -> LineComment:
     """Comment on a file and line of the submission of a seat that counts.
 
     The file is its path in the bundle, or below `code/`. NotFoundError without a submission, or if
     it has no such line; UsageError for an empty text; PolicyError if the submission is not the one
-    with this `bundle_sha256`, which the writer read.
+    with this `bundle_sha256`, which the writer read (`require_submission`).
     """
     find_rules(folder, assignment)
     (seat,) = folder.choose_seats([name], list_assignment_seats(folder, assignment, by=by))
@@ -88,7 +88,10 @@ def add_comment(
         text=words,
         by=by,
     )
-    (entry,) = folder.ledger.append_all([draft_comment_line(comment)])
+    (entry,) = folder.ledger.append_all(
+        [draft_comment_line(comment)],
+        check=lambda: require_submission(folder, assignment, seat, bundle_sha256),
+    )
     return msgspec.structs.replace(comment, id=entry.n, at=entry.at)
 
 
@@ -120,17 +123,29 @@ def list_saved_comments(folder: CourseFolder) -> list[SavedComment]:
 def save_comment(folder: CourseFolder, text: str, *, by: str = "") -> SavedComment:
     """Save a comment for reuse. One that is saved already stays as it is."""
     words = check_text(text, 'labctl course comment --save "..."')
-    saved = list_saved_comments(folder)
-    for comment in saved:
-        if comment.text == words:
-            return comment
-    if len(saved) >= MOST_SAVED:
-        raise UsageError(
-            f"the course has {MOST_SAVED} saved comments, which is the most",
-            hint="labctl course comment --saved\nlabctl course comment --forget NUMBER",
-        )
-    (entry,) = folder.ledger.append_all([draft_saved_line(words, by)])
+
+    def check() -> None:
+        saved = list_saved_comments(folder)
+        for comment in saved:
+            if comment.text == words:
+                raise _AlreadySavedError(comment)
+        if len(saved) >= MOST_SAVED:
+            raise UsageError(
+                f"the course has {MOST_SAVED} saved comments, which is the most",
+                hint="labctl course comment --saved\nlabctl course comment --forget NUMBER",
+            )
+
+    try:
+        (entry,) = folder.ledger.append_all([draft_saved_line(words, by)], check=check)
+    except _AlreadySavedError as error:
+        return error.comment
     return SavedComment(id=entry.n, text=words, by=by)
+
+
+class _AlreadySavedError(Exception):
+    def __init__(self, comment: SavedComment) -> None:
+        super().__init__(comment.text)
+        self.comment = comment
 
 
 def forget_comment(folder: CourseFolder, comment_id: int, *, by: str = "") -> SavedComment:

@@ -35,7 +35,7 @@ class RegradeDesk:
         return read_free_days_left(self.folder, assignment, student)
 
     def record_request(self, assignment: str, student: str, text: str) -> int:
-        """Record a request; return its number.
+        """Record a request; return its number. The same words as in the open request count once.
 
         PolicyError before the grade is released, while an earlier request is open, and after
         MOST_REQUESTS of them. UsageError for an empty or too long text.
@@ -60,7 +60,13 @@ class RegradeDesk:
                 raise PolicyError("another request was sent at the same time")
 
         number = len(read_regrades(ledger.list_entries(), assignment, student)) + 1
-        ledger.append_all([draft_request_line(assignment, student, number, words)], check=check)
+        try:
+            ledger.append_all([draft_request_line(assignment, student, number, words)], check=check)
+        except PolicyError:
+            for request in read_regrades(ledger.list_entries(), assignment, student):
+                if request.is_open and request.text == words:
+                    return request.number  # sent twice, as by a double click
+            raise
         return number
 
     def list_for(self, assignment: str, student: str) -> tuple[RegradeRecord, ...]:

@@ -86,16 +86,15 @@ def save_marks(
     edits: Sequence[ItemEdit],
     *,
     by: str,
-    bundle_sha256: str = "",
+    bundle_sha256: str | None = None,
 ) -> SavedMarks:
     """Save what a grader changed in a form, for all students of a seat: all of it or nothing.
 
-    PolicyError if the submission that counts is not the one with this `bundle_sha256`;
-    NotFoundError for an item that the rubric does not have.
+    PolicyError if the submission that counts is not the one with this `bundle_sha256`, as
+    `require_submission` compares it; NotFoundError for an item that the rubric does not have.
     """
     rubric = require_rubric(folder, assignment)
     seat, _ = choose_students(folder, assignment, name, by=by)
-    require_submission(folder, assignment, seat, bundle_sha256)
     changed = [edit for edit in edits if edit.is_change]
     if problems := dict(_find_problems(rubric, assignment, name, changed)):
         return SavedMarks(problems=problems)
@@ -103,6 +102,7 @@ def save_marks(
     conflicts: list[str] = []
 
     def check() -> None:
+        require_submission(folder, assignment, seat, bundle_sha256)
         marks = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
         conflicts[:] = [
             edit.item

@@ -113,7 +113,7 @@ class ServerSubmissions:
         return draft
 
     def begin(self, student: str, seat: str, choice: Choice) -> None:
-        """Begin to prepare a draft, which replaces an earlier one.
+        """Begin to prepare a draft, which replaces an earlier one. A second click does nothing.
 
         PolicyError if the assignment is closed, or if the student asked for too many; BusyError
         while one of theirs, or too many of others, are being prepared.
@@ -125,6 +125,8 @@ class ServerSubmissions:
             )
         with self._lock:
             self._delete_expired()
+            if self._is_preparing(student, choice):
+                return
             self._require_allowed(student)
             self._require_space(rules.max_size)
             self._delete(student)
@@ -193,6 +195,10 @@ class ServerSubmissions:
             prepared = PreparedSubmission(what=problem.what, why=problem.why)
         with self._lock:
             draft.prepared, draft.ready_at = prepared, self._now()
+
+    def _is_preparing(self, student: str, choice: Choice) -> bool:
+        own = self._drafts.get(student)
+        return own is not None and own.prepared is None and own.choice == choice
 
     def _require_allowed(self, student: str) -> None:
         open_drafts = [draft for draft in self._drafts.values() if draft.prepared is None]

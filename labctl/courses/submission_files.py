@@ -55,11 +55,10 @@ class ReadableSubmission(Value, frozen=True):
 
 def open_submission(folder: CourseFolder, assignment: str, seat: Seat) -> ReadableSubmission | None:
     """Return the submission of a seat that counts; None without one. LabError if it is damaged."""
-    receiver = Receiver(folder.drop)
-    receipt = find_counting_receipt(receiver, DeadlineJudge(folder, assignment), assignment, seat)
+    receipt = _find_receipt(folder, assignment, seat)
     if receipt is None:
         return None
-    bundle = receiver.find_bundle(assignment, receipt.student, receipt.number)
+    bundle = Receiver(folder.drop).find_bundle(assignment, receipt.student, receipt.number)
     try:
         with bundle.open("rb") as file:
             members = tuple(one for one in read_members(file) if one.path.startswith(READABLE))
@@ -68,15 +67,32 @@ def open_submission(folder: CourseFolder, assignment: str, seat: Seat) -> Readab
     return ReadableSubmission(receipt=receipt, bundle=bundle, members=members)
 
 
-def require_submission(
-    folder: CourseFolder, assignment: str, seat: Seat, bundle_sha256: str
-) -> None:
-    """PolicyError if another submission counts than the one that somebody read ("": any)."""
+def find_bundle_sha256(folder: CourseFolder, assignment: str, seat: Seat) -> str:
+    """Return the SHA-256 of the bundle of a seat that counts; "" without a submission."""
+    receipt = _find_receipt(folder, assignment, seat)
+    return receipt.bundle_sha256 if receipt else ""
+
+
+def _find_receipt(folder: CourseFolder, assignment: str, seat: Seat) -> Receipt | None:
     deadline = DeadlineJudge(folder, assignment)
-    receipt = find_counting_receipt(Receiver(folder.drop), deadline, assignment, seat)
-    if bundle_sha256 and receipt is not None and receipt.bundle_sha256 != bundle_sha256:
+    return find_counting_receipt(Receiver(folder.drop), deadline, assignment, seat)
+
+
+def require_submission(
+    folder: CourseFolder, assignment: str, seat: Seat, bundle_sha256: str | None
+) -> None:
+    """PolicyError if another submission counts than the one that somebody read.
+
+    None allows any; "" means that there was no submission.
+    """
+    if bundle_sha256 is None:
+        return
+    receipt = _find_receipt(folder, assignment, seat)
+    if receipt is None and bundle_sha256:
+        raise PolicyError("the submission that you have read does not count any more")
+    if receipt is not None and receipt.bundle_sha256 != bundle_sha256:
         raise PolicyError(
             f"submission {receipt.number} has arrived meanwhile",
-            why="you have read an earlier one",
+            why="you have read an earlier one" if bundle_sha256 else "",
             hint=f"labctl course collect {assignment}",
         )

@@ -10,6 +10,7 @@ from labctl.model import Server
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.sync import home_files
+from labctl.sync.containment import escape_controls
 from labctl.sync.home_files import SAVED, HomeFiles
 from labctl.text import bytes_text
 from labctl.wire.verbs import LabRequest
@@ -92,7 +93,7 @@ def _sum_bytes(listed: HomeFiles) -> int:
 
 
 def _name_files(listed: HomeFiles) -> str:
-    return _name_some(tuple(file.path for file in listed.files))
+    return _name_some(tuple(escape_controls(file.path) for file in listed.files))
 
 
 def _name_some(names: tuple[str, ...]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
 from labctl.errors import PolicyError
 from labctl.wire.containment import is_contained
 
 LONGEST_NAME_BYTES = 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def require_contained(name: str) -> str:
@@ -21,15 +23,48 @@ def require_contained(name: str) -> str:
     return name
 
 
-def find_name_problem(name: str, *, reserved: Sequence[str] = ()) -> str:
-    """Say why a contained name is skipped here; "" if it is not.
+def escape_controls(name: str) -> str:
+    """Return the name under which a file from a server is stored: a newline in it becomes %0A.
 
-    PolicyError as in `require_contained`.
+    Two names stay different, unless one of them has the escaped text itself: in a part with control
+    characters, "%" is escaped too. PolicyError as in `require_contained`.
     """
     parts = require_contained(name).split("/")
-    if parts[0] in reserved or parts[0].startswith(".labctl"):
+    return "/".join(_escape(part) if _CONTROL.search(part) else part for part in parts)
+
+
+def _escape(part: str) -> str:
+    return re.sub(r"[\x00-\x1f\x7f-\x9f%]", _percent, part)
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())
+
+
+def find_stored_name_problem(
+    name: str, others: Collection[str], *, reserved: Sequence[str] | None = ()
+) -> str:
+    """Say why a file cannot be stored under its escaped name; "" if it can.
+
+    `others` are the names of all files that are stored with it. PolicyError as in
+    `require_contained`.
+    """
+    stored = escape_controls(name)
+    if stored != name and stored in others:
+        return f"another file is named {stored}"
+    return find_name_problem(stored, reserved=reserved)
+
+
+def find_name_problem(name: str, *, reserved: Sequence[str] | None = ()) -> str:
+    """Say why a contained name is skipped here; "" if it is not.
+
+    `reserved` adds to labctl's own names; None reserves nothing, for a directory without others'
+    files. PolicyError as in `require_contained`.
+    """
+    parts = require_contained(name).split("/")
+    if reserved is not None and (parts[0] in reserved or parts[0].startswith(".labctl")):
         return "its name is reserved by labctl"
-    if any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+    if _CONTROL.search(name):
         return "a control character in its name"
     try:
         encoded = [part.encode() for part in parts]

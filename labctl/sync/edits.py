@@ -13,7 +13,7 @@ from labctl.errors import PolicyError, TransferError
 from labctl.events import Note, Reporter
 from labctl.model import Value
 from labctl.servers.agent import AgentClient
-from labctl.sync.containment import find_name_problem
+from labctl.sync.containment import escape_controls, find_name_problem, find_stored_name_problem
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_directories
 from labctl.sync.file_transfer import RemoteFolder
@@ -55,21 +55,22 @@ def pull_edits(
     """Save files that were edited on the server to `<lab_root>/server-edits/<UTC time>/`.
 
     With `merge`, copy them into the lab itself instead. A file that also changed here stays, and
-    the server's version is saved. Without files to save, the directory is not created.
+    the server's version is saved. Without files to save, the directory is not created. Control
+    characters in a name are saved as %0A; with `merge`, such a file is skipped.
     """
     root = lab_root.resolve()
     partial = root / ".labctl" / "partial-edits"
     directory = root / SAVED / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
     with hold_transfers(lab_root, "pull --code" if merge else "pull", reporter):
         reply = remote.call(EDITS, lab, timeout_s=LONG_S)
-        edits, skipped = _sort_edits(reply)
+        edits, skipped = _sort_edits(reply, merge=merge)
         _download(remote, lab, reply, edits, partial, reporter)
         saved: list[str] = []
         brought: list[str] = []
         for edit in edits:
             is_saved = not merge or _has_changed(root, edit)
             (saved if is_saved else brought).append(edit.path)
-        targets = {path: directory / path for path in saved}
+        targets = {path: directory / escape_controls(path) for path in saved}
         targets |= {path: _resolve(root, path) for path in brought}
         if saved:
             create_ignored_directory(root / SAVED)
@@ -85,18 +86,23 @@ def pull_edits(
             remote.call(PULLED, PulledRequest(*lab, edits=held))
     return EditsResult(
         directory=str(directory) if saved else "",
-        saved=tuple(saved),
+        saved=tuple(map(escape_controls, saved)),
         brought=tuple(brought),
         skipped=tuple(skipped),
     )
 
 
-def _sort_edits(reply: EditsReply) -> tuple[list[EditedFile], list[str]]:
+def _sort_edits(reply: EditsReply, *, merge: bool) -> tuple[list[EditedFile], list[str]]:
     """Return the edits that can be downloaded, and descriptions of the others."""
     edits = []
     skipped = [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply.skipped]
+    names = {edit.path for edit in reply.files}
     for edit in reply.files:
-        if reason := find_name_problem(edit.path):
+        if merge:
+            reason = find_name_problem(edit.path)
+        else:
+            reason = find_stored_name_problem(edit.path, names, reserved=None)
+        if reason:
             skipped.append(f"{ascii(edit.path)[1:-1]}: {reason}")
         else:
             edits.append(edit)
@@ -130,7 +136,8 @@ def _download(
     )
     if bad:
         raise TransferError(
-            f"{bad[0].path} changed on the server during the download", hint="labctl pull --code"
+            f"{escape_controls(bad[0].path)} changed on the server during the download",
+            hint="labctl pull --code",
         )
 
 

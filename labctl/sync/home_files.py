@@ -11,7 +11,7 @@ from labctl.errors import TransferError
 from labctl.events import Reporter
 from labctl.model import Value
 from labctl.servers.agent import AgentClient
-from labctl.sync.containment import find_name_problem
+from labctl.sync.containment import escape_controls, find_stored_name_problem
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_directories
 from labctl.sync.file_transfer import LONG_S, RemoteFolder
@@ -38,8 +38,9 @@ def list_home_files(remote: AgentClient, since: float) -> HomeFiles:
     reply = remote.call(HOME_FILES, HomeFilesRequest(since), timeout_s=LONG_S)
     skipped = [f"{ascii(path)[1:-1]}: {reason}" for path, reason in reply.skipped]
     files = []
+    names = {path for path, _ in reply.files}
     for path, size in reply.files:
-        if problem := find_name_problem(path):
+        if problem := find_stored_name_problem(path, names):
             skipped.append(f"{ascii(path)[1:-1]}: {problem}")
         else:
             files.append(AnnouncedFile(path=path, size=size, sha256=""))
@@ -71,8 +72,9 @@ def pull_home_files(
         )
         good, bad = download.fetch(listed.files)
         if bad:
+            name = escape_controls(bad[0].path)
             raise TransferError(
-                f"{bad[0].path} in the server's home directory changed during the download",
+                f"{name} in the server's home directory changed during the download",
                 hint=AGAIN,
             )
         create_ignored_directory(root / SAVED)
@@ -83,7 +85,7 @@ def pull_home_files(
 def _place(files: Sequence[AnnouncedFile], partial: Path, directory: Path, root: Path) -> None:
     targets = []
     for file in files:
-        target = directory / file.path
+        target = directory / escape_controls(file.path)
         target.parent.mkdir(parents=True, exist_ok=True)
         (partial / file.path).replace(target)
         targets.append(target)

@@ -1,6 +1,7 @@
 """The local copy of a run's results: compare it with the server's, and rename files into place.
 
-Nothing is written through links, and every hash in the index was verified on the local disk.
+Nothing is written through links, and every hash in the index was verified on the local disk. A
+control character in a file's name on the server is %0A, for example, in its name here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from labctl.errors import PolicyError
 from labctl.model import Run, Value
-from labctl.sync.containment import find_name_problem, require_contained
+from labctl.sync.containment import escape_controls, find_stored_name_problem
 from labctl.sync.downloads import AnnouncedFile, rename_stable_identity
 from labctl.sync.durability import hash_on_disk, sync_directories
 from labctl.sync.ignore import create_ignored_directory
@@ -56,14 +57,19 @@ class RunComparison:
             MissingFile(run=run, path=ascii(path)[1:-1], reason=reason)
             for path, reason in manifest.skipped
         ]
+        names = {file.path for file in manifest.files}
         for path, size, sha256, growing in manifest.files:
-            if reason := find_name_problem(path, reserved=(PARTIAL, RECORD)):
+            if reason := find_stored_name_problem(path, names, reserved=(PARTIAL, RECORD)):
                 self.skipped.append(
                     MissingFile(run=run, path=ascii(path)[1:-1], size=size, reason=reason)
                 )
             else:
                 due = AnnouncedFile(path=path, size=size, sha256=sha256, growing=growing)
-                self.files[require_contained(path)] = due
+                self.files[path] = due
+
+    def locate(self, name: str) -> Path:
+        """Return where a file of the server is stored; PolicyError as in `resolve_result`."""
+        return resolve_result(self.home, escape_controls(name))
 
     def list_missing(self) -> list[AnnouncedFile]:
         """Return the files that are missing here or differ from the server's."""
@@ -74,13 +80,13 @@ class RunComparison:
     def list_local_files(self) -> Iterator[Path]:
         """Yield local files that have the name of a file on the server, whatever their content."""
         for due in self.files.values():
-            path = resolve_result(self.home, due.path)
+            path = self.locate(due.path)
             if path.is_file() and not path.is_symlink():
                 yield path
 
     def _is_local(self, due: AnnouncedFile) -> bool:
         """Whether the local file has the server's content, by index or by reading it."""
-        path = resolve_result(self.home, due.path)
+        path = self.locate(due.path)
         if not due.sha256 or not path.is_file() or path.is_symlink():
             return False
         status = path.lstat()
@@ -153,22 +159,22 @@ def place_files(
     good = [file for file in confirmed if find_checkpoint(file.path, tops) not in incomplete]
     count = 0
     for top, members in _group(good, tops).items():
-        target = resolve_result(comparison.home, top.rstrip("/")) if top else comparison.home
-        if top and not target.exists() and len(members) == _count_members(comparison.files, top):
+        target = comparison.locate(top.rstrip("/")) if top else comparison.home
+        keeps_names = all(escape_controls(file.path) == file.path for file in members)
+        has_all = keeps_names and len(members) == _count_members(comparison.files, top)
+        if top and has_all and not target.exists():
             _delete_all_except(partial / top, {partial / file.path for file in members})
             target.parent.mkdir(parents=True, exist_ok=True)
             (partial / top).rename(target)
         else:
             for file in sorted(members, key=lambda file: file.path == top + MANIFEST):
-                _move(
-                    partial / file.path,
-                    resolve_result(comparison.home, file.path),
-                    run_id=comparison.home.name,
-                )
+                place = comparison.locate(file.path)
+                _move(partial / file.path, place, run_id=comparison.home.name)
         count += len(members)
-    sync_directories([comparison.home / file.path for file in good], comparison.home.parent.parent)
-    for file in good:
-        status = (comparison.home / file.path).lstat()
+    placed = {file: comparison.locate(file.path) for file in good}
+    sync_directories([*placed.values()], comparison.home.parent.parent)
+    for file, place in placed.items():
+        status = place.lstat()
         if rename_stable_identity(status) == file.identity:
             comparison.index.store(file.path, status, file.sha256)
     comparison.index.save(keep=True)

@@ -17,6 +17,7 @@ from labctl.errors import PolicyError, TransferError
 from labctl.events import Reporter, report_wait
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.servers.agent import AgentClient
+from labctl.sync.containment import escape_controls
 from labctl.sync.downloads import AnnouncedFile, Download
 from labctl.sync.durability import sync_files
 from labctl.sync.file_transfer import RemoteFolder
@@ -143,7 +144,7 @@ def verify(
     missing: list[MissingFile] = []
     for name, comparison in comparisons:
         missing += [
-            MissingFile(run=name, path=file.path, size=file.size)
+            MissingFile(run=name, path=escape_controls(file.path), size=file.size)
             for file in comparison.list_missing()
         ]
         missing += comparison.skipped
@@ -171,7 +172,9 @@ def list_left_files(
     """
     request = ManifestRequest(lab_name, lab_id, all=True, quick=True)
     files = _list_different(remote, request, run_id, lab_root)
-    return tuple(MissingFile(run=run_id, path=file.path, size=file.size) for file in files)
+    return tuple(
+        MissingFile(run=run_id, path=escape_controls(file.path), size=file.size) for file in files
+    )
 
 
 def _list_different(
@@ -182,7 +185,7 @@ def _list_different(
     return [
         due
         for due in comparison.list_missing()
-        if due.sha256 or not _has_size(comparison.home / due.path, due.size)
+        if due.sha256 or not _has_size(comparison.locate(due.path), due.size)
     ]
 
 
@@ -280,13 +283,16 @@ class _Pull:
     def _list_remaining(self, remaining: list[AnnouncedFile], ended: bool) -> list[MissingFile]:
         """List files that changed during every transfer; TransferError if the run has ended."""
         if remaining and ended:
+            name = escape_controls(remaining[0].path)
             raise TransferError(
-                f"{remaining[0].path} of run {self.name} arrived corrupted {TRIES} times",
+                f"{name} of run {self.name} arrived corrupted {TRIES} times",
                 why="its hash differs from the server's",
                 hint=self.hint,
             )
         reason = "changed during every download"
         return [
-            MissingFile(run=self.name, path=file.path, size=file.size, reason=reason)
+            MissingFile(
+                run=self.name, path=escape_controls(file.path), size=file.size, reason=reason
+            )
             for file in remaining
         ]

@@ -16,6 +16,7 @@ from fastapi.responses import RedirectResponse, Response
 from labctl.courses import commenting, rubric_form
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.rubric_form import ItemEdit, SavedMarks
+from labctl.courses.submission_files import require_submission
 from labctl.errors import LabError, UsageError
 from labctl.model import Value
 from labctl.web.downloads import SANDBOX
@@ -199,6 +200,7 @@ class MarkingPages:
             person, number = _require_person(request), _parse_number(line)
             if number is None:
                 raise UsageError("the comment has no line")
+            require_submission(folder, name, seat, form.get("bundle", ""))
             path = self._reader.find_path(folder, name, seat, _parse_number(form.get("file", "")))
             comment = commenting.add_comment(
                 folder,

@@ -26,7 +26,7 @@ from labctl.courses.records.marks import list_unmarked, read_marks, sum_marks
 from labctl.courses.records.regrade_requests import RegradeRequest, read_regrades
 from labctl.courses.records.student import Student
 from labctl.courses.rubric_form import SeatMark, merge_marks
-from labctl.courses.submission_files import ReadableSubmission, open_submission
+from labctl.courses.submission_files import ReadableSubmission, find_bundle_sha256, open_submission
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Value
 from labctl.web.submission_view import FileView, Kind, PartView, list_parts, open_part
@@ -59,7 +59,8 @@ class MarkingView(Value, frozen=True):
 
     `grade` is that of its first student without an excuse. `marked_points` are the marks so far,
     `graded_points` what the automatic grading is worth. `regrades` have no answer yet. `problem`
-    says why the submission cannot be read.
+    says why the submission cannot be read. `bundle_sha256` is that of the submission that counts,
+    also if it cannot be read.
     """
 
     assignment: str
@@ -75,12 +76,9 @@ class MarkingView(Value, frozen=True):
     tests: tuple[GraderTest, ...]
     comments: tuple[LineComment, ...]
     saved: tuple[SavedComment, ...]
+    bundle_sha256: str
     regrades: tuple[RegradeRequest, ...] = ()
     problem: str = ""
-
-    @property
-    def bundle_sha256(self) -> str:
-        return self.submission.receipt.bundle_sha256 if self.submission else ""
 
     def list_kind(self, kind: Kind) -> list[PartView]:
         return [part for part in self.parts if part.kind == kind]
@@ -171,6 +169,7 @@ class MarkingReader:
                 tests=read_tests(GradeStore(folder, assignment), grade),
                 comments=comments,
                 saved=tuple(list_saved_comments(folder)),
+                bundle_sha256=find_bundle_sha256(folder, assignment, seat),
                 regrades=_list_open_regrades(entries, assignment, seat),
                 problem=problem,
             )

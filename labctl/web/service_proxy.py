@@ -95,7 +95,11 @@ class RequireService:
             await _refuse(scope, receive, send, f"this is not open; open it at {self._page}")
             return
         scope.setdefault("state", {}).update(service=service, name=name)
-        await self._access.run_while_valid(data, self.app, scope, receive, send)
+
+        def is_allowed() -> bool:
+            return self._services.is_held(student, key)
+
+        await self._access.run_while_valid(data, self.app, scope, receive, send, is_allowed)
 
 
 class ServiceProxy(WebSite):

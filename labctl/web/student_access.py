@@ -1,7 +1,7 @@
 """Access to the page for students: sign-in by join code, checked again for every request.
 
 A session ends with its code: a new invitation, or `active: no` in the roster, also closes the
-streams that are open.
+streams that are open. So do its age, and another seat of the student.
 """
 
 from __future__ import annotations
@@ -92,11 +92,13 @@ class SessionKey(Value, frozen=True):
     """What must be valid for a session to go on.
 
     `code` stands for the student's join code or, from their institution, for their e-mail address.
+    `signed_in_at` is in Unix seconds.
     """
 
     student: str
     code: str
     id: str
+    signed_in_at: int
 
 
 class StudentAccess:
@@ -114,8 +116,9 @@ class StudentAccess:
         self._seats: dict[str, str] = {}
         self._emails: dict[str, str] = {}
         self._limiter = SignInLimiter()
-        # the requests that are being answered, and how many of each student
-        self._open: dict[asyncio.Task[None], SessionKey] = {}
+        # the requests that are being answered, each with what must stay true, and how many of each
+        # student
+        self._open: dict[asyncio.Task[None], tuple[SessionKey, Callable[[], bool]]] = {}
         self._counts: Counter[str] = Counter()
 
     def sign_in(self, student: str, code: str, address: str) -> dict[str, object]:
@@ -151,9 +154,6 @@ class StudentAccess:
 
     def find_student(self, data: dict[str, object]) -> str:
         """Return the student of a session that is still valid, or ""."""
-        signed_in_at = data.get("signed_in_at")
-        if not isinstance(signed_in_at, int) or time.time() - signed_in_at >= SESSION_S:
-            return ""
         key = _read_key(data)
         return key.student if self._is_valid(key) else ""
 
@@ -162,7 +162,9 @@ class StudentAccess:
         return self._list_active().get(student, "")
 
     def _is_valid(self, key: SessionKey) -> bool:
-        if key.student not in self._list_active() or key.id in self._ended:
+        if time.time() - key.signed_in_at >= SESSION_S or key.id in self._ended:
+            return False
+        if key.student not in self._list_active():
             return False
         if key.code.startswith(BY_EMAIL):
             return key.code == _hash_email(self._emails.get(key.student, ""))
@@ -189,10 +191,24 @@ class StudentAccess:
             return self._seats
 
     async def run_while_valid(
-        self, data: dict[str, object], app: ASGIApp, scope: Scope, receive: Receive, send: Send
+        self,
+        data: dict[str, object],
+        app: ASGIApp,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        is_allowed: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Answer a request of this session, and stop doing so if the student loses access."""
+        """Answer a request of this session, and stop doing so if the student loses access.
+
+        That is also when they get another seat, or when `is_allowed` says no.
+        """
         key = _read_key(data)
+        seat = self.find_seat(key.student)
+
+        def can_stay() -> bool:
+            return self.find_seat(key.student) == seat and is_allowed()
+
         if self._counts[key.student] >= MOST_AT_ONCE:
             await refuse("too many requests at once; close some pages", 429)(scope, receive, send)
             return
@@ -201,7 +217,7 @@ class StudentAccess:
             await app(scope, receive, send)
 
         task = asyncio.create_task(answer())
-        self._open[task] = key
+        self._open[task] = (key, can_stay)
         self._counts[key.student] += 1
         try:
             await asyncio.wait([task])
@@ -219,10 +235,11 @@ class StudentAccess:
         """End the requests of students who lost access, until this is canceled."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            for key in set(self._open.values()):
-                if not self._is_valid(key):
-                    for task in [task for task, of in self._open.items() if of == key]:
-                        task.cancel()
+            keys = {key for key, _ in self._open.values()}
+            is_valid = {key: self._is_valid(key) for key in keys}
+            for task, (key, can_stay) in self._open.items():
+                if not (is_valid[key] and can_stay()):
+                    task.cancel()
 
 
 class RequireStudent:
@@ -271,7 +288,9 @@ def _hash_email(email: str) -> str:
 
 def _read_key(data: dict[str, object]) -> SessionKey:
     student, code, session_id = (str(data.get(name, "")) for name in ("student", "code", "id"))
-    return SessionKey(student=student, code=code, id=session_id)
+    at = data.get("signed_in_at")
+    signed_in_at = at if isinstance(at, int) else 0
+    return SessionKey(student=student, code=code, id=session_id, signed_in_at=signed_in_at)
 
 
 def _answer_stranger(scope: Scope) -> Response:

@@ -76,9 +76,13 @@ class StudentServices:
         if lab_id not in self.list_labs(seat, student):
             raise NotFoundError("you have no such lab on your server")
 
+    def is_held(self, student: str, key: ServiceKey) -> bool:
+        """Tell whether the student holds the seat's server with the service's lab."""
+        return key.lab_id in self.list_labs(key.seat, student)
+
     def find(self, student: str, key: ServiceKey) -> OpenService | None:
         """Return a service that is open; None if it is not, or not for this student."""
-        if key.lab_id not in self.list_labs(key.seat, student):
+        if not self.is_held(student, key):
             return None
         with self._lock:
             forward = self._forwards.get(key)

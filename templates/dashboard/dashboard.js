@@ -45,6 +45,17 @@ on("click", ({ target }) => {
 });
 if ($("find")) find($("find").value);
 
+// A second click while a question is being answered sends nothing.
+on("submit", (event) => {
+  const form = event.target;
+  if (!form.matches("form.confirm")) return;
+  if (form.dataset.sent) event.preventDefault();
+  form.dataset.sent = "yes";
+});
+addEventListener("pageshow", () => {
+  for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
+});
+
 // Whether the page is live, and if not, why. htmx reloads a page that was hidden or lost its stream.
 const sources = new Set();
 let heardAt = Date.now();

@@ -83,20 +83,34 @@ addEventListener("beforeunload", (event) => {
 on("htmx:beforeOnLoad", ({ detail }) => {
   if (detail.xhr.getResponseHeader("HX-Redirect")) leaving = true;
 });
+// Whether the dashboard got it: a message, as the keys work far below the page's head.
+const showSent = (isSent) => {
+  $("sending").hidden = isSent;
+  if (isSent) say("", false);
+};
+on("htmx:sendError", () => showSent(false));
+on("htmx:beforeOnLoad", () => showSent(true));
 let draft = "";
-let isSent = false;
+let isLeft = false; // what was sent and had the focus
 on("htmx:beforeSwap", ({ detail }) => {
+  const hasFocus = detail.target.contains(document.activeElement);
+  isLeft = hasFocus && detail.requestConfig.verb !== "get" && detail.xhr.status === 200;
   if (detail.target.id !== "work") return;
-  isSent = detail.requestConfig.verb !== "get" && detail.xhr.status === 200;
   draft = detail.requestConfig.verb === "get" ? $("comment-text")?.value : "";
 });
 on("htmx:afterSwap", ({ target }) => {
   if (target.id === "work" && draft && $("comment-text")) $("comment-text").value = draft;
-  // htmx gives the focus back to the field, which would take the next single key as text.
-  if (target.id === "work" && isSent) $("comment-text")?.blur();
   if (target.id === "work") showWork();
+  if (isLeft) leaveFields(target);
   showAges(document);
 });
+// What was sent needs no more text: the next single key is a key. htmx gives the focus back to the
+// field, and a button that removed itself leaves it nowhere.
+function leaveFields(part) {
+  const active = document.activeElement;
+  if (active !== document.body && !(part.contains(active) && isField(active))) return;
+  part.querySelector(".sheet, #save")?.focus({ preventScroll: true });
+}
 // What matters comes into view: the file in its list, the end of a log, the line of a comment.
 function showWork() {
   document.querySelector(".files [aria-current]")?.scrollIntoView({ block: "nearest" });

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from dashboard_bed import Bed
+from dashboard_bed import Bed, wait_until
 from marking_bed import (
     EVIL,
     EVIL_NAME,
@@ -30,11 +32,14 @@ from marking_bed import (
 
 from labctl.courses.commenting import list_comments, save_comment
 from labctl.courses.records.marks import read_marks
+from labctl.web import http_server
 from labctl.web.http_server import URL_FILE
+from labctl.web.marking_view import MarkingReader
 
 pytestmark = pytest.mark.browser
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+STUDENTS = ("lovelace", "turing", "hopper", "dijkstra", "liskov")
 LONG = {
     **FILES,
     "logs/run.log": b"".join(b"step %d %s\n" % (n, b"x" * (n % 300)) for n in range(5000)),
@@ -120,7 +125,7 @@ def marks_of(bed: Bed, student: str) -> dict[str, tuple[float, str, str]]:
 
 def keep(page: Page, name: str) -> None:
     if folder := os.environ.get("LABCTL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"marking-{name}.png")
+        page.screenshot(path=Path(folder) / f"marking-{name}.png", caret="initial")
 
 
 def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
@@ -176,6 +181,74 @@ def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Be
     expect(page.locator("h1")).to_have_text("Ada Lovelace")
 
 
+def focus_link(page: Page, text: str) -> None:
+    """Press Tab until a link or button with this text has the focus."""
+    read = "document.activeElement.innerText?.trim() || ''"
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate(read) == text:
+            return
+    raise AssertionError(f"no Tab leads to {text}")
+
+
+def test_five_submissions_are_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
+    names = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov")
+    for student in ("dijkstra", "liskov"):
+        hand_in_files(bed, student, LONG)
+    page = context.new_page()
+    troubles: list[str] = []
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto((bed.folder.private / "keeper" / URL_FILE).read_text().strip())
+    expect(page.locator("#live")).to_have_text("live")
+    press, write = page.keyboard.press, page.keyboard.type
+    focus_link(page, "hw3")
+    press("Enter")
+    expect(page.locator("h1")).to_have_text("hw3")
+    focus_link(page, "Mark submissions")
+    press("Enter")
+    expect(page.locator("#person")).to_be_focused()
+    write("ann")
+    press("Enter")
+    for number, name in enumerate(names):
+        expect(page.locator("h1")).to_have_text(name)
+        page.wait_for_load_state()
+        press("c")
+        expect(page.locator("#kind-code")).to_have_attribute("aria-current", "true")
+        press("m")
+        write("3")
+        press("Tab")
+        write("Why?")
+        press("Control+Enter")
+        expect(page.locator(".note")).to_contain_text("Why?")
+        expect(page.locator("#sheet")).to_be_focused()
+        press("1")
+        write(f"{20 + number}")
+        press("Tab")
+        write("clear")
+        press("Control+Enter")
+        expect(page.locator("#marks .said")).to_have_text("Saved: code.")
+        expect(page.locator("#save")).to_be_focused()
+        press("2")
+        expect(page.locator("#points-2")).to_be_focused()
+        write("30")
+        press("Tab")
+        press("Escape")
+        press("Shift+S" if number < len(names) - 1 else "s")
+    expect(page.locator("#marks .said")).to_have_text("Saved: presentation.")
+    expect(page.locator("#seats")).to_contain_text("0 to mark")
+    assert [marks_of(bed, student) for student in STUDENTS] == [
+        {"code": (20 + number, "clear", "ann"), "presentation": (30, "", "ann")}
+        for number in range(len(names))
+    ]
+    # What removes itself leaves the focus where reading goes on.
+    focus_link(page, "Remove")
+    press("Enter")
+    expect(page.locator(".note")).to_have_count(0)
+    expect(page.locator("#sheet")).to_be_focused()
+    assert troubles == []
+
+
 def test_single_keys_can_be_turned_off(context: BrowserContext, bed: Bed) -> None:
     page = enter(context, bed, "ann")
     page.keyboard.press("?")
@@ -218,6 +291,40 @@ def test_two_graders_see_each_other_and_keep_their_text(
     expect(ann.locator("#comment-text")).to_have_value("half a comment")
 
 
+def test_the_same_key_twice_sends_once(
+    context: BrowserContext, bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the answer to the first takes its time."""
+    is_pressed_again = threading.Event()
+    real = MarkingReader.change
+
+    def change(reader: MarkingReader, *words: Any) -> Any:
+        assert is_pressed_again.wait(60)
+        return real(reader, *words)
+
+    monkeypatch.setattr(MarkingReader, "change", change)
+    page = enter(context, bed, "ann")
+    page.keyboard.press("c")
+    expect(page.locator("#kind-code")).to_have_attribute("aria-current", "true")
+    page.fill("#line", "3")
+    page.fill("#comment-text", "Why?")
+    for _ in range(3):
+        page.keyboard.press("Control+Enter")
+    is_pressed_again.set()
+    expect(page.locator(".note")).to_have_count(1)
+    page.fill("#points-1", "5")
+    page.keyboard.press("Escape")
+    is_pressed_again.clear()
+    for _ in range(3):
+        page.keyboard.press("s")
+    is_pressed_again.set()
+    expect(page.locator("#marks .said.good")).to_be_visible()
+    page.reload()
+    expect(page.locator("#points-1")).to_have_value("5")
+    assert len(list_comments(bed.folder, "hw3", "lovelace")) == 1
+    assert len(bed.folder.ledger.list_entries(kind="mark")) == 1
+
+
 def test_nobody_leaves_typed_text_without_confirming(context: BrowserContext, bed: Bed) -> None:
     page = enter(context, bed, "ann")
     questions: list[str] = []
@@ -237,6 +344,35 @@ def test_nobody_leaves_typed_text_without_confirming(context: BrowserContext, be
     page.click("#save-next")
     expect(page.locator("h1")).to_have_text("Alan Turing")
     assert len(questions) == 1  # what was saved asks nobody
+
+
+def test_typed_text_survives_a_restart_of_the_dashboard(
+    context: BrowserContext, tmp_path: Path
+) -> None:
+    bed = make_marking(tmp_path)
+    hand_in_files(bed, "lovelace", FILES)
+    first, second = threading.Event(), threading.Event()
+    port = urlsplit(bed.start(first)).port
+    assert port is not None
+    page = enter(context, bed, "ann")
+    page.fill("#points-1", "12")
+    page.fill("#note-1", "half a sentence")
+    first.set()
+    url_file = bed.folder.private / "keeper" / URL_FILE
+    wait_until(lambda: not url_file.exists())
+    page.click("#save")
+    expect(page.locator("#sending")).to_have_text(
+        "Nothing was sent: the dashboard does not answer. What you typed is still here."
+    )
+    expect(page.locator("#sending")).to_be_in_viewport()
+    http_server.serve_dashboard(bed.folder, bed.paths, bed.state, port=port, stop=second)
+    page.click("#save")
+    expect(page.locator("#marks .said")).to_have_text("Saved: code.")
+    expect(page.locator("#sending")).to_be_hidden()
+    expect(page.locator("#live")).to_have_text("")
+    assert marks_of(bed, "lovelace") == {"code": (12, "half a sentence", "ann")}
+    second.set()
+    bed.state.close()
 
 
 def test_a_saved_comment_is_used_in_a_note_and_a_comment(context: BrowserContext, bed: Bed) -> None:
@@ -290,6 +426,23 @@ def test_hostile_files_run_nothing_and_reach_nothing(
     assert dialogs == []
     assert reached == []
     expect(page.locator("summary", has_text="You mark as")).to_have_text("You mark as ann")
+
+
+def test_no_field_covers_its_label_or_is_pushed_out_of_view(
+    context: BrowserContext, bed: Bed
+) -> None:
+    hand_in_files(bed, "dijkstra", {"code/train.py": b"x = 1\n"})
+    page = enter(context, bed, "ann", 3)
+    expect(page.locator("#add-comment")).to_be_in_viewport()
+    page.get_by_text("You mark as ann").click()
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 800})
+        below = """(field) => {
+            const label = document.createRange();
+            label.selectNode(field.previousSibling);
+            return field.getBoundingClientRect().top - label.getBoundingClientRect().bottom;
+        }"""
+        assert page.locator("#person").evaluate(below) >= 0
 
 
 def test_it_fits_every_screen(context: BrowserContext, bed: Bed) -> None:

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from labctl.config import find_paths
 from labctl.courses import teardown
+from labctl.courses.context import SEATS
 from labctl.courses.invitation import invite
 from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.publish import publish_assignments
@@ -200,8 +201,7 @@ def submit_from_server(page: Page, school: School) -> None:
 
     refuse_unsafe_files(page, school)
     assert len(receiver.receipts("hw1", "alice")) == 1
-    # A file that cannot be downloaded would keep the server's disk.
-    type_on_server(school, "cd ~/labctl/*/code && rm -f two* w.pkl")
+    type_on_server(school, "cd ~/labctl/*/code && rm -f w.pkl")
     page.get_by_role("link", name="My seat").click()
 
 
@@ -266,6 +266,8 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     page.get_by_role("button", name="End the server").click()
     require_state(page, "no server")
     wait_for(lambda: [one.kind for one in ledger.list_entries(kind="down")] == ["down"])
+    saved = school.staff.folder.path / SEATS / "alice" / "server-edits"
+    assert [one.name for one in saved.glob("*/two*")] == ["two%0Alines.py"]
     assert dialogs == []
 
 
@@ -313,6 +315,7 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         page.goto(campus.url + "/submissions/hw3/regrade")
         page.get_by_label("Your request").fill(f"Question 2 is right. {EVIL} " + "w" * 300)
         keep_picture(page, f"student-regrade-{width}", full_page=True)
+        assert page.get_by_label("Your request").evaluate("(field) => field.clientHeight") >= 150
         page.get_by_role("button", name="Send the request").click()
         expect(page.locator(".regrade")).to_contain_text(EVIL)
         assert measure_overflow(page) <= 0

@@ -23,6 +23,7 @@ from labctl.events import Event, Note, Progress, Reporter, SilentReporter
 from labctl.model import Run
 from labctl.servers.agent import AgentClient
 from labctl.sync import downloads, durability
+from labctl.sync.edits import pull_edits
 from labctl.sync.local_results import PARTIAL
 from labctl.sync.pull import (
     PulledRun,
@@ -41,7 +42,7 @@ from labctl.wire.files import (
     ManifestRequest,
     PartsRequest,
 )
-from labctl.wire.verbs import Verb
+from labctl.wire.verbs import LabRequest, Verb
 
 LAB = ("digits", "0f1e2d3c4b5a")
 MIB = 1024**2
@@ -438,6 +439,55 @@ def test_files_with_odd_names_and_with_many_names_are_pulled(
     brought = bring(server, lab)
     assert (brought.files, brought.complete) == (9, True)
     assert tree(lab / "runs" / "r1") == tree(there)
+
+
+def test_control_characters_of_a_name_are_escaped_here(
+    server: DirectoryServer, there: Path, lab: Path
+) -> None:
+    """A file that no terminal can name must not keep its server from ending."""
+    for name in ("two\nlines.txt", "a\x1b[2J", "plain%0A.txt", "50%\n"):
+        put(there, f"logs/{name}", name.encode())
+    put(there, "logs/a\tb/c.txt", b"inside")
+    listed = {"a\nb.bin": {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}}
+    put(there, "checkpoints/s1/a\nb.bin", b"x")
+    put(there, "checkpoints/s1/manifest.json", json.dumps({"files": listed}).encode())
+    assert bring(server, lab).complete
+    files = tree(lab / "runs" / "r1")
+    assert {name: files[f"logs/{name}"] for name in ("two%0Alines.txt", "a%1B[2J", "50%25%0A")} == {
+        "two%0Alines.txt": b"two\nlines.txt",
+        "a%1B[2J": b"a\x1b[2J",
+        "50%25%0A": b"50%\n",
+    }
+    assert files["logs/a%09b/c.txt"] == b"inside"
+    assert files["checkpoints/s1/a%0Ab.bin"] == b"x"
+    assert verify(AgentClient(server), *LAB, [], lab) == ()
+    assert bring(server, lab).files == 0
+
+
+def test_code_is_saved_whatever_its_name(server: DirectoryServer, there: Path, lab: Path) -> None:
+    code = there.parents[1] / "code"
+    put(code, "two\nlines.py", b"print(1)")
+    put(code, ".labctl-notes", b"3")
+    put(code, "a\nb", b"1")
+    put(code, "a%0Ab", b"2")
+    remote = AgentClient(server)
+    saved = pull_edits(remote, LabRequest(*LAB), lab, reporter=SilentReporter())
+    assert sorted(saved.saved) == [".labctl-notes", "a%0Ab", "two%0Alines.py"]
+    assert (Path(saved.directory) / "two%0Alines.py").read_bytes() == b"print(1)"
+    assert saved.skipped == (r"a\nb: another file is named a%0Ab",)
+    # What comes into the lab would be pushed again, under another name.
+    brought = pull_edits(remote, LabRequest(*LAB), lab, reporter=SilentReporter(), merge=True)
+    assert brought.brought == ("a%0Ab",)
+    assert len(brought.skipped) == 3
+
+
+def test_no_file_takes_the_name_of_another(server: DirectoryServer, there: Path, lab: Path) -> None:
+    put(there, "logs/a\nb", b"1")
+    put(there, "logs/a%0Ab", b"2")
+    brought = bring(server, lab)
+    assert tree(lab / "runs" / "r1") == {"logs/a%0Ab": b"2"}
+    (skipped,) = brought.skipped
+    assert (skipped.path, skipped.reason) == (r"logs/a\nb", "another file is named logs/a%0Ab")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -174,17 +175,17 @@ def test_a_websocket_is_relayed_without_secrets(campus: Campus) -> None:
         additional_headers={"Cookie": f"{ada.cookie}; _xsrf=abc"},
         subprotocols=[websockets.Subprotocol("v1.kernel.websocket.jupyter.org")],
         max_size=None,
-    ) as socket:
-        path, pairs = json.loads(socket.recv())
+    ) as websocket:
+        path, pairs = json.loads(websocket.recv())
         headers = dict(pairs)
         assert path == "/api/kernels/1/channels"
-        assert socket.subprotocol == "v1.kernel.websocket.jupyter.org"
+        assert websocket.subprotocol == "v1.kernel.websocket.jupyter.org"
         assert (headers["host"], headers["cookie"]) == ("127.0.0.1:8888", "_xsrf=abc")
         assert headers["authorization"] == f"token {TOKEN}"
         assert headers["origin"] == "http://127.0.0.1:8888"
         for message in ("text", b"\x00bytes", "x" * 3_000_000, ""):
-            socket.send(message)
-            assert socket.recv() == message
+            websocket.send(message)
+            assert websocket.recv() == message
 
 
 @pytest.mark.parametrize("whose", ["nobody", "turing", "page", "evil"])
@@ -212,14 +213,140 @@ def test_all_ends_with_the_students_access(campus: Campus) -> None:
         f"ws://{ada.host}/api/kernels/1/channels",
         origin=websockets.Origin(f"http://{ada.host}"),
         additional_headers={"Cookie": ada.cookie},
-    ) as socket:
-        socket.recv()
+    ) as websocket:
+        websocket.recv()
         campus.invite("lovelace", "z" * 32)
         assert ada.ask("/lab")[0] == 403
         with pytest.raises(websockets.ConnectionClosed):
-            socket.recv(30)
+            websocket.recv(30)
     campus.invite("lovelace", CODE)
     assert ada.ask("/lab")[0] == 200, "the code that the session began with is valid again"
+
+
+def expire(campus: Campus, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("labctl.web.student_access.SESSION_S", 0)
+
+
+def leave_course(campus: Campus, patch: pytest.MonkeyPatch) -> None:
+    write_roster(campus, "lovelace@example.edu,,a1,yes", "lovelace@example.edu,,a1,no")
+
+
+def change_team(campus: Campus, patch: pytest.MonkeyPatch) -> None:
+    write_roster(campus, "lovelace@example.edu,,", "lovelace@example.edu,owls,")
+
+
+def release_server(campus: Campus, patch: pytest.MonkeyPatch) -> None:
+    seat = campus.request_handler.get_seat_server(campus.bed.seat(0))
+    (claim,) = seat.claims
+    seat.release(claim.token, "lovelace")
+
+
+def write_roster(campus: Campus, old: str, new: str) -> None:
+    file = campus.bed.folder.roster_file
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+
+
+@pytest.fixture
+def unchanged(campus: Campus) -> Iterator[None]:
+    """Restore the roster and lovelace's claim after the test."""
+    file = campus.bed.folder.roster_file
+    roster = file.read_text()
+    seat = campus.request_handler.get_seat_server(campus.bed.seat(0))
+    (claim,) = seat.claims
+    yield
+    file.write_text(roster)
+    assert campus.request_handler.wait(60)
+    if not seat.claims:
+        seat.claim(claim)
+        assert campus.request_handler.wait(60)
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("end", [expire, leave_course, change_team, release_server])
+def test_an_open_websocket_ends_with_what_allowed_it(
+    campus: Campus,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Campus, pytest.MonkeyPatch], None],
+) -> None:
+    ada = campus.open("lovelace")
+    with connect(
+        f"ws://{ada.host}/api/kernels/1/channels",
+        origin=websockets.Origin(f"http://{ada.host}"),
+        additional_headers={"Cookie": ada.cookie},
+    ) as websocket:
+        websocket.recv()
+        end(campus, monkeypatch)
+        with pytest.raises(websockets.ConnectionClosed) as closed:
+            websocket.recv(30)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+    assert ada.ask("/lab")[0] == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/labctl-open",
+        "/labctl-open?ticket=x",
+        "//evil.example/terminals/websocket/1",
+        "/tensorboard/../../terminals/websocket/1",
+        "/tensorboard/%2e%2e/terminals/websocket/1",
+        "/%74ensorboard/data",
+        "/TENSORBOARD/data",
+        "/..%2f..%2fterminals/websocket/1",
+        "/%00/%ff",
+        f"/user/turing/services/{'a' * 12}/jupyter",
+        "http://evil.example/terminals/websocket/1",
+    ],
+)
+def test_no_path_of_a_websocket_leads_to_another_student(campus: Campus, path: str) -> None:
+    """Whatever the path: the session decides, and turing's opens nothing of lovelace."""
+    ada, alan = campus.open("lovelace"), campus.enter("turing")
+    name = ada.cookie.partition("=")[0]
+    forged = f"{name}={alan.cookie.partition('=')[2]}"
+    for cookie in (alan.cookie, forged, f"{alan.cookie}; {name}=", f"{name}={'A' * 4000}"):
+        status = open_raw_websocket(ada.host, path, [f"Origin: http://{ada.host}"], cookie)
+        assert status in (400, 403), status
+    # Her own session gets her own service, or nothing.
+    assert open_raw_websocket(ada.host, path, [f"Origin: http://{ada.host}"], ada.cookie) < 500
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        ["Origin: null"],
+        ["Origin: HTTP://localhost"],
+        ["Origin: http://HOST.evil.example"],
+        ["Origin: http://HOST", "Origin: https://evil.example"],
+        ["Origin: http://HOST", "Host: evil.example"],
+        ["Origin: https://evil.example", "ORIGIN: http://HOST"],
+        ["Origin: http://HOST/"],
+    ],
+)
+def test_only_the_exact_origin_opens_a_websocket(campus: Campus, headers: list[str]) -> None:
+    ada = campus.open("lovelace")
+    lines = [line.replace("HOST", ada.host) for line in headers]
+    assert open_raw_websocket(ada.host, "/api/kernels/1/channels", lines, ada.cookie) in (400, 403)
+
+
+def open_raw_websocket(host: str, path: str, headers: list[str], cookie: str) -> int:
+    """Send the request for a WebSocket as it is; return the status of the answer."""
+    name, port = host.split(":")
+    lines = [
+        f"GET {path} HTTP/1.1",
+        f"Host: {host}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        *headers,
+        f"Cookie: {cookie}",
+    ]
+    with socket.create_connection((name, int(port)), 30) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        return int(connection.makefile("rb").readline().split()[1])
 
 
 def test_signing_out_of_the_page_closes_the_services(campus: Campus) -> None:
@@ -228,13 +355,13 @@ def test_signing_out_of_the_page_closes_the_services(campus: Campus) -> None:
     ada = ServiceVisitor(f"{origin}/")
     assert ada.confirm(ticket) == 303
     uri, own = f"ws://{ada.host}/api/kernels/1/channels", websockets.Origin(origin)
-    with connect(uri, origin=own, additional_headers={"Cookie": ada.cookie}) as socket:
-        socket.recv()
+    with connect(uri, origin=own, additional_headers={"Cookie": ada.cookie}) as websocket:
+        websocket.recv()
         word = page.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
         assert page.form("/sign-out", csrf=word)[0] == 303
         assert ada.ask("/lab")[0] == 403
         with pytest.raises(websockets.ConnectionClosed):
-            socket.recv(30)
+            websocket.recv(30)
 
 
 def test_an_unknown_method_and_address_are_refused(campus: Campus) -> None:

@@ -147,6 +147,41 @@ def test_a_draft_counts_once_and_for_its_assignment(campus: Campus) -> None:
     assert len(Receiver(campus.bed.folder.drop).receipts("hw4", "lovelace")) == 1
 
 
+def end_server(campus: Campus) -> None:
+    seat = campus.request_handler.get_seat_server(campus.bed.seat(0))
+    for claim in seat.claims:
+        seat.release(claim.token, "lovelace")
+    assert campus.request_handler.wait(60)
+
+
+def test_what_was_shown_is_submitted_although_its_server_has_ended(campus: Campus) -> None:
+    visitor = campus.enter("lovelace")
+    _, page = collect(visitor, f"lab:{LAB_ID}")
+    end_server(campus)
+    assert "hw4 is submitted: number 1" in submit(visitor, draft_of(page))
+
+
+def test_a_server_that_ends_while_files_are_collected_is_named(
+    campus: Campus, worker: Worker
+) -> None:
+    visitor = campus.enter("lovelace")
+    worker.gate.clear()
+    word = token(visitor.ask("/")[2])
+    form = {"csrf": word, "source": f"lab:{LAB_ID}"}
+    assert visitor.form("/submissions/hw4/new", **form)[0] == 303
+    end_server(campus)
+    worker.problem = PreparedSubmission(what="the server did not answer")
+    worker.gate.set()
+    wait_until(lambda: "Collecting" not in visitor.ask("/submissions/hw4/new")[2])
+    page = visitor.ask("/submissions/hw4/new")[2]
+    assert "Nothing can be submitted: the server did not answer." in page
+    assert draft_of(page) == ""
+    # Its lab is gone with it, and a form that an open page still has says so.
+    assert visitor.form("/submissions/hw4/new", **form)[0] == 404
+    assert visitor.form("/server/extend", csrf=word, by="1h")[0] == 303
+    assert "You have no server now." in visitor.ask("/")[2]
+
+
 def test_an_unknown_assignment_has_no_page(campus: Campus) -> None:
     visitor = campus.enter("lovelace")
     for name in ("hw9", "..", "%2e%2e%2fhw4"):
@@ -209,7 +244,8 @@ def test_drafts_are_limited_by_time_and_number(bed: Bed, monkeypatch: pytest.Mon
     worker.gate.clear()
     submissions.begin("lovelace", "lovelace", choice)
     with pytest.raises(BusyError, match="being collected"):
-        submissions.begin("lovelace", "lovelace", choice)
+        submissions.begin("lovelace", "lovelace", Choice(assignment="hw4", run="r1"))
+    submissions.begin("lovelace", "lovelace", choice)  # a second click
     submissions.begin("turing", "turing", choice)
     with pytest.raises(BusyError, match="many students"):
         submissions.begin("hopper", "hopper", choice)

@@ -14,6 +14,7 @@ from labctl.courses.commenting import add_comment, list_comments, parse_place, r
 from labctl.courses.marking import give_mark
 from labctl.courses.notebook import MOST_CHARS, parse_notebook
 from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.release import release_grades
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.submissions.receiver import Receiver
@@ -156,6 +157,21 @@ def test_a_comment_is_removed_once(folder: CourseFolder) -> None:
     # The ledger keeps who wrote it and who removed it.
     lines = folder.ledger.list_entries(kind="comment")
     assert [line.by for line in lines] == ["ann", "ann", "ben"]
+
+
+def test_a_comment_that_two_graders_save_at_once_is_there_once(
+    folder: CourseFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft_line = commenting.draft_saved_line
+
+    def save_meanwhile(text: str, by: str) -> CourseLedgerDraft:
+        monkeypatch.undo()
+        commenting.save_comment(CourseFolder(folder.path), text, by="ben")
+        return draft_line(text, by)
+
+    monkeypatch.setattr(commenting, "draft_saved_line", save_meanwhile)
+    assert commenting.save_comment(folder, "Name it.", by="ann").by == "ben"
+    assert [one.text for one in commenting.list_saved_comments(folder)] == ["Name it."]
 
 
 def test_saved_comments_are_shared_and_each_is_there_once(folder: CourseFolder) -> None:

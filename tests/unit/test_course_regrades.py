@@ -105,7 +105,7 @@ def test_only_a_released_grade_of_ones_own_can_be_regraded(folder: CourseFolder)
 
 def test_a_flood_leaves_few_lines(released: CourseFolder) -> None:
     with ThreadPoolExecutor(8) as threads:
-        replies = list(threads.map(lambda _: ask(released, "alice", "again"), range(16)))
+        replies = list(threads.map(lambda n: ask(released, "alice", f"again {n}"), range(16)))
     assert sum("number" in reply for reply in replies) == 1
     for number in range(2, MOST_REQUESTS + 1):
         answer_regrade(released, "essay", "alice", "no")
@@ -114,6 +114,15 @@ def test_a_flood_leaves_few_lines(released: CourseFolder) -> None:
     assert f"at most {MOST_REQUESTS}" in ask(released, "alice", "again")["error"]["why"]
     assert len(released.ledger.list_entries(kind="regrade")) == MOST_REQUESTS
     assert ask(released, "bob", "another student can still ask") == {"number": 1}
+
+
+def test_the_same_request_twice_is_one(released: CourseFolder) -> None:
+    """A double click, or a command that is repeated, gets the number of the first."""
+    with ThreadPoolExecutor(8) as threads:
+        replies = list(threads.map(lambda _: ask(released, "alice", "look\nagain"), range(16)))
+    assert replies == [{"number": 1}] * 16
+    assert len(released.ledger.list_entries(kind="regrade")) == 1
+    assert "has no answer yet" in ask(released, "alice", "and this")["error"]["why"]
 
 
 def test_long_and_hostile_words_are_refused_or_cleaned(released: CourseFolder) -> None:

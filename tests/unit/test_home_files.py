@@ -110,6 +110,16 @@ def test_they_are_downloaded_whole(context: Any, tmp_path: Path) -> None:
     assert (directory / "work/a b.csv").read_text() == "work/a b.csv"
 
 
+def test_control_characters_of_a_name_are_escaped_here(context: Any, machine: Path) -> None:
+    (machine / "bad\nname").write_text("x")
+    server: Any = SimpleNamespace(created_at=time.time())
+    listed = choose_home_files(context, server, asks=True)
+    assert listed is not None
+    assert "bad%0Aname" in context.reporter.questions[0].detail
+    directory = pull_home_files(context, server, listed)
+    assert (directory / "bad%0Aname").read_text() == "x"
+
+
 def test_nobody_is_asked_without_a_user_and_a_no_downloads_nothing(context: Any) -> None:
     server: Any = SimpleNamespace(created_at=time.time())
     assert choose_home_files(context, server, asks=False)
@@ -133,10 +143,10 @@ def test_a_large_home_is_neither_downloaded_nor_deleted_without_a_typed_answer(
 
 
 def test_what_cannot_come_is_named(context: Any, machine: Path) -> None:
-    (machine / "bad\nname").write_text("x")
+    (machine / ("\n" * 100)).write_text("x")
     server: Any = SimpleNamespace(created_at=time.time())
     choose_home_files(context, server, asks=False)
     [note] = context.reporter.notes
     assert note.startswith(
-        "not downloaded from the server's home directory, and deleted with it: bad\\nname: a"
+        "not downloaded from the server's home directory, and deleted with it: \\n\\n"
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard_bed import NAMES, Bed, Visitor
+from dashboard_bed import NAMES, Bed, Visitor, fill
 from marking_bed import (
     EVIL,
     EVIL_NAME,
@@ -212,6 +212,32 @@ def test_a_submission_that_arrives_meanwhile_is_noticed(bed: Bed, ann: Visitor) 
     assert ann.form(f"{page_of(bed)}/marks", **read_fields(page), **{})[0] == 200
 
 
+def test_a_comment_on_a_file_that_is_gone_names_the_submission_that_arrived(
+    bed: Bed, ann: Visitor
+) -> None:
+    fields = read_fields(ann.ask(page_of(bed))[2])
+    hand_in_files(bed, "lovelace", {"code/a.py": b"pass\n"}, number=2, at=bed.now + 60)
+    comment = {"csrf": fields["csrf"], "bundle": fields["bundle"], "file": "3", "line": "1"}
+    page = ann.form(f"{page_of(bed)}/comments", **comment, text="Close the file")[2]
+    assert "Submission 2 has arrived meanwhile" in page
+
+
+def test_marks_for_nothing_do_not_count_for_a_submission_that_arrives_meanwhile(
+    bed: Bed, ann: Visitor
+) -> None:
+    page = ann.ask(page_of(bed, 3))[2]
+    assert "Nothing was submitted." in page
+    fields = read_fields(page)
+    hand_in_files(bed, "dijkstra", FILES)
+    status, _, page = ann.form(f"{page_of(bed, 3)}/marks", **{**fields, "points-code": "0"})
+    assert (status, "Submission 1 has arrived meanwhile." in page) == (409, True)
+    assert marks_of(bed, "dijkstra") == {}
+    # What was typed is still there, and this page is of the submission.
+    assert read_fields(page)["points-code"] == "0"
+    assert ann.form(f"{page_of(bed, 3)}/marks", **read_fields(page))[0] == 200
+    assert marks_of(bed, "dijkstra") == {"code": (0, "", "ann")}
+
+
 def test_next_goes_round_what_is_unmarked(bed: Bed, ann: Visitor) -> None:
     for item in ("code", "presentation"):
         give_mark(bed.folder, "hw3", "turing", item, "10", by="ben")
@@ -265,6 +291,41 @@ def test_names_can_be_hidden_while_marking(bed: Bed, ann: Visitor) -> None:
     words = {word.lower() for one in people for word in (one.name, one.id, one.email, one.team)}
     assert not [word for word in words - {""} for page in pages if word in page]
     assert bed.seat(0).pseudonym in pages[0]
+
+
+def test_hidden_names_are_on_no_page_that_a_link_leads_to(bed: Bed, ann: Visitor) -> None:
+    """From the first page on: pages, their addresses and headers, and what an error says."""
+    fill(bed)
+    bed.folder.ledger.append_all([draft_request_line("hw3", "hopper", 1, "hopper: why?")])
+    add_comment(bed.folder, "hw3", "hopper", ("train.py", 1), "x", by="ann")
+    give_mark(bed.folder, "hw3", "hoare", "code", "3", by="ben", alone=True)
+    (bed.folder.drop / "submissions" / "hw3" / "turing" / "0001" / "bundle.tar").write_bytes(b"x")
+    ann.post("/names", hidden="yes", back="/")
+    people = bed.folder.list_students()
+    words = {part for one in people for part in (*one.name.split(), one.id, one.email, one.team)}
+    pattern = "|".join(sorted(re.escape(word) for word in words - {""}))
+    names = re.compile(rf"\b({pattern})\b", re.IGNORECASE)
+    due, visited = ["/"], set[str]()
+    while due:
+        address = due.pop()
+        visited.add(address)
+        status, headers, page = ann.ask(address)
+        assert status != 500, address
+        content = "" if headers.get("content-type") == "application/x-tar" else page
+        for text in (address, *headers.values(), content):
+            assert not (found := names.search(text)), (address, found, text[-2000:])
+        links = re.findall(r' (?:href|src)="(/[^"]*)"', content)
+        links += [headers["location"]] if "location" in headers else []
+        links = [html.unescape(link) for link in links if not link.startswith("/static/")]
+        due += {link for link in links if link not in visited and link not in due}
+    assert sum("/marking/" in address for address in visited) > 10
+    assert any(address.endswith("/bundle") for address in visited)
+    for path in ("/seats/none", f"{page_of(bed)}?file=99", "/assignments/none/marking"):
+        assert not names.search(ann.ask(path)[2])
+    for path in ("marks", "comments", "comments/remove", "comments/forget"):
+        for number in range(4):
+            fields = {"points-code": "99", "id": "9", "line": "77", "file": "1", "text": "x"}
+            assert not names.search(ann.post(f"{page_of(bed, number)}/{path}", **fields)[2])
 
 
 def test_no_address_names_anybody_or_a_file(bed: Bed, ann: Visitor) -> None:
