@@ -14,9 +14,10 @@ from labctl.courses.records.regrade_requests import (
     read_regrades,
     refuse_request,
 )
+from labctl.courses.totals import read_released_total
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.submissions.receiver import Receiver
-from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord
+from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord, TotalRecord
 
 MOST_ANSWER_CHARS = 2000
 
@@ -77,6 +78,14 @@ class RegradeDesk:
             )
             for request in requests
         )
+
+    def read_total(self, student: str) -> TotalRecord | None:
+        """Return a student's total of released grades; None without assignment groups."""
+        total = read_released_total(self.folder, student)
+        if total is None:
+            return None
+        dropped = tuple(one.text for one in total.dropped)
+        return TotalRecord(total.final, total.points, dropped, total.missing)
 
     def _require_member(self, student: str) -> None:
         # Not `find_student`, whose error names the course's directory.
