@@ -18,8 +18,8 @@ from labctl.cli.submit_output import (
     print_feedback,
     print_receipts,
     print_regrades,
-    print_total,
     print_terms,
+    print_total,
     print_verified,
 )
 from labctl.cli.wrapping import print_message

@@ -349,7 +349,7 @@ class AssignmentConfig(Value, frozen=True):
 
 
 class AssignmentGroup(Value, frozen=True):
-    """Assignments of one kind, as in Canvas: a student's `drop_lowest` lowest grades do not count."""
+    """Assignments whose `drop_lowest` lowest grades of each student do not count, as in Canvas."""
 
     assignments: tuple[Annotated[str, Parsed(parse_name)], ...]
     drop_lowest: Annotated[int, Parsed(parse_count)]

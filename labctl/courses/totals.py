@@ -1,4 +1,4 @@
-"""Totals over a course's assignments: of the present grades for staff, of released ones for students."""
+"""Totals over the assignments of a course: for staff, and of released grades for students."""
 
 from __future__ import annotations
 
@@ -44,10 +44,22 @@ def list_totals(folder: CourseFolder) -> list[StudentTotal]:
 
 def find_dropped(folder: CourseFolder, assignment: str) -> dict[str, DroppedGrade]:
     """Return the grades of an assignment that do not count in a total, by student."""
-    groups = folder.config.assignment_groups.values()
-    names = next((group.assignments for group in groups if assignment in group.assignments), ())
+    names = _list_group(folder, assignment)
     found = {one.student: one.total.find_dropped(assignment) for one in _list_totals(folder, names)}
     return {student: dropped for student, dropped in found.items() if dropped is not None}
+
+
+def list_drop_reasons(folder: CourseFolder, assignment: str) -> dict[str, str] | None:
+    """Return why grades of an assignment do not count, by student; None if it is in no group."""
+    if not _list_group(folder, assignment):
+        return None
+    return {student: one.reason for student, one in find_dropped(folder, assignment).items()}
+
+
+def _list_group(folder: CourseFolder, assignment: str) -> tuple[str, ...]:
+    """Return the assignments of the group that this one is in; () if it is in none."""
+    groups = folder.config.assignment_groups.values()
+    return next((group.assignments for group in groups if assignment in group.assignments), ())
 
 
 def _list_totals(folder: CourseFolder, names: Sequence[str]) -> list[StudentTotal]:

@@ -42,8 +42,8 @@ from labctl.wire.receiver import (
     FinishUploadRequest,
     GreetReceiverRequest,
     ListReceiptsRequest,
-    ReadFeedbackRequest,
     ReadFeedbackReply,
+    ReadFeedbackRequest,
     SendPartRequest,
 )
 from labctl.wire.verbs import Reply, Request, Verb
@@ -104,7 +104,7 @@ class ReceiverHost:
         return [self._convert(signed, Signed) for signed in reply.receipts]
 
     def feedback(self) -> tuple[Feedback | None, ReadFeedbackReply]:
-        """Return the student's released feedback (None before that), and the reply with the rest."""
+        """Return the student's released feedback (None before that), and the complete reply."""
         request = ReadFeedbackRequest(self.rules.name)
         reply = self.send_request(READ_FEEDBACK, request)
         if reply.feedback is None:

@@ -51,9 +51,9 @@ from labctl.wire.receiver import (
     ReceiverGreetingRecord,
     ReceiverRequest,
     RegradeRecord,
-    TotalRecord,
     SendPartReply,
     SendPartRequest,
+    TotalRecord,
 )
 from labctl.wire.verbs import Verb
 
