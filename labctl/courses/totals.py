@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from labctl.courses.grades import list_grades
+from labctl.courses.grading.record import RESULTS
 from labctl.courses.lateness import DeadlineJudge
 from labctl.courses.records.course_total import (
     CountedGrade,
@@ -16,6 +17,7 @@ from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.marks import read_marks
 from labctl.courses.records.released_grades import (
     is_complete,
     list_released_lines,
@@ -91,6 +93,7 @@ class ReleasedTotals:
     def __init__(self, folder: CourseFolder, entries: Iterable[CourseLedgerEntry]) -> None:
         entries = list(entries)
         self._config = folder.config
+        self._grades = folder.grades
         self._excuses = read_excuses(entries)
         self._lines = {
             name: list_released_lines(entries, name) for name in self._config.assignments
@@ -100,15 +103,26 @@ class ReleasedTotals:
             for name in self._config.assignments
             if self._config.is_missing_zero(name)
         }
+        self._marks = {name: read_marks(entries, name) for name in self._judges}
 
     def find_missing(self, student: str, seat: Seat, submitted: Collection[str]) -> tuple[str, ...]:
-        """Return the assignments in which a student gets 0 because the seat submitted nothing."""
+        """Return the assignments in which a student gets 0 because the seat submitted nothing.
+
+        One that staff has graded all the same, such as a presentation, waits for its release.
+        """
         return tuple(
             name
             for name, judge in self._judges.items()
             if name not in submitted
             and (name, student) not in self._excuses
             and judge.has_closed(seat)
+            and not self._is_graded(name, student, seat)
+        )
+
+    def _is_graded(self, name: str, student: str, seat: Seat) -> bool:
+        owners = (student, seat.name)
+        return bool(self._marks[name].get(student)) or any(
+            (self._grades / name / owner / RESULTS).is_file() for owner in owners
         )
 
     def read(self, student: str, seat: Seat, submitted: Collection[str]) -> CourseTotal:
