@@ -80,6 +80,7 @@ class Dashboard(CourseSite):
         routes: Routes = {
             "/": self.show_board,
             "/costs": self.show_costs,
+            "/regrades": self.show_regrades,
             "/another": self.show_login_link,
             "/assignments/{name}": self.show_assignment,
             "/seats/{key}": self.show_seat,
@@ -105,6 +106,7 @@ class Dashboard(CourseSite):
         frame = super().describe_frame(request, snapshot)
         return frame | {
             "assignments": snapshot.assignments,
+            "open_regrades": len(snapshot.open_regrades),
             "pseudonyms": pseudonyms_of(request),
             "back": frame["address"],
             "here": "",
@@ -132,6 +134,9 @@ class Dashboard(CourseSite):
 
     async def show_costs(self, request: Request) -> Response:
         return await self._render_live("costs", request, "costs", here="costs")
+
+    async def show_regrades(self, request: Request) -> Response:
+        return await self._render_live("regrades", request, "regrades", here="regrades")
 
     async def show_assignment(self, request: Request, name: str) -> Response:
         page = f"assignments/{name}"
@@ -213,6 +218,8 @@ class Dashboard(CourseSite):
             return self.pages.assignment(name, view.pseudonyms, view.listing)
         if kind == "costs":
             return self.pages.costs(view.pseudonyms)
+        if kind == "regrades":
+            return self.pages.regrades(view.pseudonyms)
         return self.pages.board(view.pseudonyms, view.listing)
 
     def _require_page(self, snapshot: Snapshot, page: str) -> None:
@@ -221,6 +228,7 @@ class Dashboard(CourseSite):
         exists = {
             "board": not name,
             "costs": not name,
+            "regrades": not name,
             "seats": name in snapshot.seat_by_key,
             "assignments": any(one.name == name for one in snapshot.assignments),
         }

@@ -27,6 +27,7 @@ from labctl.web.marking_page import MarkingPages
 from labctl.web.marking_view import MarkingReader
 from labctl.web.mutations import CourseActions
 from labctl.web.pages import Pages
+from labctl.web.regrade_answers import RegradeAnswers
 from labctl.web.responses import SecurityHeaders
 from labctl.web.server_load import LoadReader
 from labctl.web.service_proxy import RequireService, ServiceProxy
@@ -68,7 +69,10 @@ def build_dashboard(
         folder.drop,
         build_middleware(link, key, f"labctl-{course_id[:8]}"),
     )
-    MarkingPages(dashboard, MarkingReader(path)).add_to(dashboard.app)
+    reader = MarkingReader(path)
+    marking = MarkingPages(dashboard, reader)
+    marking.add_to(dashboard.app)
+    RegradeAnswers(marking, reader).add_to(dashboard.app)
     return dashboard
 
 

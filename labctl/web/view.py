@@ -263,6 +263,14 @@ class Snapshot(Value, frozen=True, dict=True):
     def person_by_id(self) -> dict[str, PersonView]:
         return {person.id: person for person in self.people}
 
+    @functools.cached_property
+    def open_regrades(self) -> tuple[tuple[PersonView, RegradeRequest], ...]:
+        """The regrade requests without an answer, the oldest first."""
+        pairs = [(one, request) for one in self.people for request in one.regrades]
+        return tuple(
+            sorted((pair for pair in pairs if pair[1].is_open), key=lambda pair: pair[1].at)
+        )
+
     @property
     def spent_usd(self) -> float:
         return sum(seat.spent_usd for seat in self.seats)
