@@ -126,6 +126,18 @@ def test_declining_keeps_what_was_typed_in_the_rubric(bed: Bed, ann: Visitor) ->
     assert read_fields(body)["points-code"] == "18"
 
 
+def test_an_assignment_without_a_rubric_is_answered_too(bed: Bed, ann: Visitor) -> None:
+    bed.folder.ledger.append_all([draft_request_line("hw4", "turing", 1, "why?")])
+    address = f"/assignments/hw4/marking/{bed.seat(1).pseudonym}"
+    page = ann.ask(address)[2]
+    assert "and save the rubric" not in page
+    fields = read_answer_fields(page)
+    typed = {**fields, f"answer-{fields['student']}-1": "Yes.", "decision": "accept"}
+    assert ann.form(f"{address}/regrades", **typed)[0] == 200
+    (request,) = list_regrades(bed.folder, "hw4", "turing")
+    assert (request.accepted, request.answer) == (True, "Yes.")
+
+
 def test_saving_the_rubric_keeps_an_answer_that_was_typed(bed: Bed, ann: Visitor) -> None:
     ask(bed)
     fields = read_answer_fields(ann.ask(page_of(bed))[2])
