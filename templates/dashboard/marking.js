@@ -96,6 +96,7 @@ on("htmx:afterSwap", ({ target }) => {
   // htmx gives the focus back to the field, which would take the next single key as text.
   if (target.id === "work" && isSent) $("comment-text")?.blur();
   if (target.id === "work") showWork();
+  if (target.id === "marks") showTotal();
   showAges(document);
 });
 // What matters comes into view: the file in its list, the end of a log, the line of a comment.
