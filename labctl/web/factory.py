@@ -36,6 +36,7 @@ from labctl.web.student_access import RequireStudent, StudentAccess, is_entrance
 from labctl.web.student_actions import StudentActions
 from labctl.web.student_page import StudentPage
 from labctl.web.student_services import StudentServices, open_seat_service
+from labctl.web.student_terminal import open_seat_terminal
 
 if TYPE_CHECKING:
     from labctl.web.institution_sign_in import InstitutionSignIn
@@ -114,6 +115,8 @@ def build_student_page(
         services_url,
         institution,
         ServerSubmissions(path, paths, notify=notify),
+        partial(open_seat_terminal, actions),
+        notify,
     )
     return page, proxy
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
@@ -16,6 +16,7 @@ import msgspec
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.submissions.receiver import Receiver
@@ -39,6 +40,7 @@ from labctl.web.student_services import (
 )
 from labctl.web.student_sign_in import StudentSignIn
 from labctl.web.student_submissions import StudentSubmissions
+from labctl.web.student_terminal import StudentTerminals, TerminalOpener
 from labctl.web.view import PersonView, SeatView, Snapshot, SubmissionView
 from labctl.web.web_site import Routes, add_routes
 
@@ -72,6 +74,8 @@ class StudentPage(CourseSite):
         services_url: str,
         institution: InstitutionSignIn | None,
         submissions: ServerSubmissions,
+        open_terminal: TerminalOpener,
+        notify: Callable[[str], None],
     ) -> None:
         super().__init__(feed, pages, middleware)
         self.access = access
@@ -97,6 +101,7 @@ class StudentPage(CourseSite):
         StudentForms(self).add_to(self.app)
         self._submissions = submissions
         StudentSubmissions(self, submissions).add_to(self.app)
+        StudentTerminals(self, open_terminal, notify).add_to(self.app)
 
     def close(self) -> None:
         super().close()
@@ -145,7 +150,7 @@ class StudentPage(CourseSite):
             stream=f"/events?{since}",
         )
 
-    async def find_seat(self, request: Request) -> Page:
+    async def find_seat(self, request: HTTPConnection) -> Page:
         """Return the student's own person and seat; NotFoundError for one without a seat."""
         snapshot = await self.feed.read_snapshot()
         person = snapshot.person_by_id.get(session_of(request).student)
