@@ -181,20 +181,18 @@ def has_ended(terminal: RemoteTerminal) -> bool:
 @pytest.mark.parametrize("how", ["code", "sign-out", "lab", "leave"])
 def test_a_terminal_ends_with_the_access(campus: Campus, terminals: Terminals, how: str) -> None:
     ada = campus.enter("lovelace")
-    socket = open_socket(ada)
-    read_until(socket, "$")
-    if how == "code":
-        campus.invite("lovelace", "z" * 32)
-    elif how == "sign-out":
+    with open_socket(ada) as socket:
+        read_until(socket, "$")
         word = ada.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
-        assert ada.form("/sign-out", csrf=word)[0] == 303
-    elif how == "lab":
-        word = ada.ask("/")[2].partition('name="csrf" value="')[2].partition('"')[0]
-        assert ada.form("/server/end", csrf=word)[0] == 303
-    else:
-        socket.close()
-    with pytest.raises(websockets.ConnectionClosed):
-        socket.recv(30)
+        if how == "code":
+            campus.invite("lovelace", "z" * 32)
+        elif how == "sign-out":
+            assert ada.form("/sign-out", csrf=word)[0] == 303
+        elif how == "lab":
+            assert ada.form("/server/end", csrf=word)[0] == 303
+        else:
+            socket.close()
+        read_until_end(socket)
     (terminal,) = terminals.running
     wait_until(lambda: has_ended(terminal))
 
@@ -206,22 +204,20 @@ def test_a_server_that_cannot_be_reached_is_reported(campus: Campus, terminals: 
         assert "the server does not answer" in problem.lower()
 
 
-def test_a_student_has_a_few_terminals_at_once(campus: Campus) -> None:
+def test_a_student_has_a_few_terminals_at_once(campus: Campus, terminals: Terminals) -> None:
     ada = campus.enter("lovelace")
-    sockets = [open_socket(ada) for _ in range(student_terminal.MOST_OWN)]
-    for socket in sockets:
-        read_until(socket, "$")
-    with open_socket(ada) as fifth:
-        assert "Too many terminals" in json.loads(fifth.recv(30))["problem"]
-    sockets[0].close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(student_terminal.MOST_OWN):
+            read_until(stack.enter_context(open_socket(ada)), "$")
+        with open_socket(ada) as another:
+            assert "Too many terminals" in json.loads(another.recv(30))["problem"]
+    assert len(terminals.running) == student_terminal.MOST_OWN
 
     def can_open() -> bool:
         with open_socket(ada) as socket:
             return isinstance(socket.recv(30), bytes)
 
     wait_until(can_open)
-    for socket in sockets:
-        socket.close()
 
 
 @pytest.mark.parametrize("message", ["not json", '{"size": [1]}', '{"typed": 5}'])
