@@ -91,6 +91,6 @@ def build_terminal_line(lab: str, lab_id: str, session: str) -> str:
         f"cd {with_id} 2>/dev/null || cd {plain} 2>/dev/null || cd; "
         "export TERM=xterm-256color; "
         f"command -v tmux >/dev/null && exec tmux -u new-session -A -s {shlex.quote(session)} "
-        r"\; set-option mouse on; "
+        r"\; set-option mouse on \; set-option status off; "
         'exec "${SHELL:-/bin/sh}" -l'
     )
