@@ -209,14 +209,13 @@ class TerminalConnection:
 
 async def _wait_for(fd: int, *, is_read: bool) -> None:
     """Wait until a descriptor can be read, or written."""
-    loop = asyncio.get_running_loop()
-    is_ready = loop.create_future()
+    loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
     add, remove = (
         (loop.add_reader, loop.remove_reader) if is_read else (loop.add_writer, loop.remove_writer)
     )
-    add(fd, lambda: is_ready.done() or is_ready.set_result(None))
+    add(fd, is_ready.set)
     try:
-        await is_ready
+        await is_ready.wait()
     finally:
         remove(fd)
 
