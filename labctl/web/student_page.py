@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
-import msgspec
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.middleware import Middleware
@@ -21,7 +20,13 @@ from starlette.requests import HTTPConnection
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.submissions.receiver import Receiver
 from labctl.web.course_site import CourseSite, list_parts, stream_response
-from labctl.web.downloads import find_bundle, read_report, sandboxed_response
+from labctl.web.downloads import (
+    download_response,
+    find_bundle,
+    read_receipt,
+    read_report,
+    sandboxed_response,
+)
 from labctl.web.live_updates import Feed
 from labctl.web.log_streams import LINES as TAIL_LINES
 from labctl.web.log_streams import MOST_BYTES, LogStreams
@@ -207,14 +212,8 @@ class StudentPage(CourseSite):
 
     async def send_receipt(self, request: Request, name: str, number: str) -> Response:
         one = await self._find_submission(request, name, number)
-        receipts = await asyncio.to_thread(self.receiver.receipts, name, one.by)
-        for signed in receipts:
-            if signed.receipt.number == one.number:
-                filename = f"{name}-{one.number}.receipt.json"
-                headers = {"content-disposition": f'attachment; filename="{filename}"'}
-                content = msgspec.json.format(msgspec.json.encode(signed))
-                return Response(content, media_type="application/json", headers=headers)
-        raise NotFoundError("this receipt does not exist")
+        receipt = await asyncio.to_thread(read_receipt, self.receiver, one)
+        return download_response(receipt, f"{name}-{one.number}.receipt.json")
 
     async def send_report(self, request: Request, name: str, number: str) -> Response:
         one = await self._find_submission(request, name, number)

@@ -37,6 +37,7 @@ class WorkView(Value, frozen=True):
     student: str
     extension_s: int = 0
     submissions: tuple[SubmissionView, ...] = ()
+    counting: SubmissionView | None = None
     score: float | None = None
     points: float | None = None
     number: int = 0
@@ -142,6 +143,7 @@ class StudentParts:
             student=person.id,
             extension_s=due.extensions.get(person.id, 0),
             submissions=tuple(one for one in person.hand_ins if one.assignment == due.name),
+            counting=person.find_counting(due.name),
             score=feedback.score if feedback else None,
             points=feedback.points if feedback else due.points,
             number=feedback.number if feedback else 0,

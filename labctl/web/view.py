@@ -200,6 +200,11 @@ class PersonView(Value, frozen=True):
         accepted = (one for one in submissions if one.accepted)
         return next(accepted, submissions[0] if submissions else None)
 
+    def find_counting(self, assignment: str) -> SubmissionView | None:
+        """Return the submission that counts; None if all were too late."""
+        last = self.find_submission(assignment)
+        return last if last is not None and last.accepted else None
+
     def find_dropped(self, assignment: str) -> DroppedGrade | None:
         """Return why a grade that staff sees does not count; None if it does."""
         total = self.totals.present
