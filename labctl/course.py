@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from labctl.courses.servers import SeatOutcome
     from labctl.courses.status import CourseStatus
     from labctl.courses.teardown import SeatEnding
+    from labctl.courses.totals import StudentTotal
 
 with lazy_imports(__name__):
     from labctl.courses import (
@@ -50,6 +51,7 @@ with lazy_imports(__name__):
         starters,
         status,
         teardown,
+        totals,
     )
     from labctl.courses import keys as course_keys
 
@@ -168,3 +170,7 @@ class Course:
     def grades(self, assignment: str) -> list[Grade]:
         """Return a grade for every active student."""
         return grades.list_grades(self.folder, assignment)
+
+    def totals(self) -> list[StudentTotal]:
+        """Return the total of every active student, without the grades that groups drop."""
+        return totals.list_totals(self.folder)

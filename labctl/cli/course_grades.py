@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import WHY, find_acting_person, print_grace, shorten_name
+from labctl.cli.course_options import WHY, find_acting_person, print_grace
 from labctl.cli.course_tests import print_student_tests
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.courses.grades import export_grades, list_grades, list_student_tests
-from labctl.courses.records.gradebook import Grade, points_text
-from labctl.courses.records.marks import RubricItem
+from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.released_grades import change_text
 from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.model import Value
 from labctl.text import count_text, duration_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from labctl.course import Course
     from labctl.courses.allowances import GrantedExtension
@@ -34,33 +32,10 @@ if TYPE_CHECKING:
     from labctl.courses.records.writeback import GradeExport
 
 with lazy_imports(__name__):
-    from labctl.cli import course_canvas
-    from labctl.courses import allowances
+    from labctl.cli import course_canvas, course_totals, grade_tables
+    from labctl.courses import allowances, totals
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
-
-
-class GradeReport(Value, frozen=True):
-    """One student's grade, as --json prints it."""
-
-    student: str
-    team: str
-    score: float | None
-    points: float
-    penalty_percent: int
-    late_s: int
-    final: float | None
-    submission: int
-    released: bool
-    corrected: bool
-    unreleased_final: float | None
-    change: str
-    problem: str
-    excused: bool
-    free_days_used: int
-    free_days: int
-    automatic: float | None
-    items: tuple[RubricItem, ...]
 
 
 @click.command("due", short_help="Move a due time for one student, or list extensions.")
@@ -118,7 +93,7 @@ def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> No
 
 
 @click.command("grades", short_help="Show grades, or export them in the roster's format.")
-@click.argument("assignment")
+@click.argument("assignment", default="")
 @click.option(
     "--format",
     "format_",
@@ -168,15 +143,24 @@ def grades_command(
 ) -> None:
     """Show the grades of ASSIGNMENT; with --format, print a file for your learning platform.
 
+    Without ASSIGNMENT, the command shows all grades and each student's total, without the grades
+    that `assignment_groups` in course.yaml drop. --format csv prints them as a table.
+
     The file has only this assignment's column, so importing it changes no other grade. A released
     grade stays the same until the next --release, which shows the difference and asks.
 
     \b
+    labctl course grades
     labctl course grades hw3
     labctl course grades hw3 --tests
     labctl course grades hw3 --format canvas -o hw3.csv --release
     labctl course grades hw3 --to canvas
     """
+    if not assignment:
+        needs_one = rubric or no_penalty or to or send or release or tests
+        course_totals.check_options(format_, bool(out), bool(needs_one))
+        course_totals.show_totals(open_course(ctx, quiet=json_).folder, format_, out, json_)
+        return
     if to or send:
         course_canvas.check_options(assignment, to, bool(format_ or out))
     if tests:
@@ -195,11 +179,20 @@ def grades_command(
     if is_export:
         form = "" if format_ == "own" else format_ or ""
         export = export_grades(
-            course.folder, assignment, to=form, penalty=not no_penalty, rubric=rubric
+            course.folder,
+            assignment,
+            to=form,
+            penalty=not no_penalty,
+            rubric=rubric,
+            dropped=totals.list_drop_reasons(course.folder, assignment),
         )
         _write_export(export, out, json_)
     if json_:
-        rows = [_make_report(grade) for grade in list_grades(course.folder, assignment)]
+        dropped = totals.find_dropped(course.folder, assignment)
+        rows = [
+            grade_tables.make_report(grade, dropped.get(grade.student))
+            for grade in list_grades(course.folder, assignment)
+        ]
         print_json({"assignment": assignment, "grades": rows, "written": str(out or "")})
         return
     _print_table(course.folder, assignment, rubric=rubric, is_export=is_export)
@@ -218,7 +211,7 @@ def _print_table(folder: CourseFolder, assignment: str, *, rubric: bool, is_expo
     """Print the grades unless they were exported, and what the next release would change."""
     grades = list_grades(folder, assignment)
     if not is_export:
-        _print_grades(grades, folder, rubric)
+        grade_tables.print_grades(grades, folder, totals.find_dropped(folder, assignment), rubric)
         print_grace(folder, assignment)
     print_unreleased_changes(assignment, grades)
 
@@ -265,88 +258,3 @@ def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     for line in result.unmarked:
         print_message(f"not complete: {clean(line)}")
     print_message(f"released to {count_text(len(result.students), 'student')}{waiting}")
-
-
-def _make_report(grade: Grade) -> GradeReport:
-    return GradeReport(
-        student=grade.student,
-        team=grade.team,
-        score=grade.score,
-        points=grade.points,
-        penalty_percent=grade.stamp.penalty,
-        late_s=grade.stamp.late_s,
-        final=grade.final,
-        submission=grade.stamp.number,
-        released=grade.released,
-        corrected=grade.corrected,
-        unreleased_final=grade.unreleased.final if grade.unreleased else None,
-        change=grade.change,
-        problem=grade.problem,
-        excused=grade.excused,
-        free_days_used=grade.stamp.free_days.used,
-        free_days=grade.stamp.free_days.total,
-        automatic=grade.automatic,
-        items=grade.items,
-    )
-
-
-def _print_grades(grades: list[Grade], folder: CourseFolder, rubric: bool) -> None:
-    names = {student.id: student.name for student in folder.list_students(active_only=False)}
-    has_teams = any(grade.team for grade in grades)
-    headings, cells_of = _choose_columns(grades, rubric)
-    rows = [
-        (
-            grade.student,
-            shorten_name(names.get(grade.student) or "-"),
-            *([grade.team or "-"] if has_teams else []),
-            *cells_of(grade),
-            "; ".join(filter(None, [grade.problem, grade.stamp.free_days.text])),
-        )
-        for grade in grades
-    ]
-    headings = ("STUDENT", "NAME", *(["TEAM"] if has_teams else []), *headings, "")
-    # The last column says why a grade is missing: on a narrow screen it is wrapped, not cut.
-    print_table(rows, headings, cut=False)
-    scores = [grade.final for grade in grades if grade.final is not None]
-    mean = (
-        f"; mean {sum(scores) / len(scores):.1f} of {points_text(grades[0].points)}"
-        if scores
-        else ""
-    )
-    print_message(f"graded: {len(scores)} of {len(grades)}{mean}")
-
-
-def _choose_columns(
-    grades: Sequence[Grade], rubric: bool
-) -> tuple[tuple[str, ...], Callable[[Grade], tuple[str, ...]]]:
-    """Return headings and cells: what the grade comes from, or with `rubric` each item's mark."""
-    items = [item.name for item in grades[0].items] if rubric and grades else []
-    if not items:
-        return ("SCORE", "LATE", "OFF", "FINAL", "RELEASED"), _grade_cells
-    if all(grade.automatic is None for grade in grades):
-        headings = tuple(item.upper() for item in items)
-        return (*headings, "FINAL"), _mark_cells
-    headings = ("AUTO", *(item.upper() for item in items))
-    return (*headings, "FINAL"), lambda grade: (
-        points_text(grade.automatic) or "-",
-        *_mark_cells(grade),
-    )
-
-
-def _grade_cells(grade: Grade) -> tuple[str, ...]:
-    return (
-        points_text(grade.score) or "-",
-        duration_text(grade.stamp.late_s) if grade.stamp.late_s else "-",
-        f"-{points_text(grade.penalty_points)}" if grade.penalty_points else "-",
-        points_text(grade.final) or "-",
-        "yes" if grade.released else "-",
-    )
-
-
-def _mark_cells(grade: Grade) -> tuple[str, ...]:
-    """Return each mark with who gave it, and the final score."""
-    cells = []
-    for item in grade.items:
-        by = f" ({item.mark.by})" if item.mark and item.mark.by else ""
-        cells.append(f"{points_text(item.mark.points)}{by}" if item.mark else "-")
-    return (*cells, points_text(grade.final) or "-")

@@ -19,6 +19,7 @@ from labctl.cli.submit_output import (
     print_receipts,
     print_regrades,
     print_terms,
+    print_total,
     print_verified,
 )
 from labctl.cli.wrapping import print_message
@@ -222,10 +223,14 @@ def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None
     if json_:
         regrades = [request._asdict() for request in fetched.regrades]
         path = str(fetched.path)
-        print_json({"feedback": fetched.feedback, "path": path, "regrades": regrades})
+        total = fetched.total._asdict() if fetched.total else None
+        rest = {"path": path, "regrades": regrades, "total": total}
+        print_json({"feedback": fetched.feedback, **rest})
         return
     print_feedback(fetched.feedback, fetched.path, root)
     print_regrades(fetched.regrades)
+    if fetched.total:
+        print_total(fetched.total)
 
 
 def _ask_regrade(lab: Lab, choice: submit.SubmissionChoice, text: str, json_: bool) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from labctl.submissions.receipt import Receipt
     from labctl.submissions.receipts import Verified
     from labctl.submissions.submit import SubmitResult, Terms
-    from labctl.wire.receiver import RegradeRecord
+    from labctl.wire.receiver import RegradeRecord, TotalRecord
 
 with lazy_imports(__name__):
     from labctl.submissions import bundling
@@ -260,6 +260,15 @@ def print_regrades(regrades: Sequence[RegradeRecord]) -> None:
             continue
         word = "accepted" if request.accepted else "declined"
         click.echo(textwrap.indent(f"{word}: {clean(request.answer)}", "  "))
+
+
+def print_total(total: TotalRecord) -> None:
+    """Print a student's total, and which grades do not count in it."""
+    click.echo(click.style(f"total so far: {total.final:g} of {total.points:g}", bold=True))
+    for name in total.missing:
+        click.echo(f"  {clean(name)}: nothing was submitted, which counts as 0")
+    for text in total.dropped:
+        click.echo(f"  {clean(text)}")
 
 
 def _relative_path(path: str, root: Path) -> str:

@@ -299,6 +299,11 @@ def command_argv(config: str, server_id: str, line: str, *, control_path: str = 
     return [*_base_argv(config, control_path), "-T", "--", check_id(server_id), line]
 
 
+def terminal_argv(config: str, server_id: str, line: str) -> list[str]:
+    """Build argv that runs a line on a terminal of the server, over a connection of its own."""
+    return [*_base_argv(config, ""), "-tt", "--", check_id(server_id), line]
+
+
 def shell_words(config: str, *, control_path: str = "") -> list[str]:
     """Build the words that another program puts before a server's id and a line: rsync's `-e`."""
     return [*_base_argv(config, control_path), "-T"]

@@ -140,6 +140,7 @@ class _CourseConfigReader:
             grading=grading,
             canvas=file.canvas,
             assignments=file.assignments,
+            assignment_groups=file.assignment_groups,
         )
 
     def read_lab(self, file: CourseFile, nodes: dict[str, Node]) -> LabConfig | None:
@@ -224,6 +225,20 @@ class _CourseConfigReader:
             if name not in file.assignments:
                 message = f"there is no assignment {quote(name)} in this file"
                 self.add_problem(f"canvas.assignments.{name}", message)
+
+        self.check_groups(file)
+
+    def check_groups(self, file: CourseFile) -> None:
+        """Report assignments of groups that do not exist, or are in another group too."""
+        group_by_name: dict[str, str] = {}
+        for group, rules in file.assignment_groups.items():
+            path = f"assignment_groups.{group}.assignments"
+            for name in rules.assignments:
+                if name not in file.assignments:
+                    self.add_problem(path, f"there is no assignment {quote(name)} in this file")
+                elif group_by_name.setdefault(name, group) != group:
+                    message = f"{quote(name)} is in the group {quote(group_by_name[name])} already"
+                    self.add_problem(path, message)
 
     def check_provider(self, nodes: dict[str, Node], path: str) -> None:
         """Refuse the provider of students: the course would request servers from itself."""

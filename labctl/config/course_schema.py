@@ -348,6 +348,22 @@ class AssignmentConfig(Value, frozen=True):
         return round(self.points - sum(self.rubric.values()), 3)
 
 
+class AssignmentGroup(Value, frozen=True):
+    """Assignments whose `drop_lowest` lowest grades of each student do not count, as in Canvas."""
+
+    assignments: tuple[Annotated[str, Parsed(parse_name)], ...]
+    drop_lowest: Annotated[int, Parsed(parse_count)]
+
+    def __post_init__(self) -> None:
+        if len(set(self.assignments)) < len(self.assignments):
+            raise ValueError("assignments: name each only once")
+        if self.drop_lowest >= len(self.assignments):
+            raise ValueError(
+                f"drop_lowest is {self.drop_lowest} and the group has "
+                f"{len(self.assignments)} assignments, so no grade would count"
+            )
+
+
 class CourseFile(Value, frozen=True):
     """Every key of course.yaml that lab.yaml does not have."""
 
@@ -364,6 +380,9 @@ class CourseFile(Value, frozen=True):
     grading: object = None
     canvas: CanvasConfig | None = None
     assignments: dict[Annotated[str, Parsed(parse_name)], AssignmentConfig] = msgspec.field(
+        default_factory=dict
+    )
+    assignment_groups: dict[Annotated[str, Parsed(parse_name)], AssignmentGroup] = msgspec.field(
         default_factory=dict
     )
 
@@ -399,6 +418,7 @@ class CourseConfig(Value, frozen=True):
     grading: GradingConfig | None = None
     canvas: CanvasConfig | None = None
     assignments: dict[str, AssignmentConfig] = msgspec.field(default_factory=dict)
+    assignment_groups: dict[str, AssignmentGroup] = msgspec.field(default_factory=dict)
 
     def is_missing_zero(self, assignment: str) -> bool:
         """Tell whether a missing submission of this assignment counts as 0 points."""

@@ -227,9 +227,11 @@ def export_grades(
     to: str = "",
     penalty: bool = True,
     rubric: bool = False,
+    dropped: Mapping[str, str] | None = None,
 ) -> GradeExport:
     """Return the grades in the format of the newest import, or in format `to`; write nothing.
 
+    `dropped` says, by student, why a grade does not count; None if the assignment is in no group.
     With `rubric` and the format csv, labctl's own table has a column for each item and its grader.
     """
     all_grades = list_grades(folder, assignment, everybody=True)
@@ -249,4 +251,5 @@ def export_grades(
         to=to,
         penalty=penalty,
         rubric=rubric,
+        dropped=dropped,
     )

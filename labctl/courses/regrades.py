@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from labctl.config.document import quote
 from labctl.courses.collect import find_rules
 from labctl.courses.grading.results import clean_text
@@ -14,9 +16,11 @@ from labctl.courses.records.regrade_requests import (
     read_regrades,
     refuse_request,
 )
+from labctl.courses.rubric_form import ItemEdit, PreparedAnswer, SavedMarks, save_marks
+from labctl.courses.totals import read_released_total
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.submissions.receiver import Receiver
-from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord
+from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord, TotalRecord
 
 MOST_ANSWER_CHARS = 2000
 
@@ -84,6 +88,14 @@ class RegradeDesk:
             for request in requests
         )
 
+    def read_total(self, student: str) -> TotalRecord | None:
+        """Return a student's total of released grades; None without assignment groups."""
+        total = read_released_total(self.folder, student)
+        if total is None:
+            return None
+        dropped = tuple(one.text for one in total.dropped)
+        return TotalRecord(total.final, total.points, dropped, total.missing)
+
     def _require_member(self, student: str) -> None:
         # Not `find_student`, whose error names the course's directory.
         if all(one.id != student for one in self.folder.list_students()):
@@ -125,6 +137,25 @@ def answer_regrade(
     by: str = "",
 ) -> RegradeRequest:
     """Answer a student's open request; return it with the answer. NotFoundError if none is open."""
+    prepared = prepare_answer(folder, assignment, student, answer, accepted=accepted, by=by)
+    folder.ledger.append_all([prepared.draft], check=prepared.check)
+    return read_regrades(folder.ledger.list_entries(), assignment, student)[-1]
+
+
+def prepare_answer(
+    folder: CourseFolder,
+    assignment: str,
+    student: str,
+    answer: str,
+    *,
+    accepted: bool,
+    by: str,
+    number: int = 0,
+) -> PreparedAnswer:
+    """Return the answer to a student's open request, to be appended to the ledger.
+
+    NotFoundError if none is open, or another one than that with this `number`.
+    """
     words = clean_text(answer.strip(), MOST_ANSWER_CHARS)
     if not words:
         raise UsageError(
@@ -132,18 +163,52 @@ def answer_regrade(
             hint=f'labctl course regrades {assignment} {student} --answer "..."',
         )
     list_regrades(folder, assignment, student)
+    request = _find_open(folder, assignment, student, number)
 
-    def find_open() -> RegradeRequest:
-        requests = read_regrades(folder.ledger.list_entries(), assignment, student)
-        for request in requests:
-            if request.is_open:
-                return request
-        raise NotFoundError(
-            f"{quote(student)} has no open request for {assignment}",
-            why=f"{requests[-1].answered_by or 'staff'} answered the last one" if requests else "",
-            hint=f"labctl course regrades {assignment}",
-        )
+    def check() -> None:
+        _find_open(folder, assignment, student, request.number)
 
-    draft = draft_answer_line(find_open(), words, accepted=accepted, by=by)
-    folder.ledger.append_all([draft], check=lambda: (find_open(), None)[1])
-    return read_regrades(folder.ledger.list_entries(), assignment, student)[-1]
+    return PreparedAnswer(
+        draft=draft_answer_line(request, words, accepted=accepted, by=by), check=check
+    )
+
+
+def answer_with_marks(
+    folder: CourseFolder,
+    assignment: str,
+    seat: str,
+    answer: PreparedAnswer,
+    edits: Sequence[ItemEdit],
+    *,
+    by: str,
+    bundle_sha256: str,
+) -> SavedMarks:
+    """Save an answer together with changed marks of the seat: both or nothing. As `save_marks`."""
+    if not edits:
+        folder.ledger.append_all([answer.draft], check=answer.check)
+        return SavedMarks()
+    return save_marks(
+        folder, assignment, seat, edits, by=by, bundle_sha256=bundle_sha256, answer=answer
+    )
+
+
+def _find_open(folder: CourseFolder, assignment: str, student: str, number: int) -> RegradeRequest:
+    """Return the open request, with this number unless it is 0; NotFoundError without one."""
+    requests = read_regrades(folder.ledger.list_entries(), assignment, student)
+    for request in requests:
+        if request.is_open and number in (0, request.number):
+            return request
+    raise NotFoundError(
+        f"{quote(student)} has no open request for {assignment}",
+        why=_describe_answered(requests, number),
+        hint=f"labctl course regrades {assignment}",
+    )
+
+
+def _describe_answered(requests: Sequence[RegradeRequest], number: int) -> str:
+    """Say who answered the request with this number, or the last one."""
+    answered = [one for one in requests if not one.is_open and number in (0, one.number)]
+    if not answered:
+        return ""
+    which = f"request {number}" if number else "the last one"
+    return f"{answered[-1].answered_by or 'staff'} answered {which}"

@@ -7,7 +7,7 @@ replaces a mark without having seen it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from labctl.courses.marking import choose_students, clean_note, parse_points, require_rubric
 from labctl.courses.records.folder import CourseFolder, Seat
@@ -55,6 +55,13 @@ class ItemEdit(Value, frozen=True):
         return (self.points, self.note) != self.shown
 
 
+class PreparedAnswer(Value, frozen=True):
+    """The ledger's line for an answer to a regrade request; `check` fails once it has another."""
+
+    draft: CourseLedgerDraft
+    check: Callable[[], None]
+
+
 class SavedMarks(Value, frozen=True):
     """The items that were saved, or why nothing was.
 
@@ -87,11 +94,14 @@ def save_marks(
     *,
     by: str,
     bundle_sha256: str | None = None,
+    answer: PreparedAnswer | None = None,
 ) -> SavedMarks:
     """Save what a grader changed in a form, for all students of a seat: all of it or nothing.
 
-    PolicyError if the submission that counts is not the one with this `bundle_sha256`, as
-    `require_submission` compares it; NotFoundError for an item that the rubric does not have.
+    `answer` is that to a regrade request, which is saved with the marks. PolicyError if the
+    submission that counts is not the one with this `bundle_sha256`, as `require_submission`
+    compares it; NotFoundError for an item that the rubric does not have, or if the request has
+    another answer.
     """
     rubric = require_rubric(folder, assignment)
     seat, _ = choose_students(folder, assignment, name, by=by)
@@ -99,10 +109,13 @@ def save_marks(
     if problems := dict(_find_problems(rubric, assignment, name, changed)):
         return SavedMarks(problems=problems)
     drafts = [draft for edit in changed for draft in _draft_lines(assignment, seat, edit, by)]
+    drafts += [answer.draft] if answer else []
     conflicts: list[str] = []
 
     def check() -> None:
         require_submission(folder, assignment, seat, bundle_sha256)
+        if answer:
+            answer.check()
         marks = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
         conflicts[:] = [
             edit.item

@@ -18,7 +18,7 @@ from labctl.submissions.assignment import Assignment
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver_host import ReceiverHost
-from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord
+from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord, TotalRecord
 
 
 class Verified(Value, frozen=True):
@@ -86,11 +86,12 @@ def fetch(
 
 
 class FetchedFeedback(Value, frozen=True):
-    """Released feedback, the `path` of its page here, and the student's regrade requests."""
+    """Released feedback, the `path` of its page here, the student's regrade requests and total."""
 
     feedback: Feedback
     path: Path
     regrades: tuple[RegradeRecord, ...] = ()
+    total: TotalRecord | None = None
 
 
 def fetch_feedback(root: Path, rules: Assignment, host: ReceiverHost | None) -> FetchedFeedback:
@@ -100,7 +101,7 @@ def fetch_feedback(root: Path, rules: Assignment, host: ReceiverHost | None) -> 
             f"{rules.name} is submitted through a bucket, which cannot return grades",
             hint="ask your instructor for your grade",
         )
-    feedback, regrades = host.feedback()
+    feedback, reply = host.feedback()
     if feedback is None:
         raise NotFoundError(
             f"your grade for {rules.name} has not been released yet",
@@ -112,7 +113,7 @@ def fetch_feedback(root: Path, rules: Assignment, host: ReceiverHost | None) -> 
     draft = path.with_suffix(".new")
     draft.write_text(feedback.page, encoding="utf-8")
     draft.replace(path)
-    return FetchedFeedback(feedback=feedback, path=path, regrades=regrades)
+    return FetchedFeedback(feedback=feedback, path=path, regrades=reply.regrades, total=reply.total)
 
 
 def ask_regrade(rules: Assignment, host: ReceiverHost | None, text: str) -> int:

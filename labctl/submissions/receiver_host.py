@@ -42,8 +42,8 @@ from labctl.wire.receiver import (
     FinishUploadRequest,
     GreetReceiverRequest,
     ListReceiptsRequest,
+    ReadFeedbackReply,
     ReadFeedbackRequest,
-    RegradeRecord,
     SendPartRequest,
 )
 from labctl.wire.verbs import Reply, Request, Verb
@@ -103,13 +103,13 @@ class ReceiverHost:
         reply = self.send_request(LIST_RECEIPTS, request)
         return [self._convert(signed, Signed) for signed in reply.receipts]
 
-    def feedback(self) -> tuple[Feedback | None, tuple[RegradeRecord, ...]]:
-        """Return the student's released feedback (None before that) and their regrade requests."""
+    def feedback(self) -> tuple[Feedback | None, ReadFeedbackReply]:
+        """Return the student's released feedback (None before that), and the complete reply."""
         request = ReadFeedbackRequest(self.rules.name)
         reply = self.send_request(READ_FEEDBACK, request)
         if reply.feedback is None:
-            return None, reply.regrades
-        return self._convert(reply.feedback, Feedback), reply.regrades
+            return None, reply
+        return self._convert(reply.feedback, Feedback), reply
 
     def ask_regrade(self, text: str) -> int:
         """Ask for a regrade; return the number of the request."""

@@ -53,6 +53,7 @@ from labctl.wire.receiver import (
     RegradeRecord,
     SendPartReply,
     SendPartRequest,
+    TotalRecord,
 )
 from labctl.wire.verbs import Verb
 
@@ -74,7 +75,7 @@ VERBS: dict[str, Verb[Any, Any]] = {
 
 
 class CourseRequests(Protocol):
-    """What a course adds to its receiver: free days, and requests for a regrade."""
+    """What a course adds to its receiver: free days, totals, and requests for a regrade."""
 
     def read_free_days(self, assignment: str, student: str) -> tuple[int, int]:
         """Return the free late days of the term, and how many of them the student still has."""
@@ -84,6 +85,9 @@ class CourseRequests(Protocol):
 
     def list_for(self, assignment: str, student: str) -> tuple[RegradeRecord, ...]:
         """Return the student's own requests."""
+
+    def read_total(self, student: str) -> TotalRecord | None:
+        """Return the student's total of released grades; None if the course computes none."""
 
 
 def check_request(original: str) -> None:
@@ -160,8 +164,11 @@ def _answer_request(
     if isinstance(request, ListReceiptsRequest):
         return ListReceiptsReply(tuple(receiver.receipts(name, student)))
     if isinstance(request, ReadFeedbackRequest):
-        own = course().list_for(name, student) if course else ()
-        return ReadFeedbackReply(receiver.feedback(name, student), own)
+        feedback = receiver.feedback(name, student)
+        if course is None:
+            return ReadFeedbackReply(feedback)
+        desk = course()
+        return ReadFeedbackReply(feedback, desk.list_for(name, student), desk.read_total(student))
     if isinstance(request, AskRegradeRequest):
         if course is None:
             raise PolicyError(

@@ -18,9 +18,16 @@ from starlette.middleware import Middleware
 
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Value
+from labctl.submissions.receiver import Receiver
 from labctl.web.auth import LoginLink
 from labctl.web.course_site import CourseSite, list_parts, stream_response
-from labctl.web.downloads import find_bundle, read_report, sandboxed_response
+from labctl.web.downloads import (
+    download_response,
+    find_bundle,
+    read_receipt,
+    read_report,
+    sandboxed_response,
+)
 from labctl.web.forms import ActionForms
 from labctl.web.listing import PERSON_COLUMNS, PERSON_MARKS, SEAT_COLUMNS, SEAT_MARKS, ListView
 from labctl.web.live_updates import Draw, Feed
@@ -31,7 +38,7 @@ from labctl.web.pages import Pages, find_next_due
 from labctl.web.pseudonyms import Pseudonyms
 from labctl.web.request_state import form_of, pseudonyms_of, sanitize_path, session_of
 from labctl.web.server_load import LoadReader
-from labctl.web.view import SeatView, Snapshot
+from labctl.web.view import SeatView, Snapshot, SubmissionView
 from labctl.web.web_site import Routes, add_routes
 
 # prefixes of the ids of a list's rows: seats and persons
@@ -80,12 +87,14 @@ class Dashboard(CourseSite):
         routes: Routes = {
             "/": self.show_board,
             "/costs": self.show_costs,
+            "/regrades": self.show_regrades,
             "/another": self.show_login_link,
             "/assignments/{name}": self.show_assignment,
             "/seats/{key}": self.show_seat,
             "/seats/{key}/runs/{run}/log": self.stream_log,
             "/seats/{key}/handed/{person}/{name}/{number}/report": self.send_report,
             "/seats/{key}/handed/{person}/{name}/{number}/bundle": self.send_bundle,
+            "/seats/{key}/handed/{person}/{name}/{number}/receipt": self.send_receipt,
             "/events/{page:path}": self.stream_events,
         }
         add_routes(self.app, "GET", routes)
@@ -105,6 +114,7 @@ class Dashboard(CourseSite):
         frame = super().describe_frame(request, snapshot)
         return frame | {
             "assignments": snapshot.assignments,
+            "open_regrades": len(snapshot.open_regrades),
             "pseudonyms": pseudonyms_of(request),
             "back": frame["address"],
             "here": "",
@@ -132,6 +142,9 @@ class Dashboard(CourseSite):
 
     async def show_costs(self, request: Request) -> Response:
         return await self._render_live("costs", request, "costs", here="costs")
+
+    async def show_regrades(self, request: Request) -> Response:
+        return await self._render_live("regrades", request, "regrades", here="regrades")
 
     async def show_assignment(self, request: Request, name: str) -> Response:
         page = f"assignments/{name}"
@@ -213,6 +226,8 @@ class Dashboard(CourseSite):
             return self.pages.assignment(name, view.pseudonyms, view.listing)
         if kind == "costs":
             return self.pages.costs(view.pseudonyms)
+        if kind == "regrades":
+            return self.pages.regrades(view.pseudonyms)
         return self.pages.board(view.pseudonyms, view.listing)
 
     def _require_page(self, snapshot: Snapshot, page: str) -> None:
@@ -221,6 +236,7 @@ class Dashboard(CourseSite):
         exists = {
             "board": not name,
             "costs": not name,
+            "regrades": not name,
             "seats": name in snapshot.seat_by_key,
             "assignments": any(one.name == name for one in snapshot.assignments),
         }
@@ -232,24 +248,35 @@ class Dashboard(CourseSite):
     async def send_report(
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
-        bundle = await self._find_bundle(key, person, name, number)
+        submission = await self._find_submission(key, person, name, number)
+        bundle = await asyncio.to_thread(find_bundle, self.drop, submission)
         return sandboxed_response(await asyncio.to_thread(read_report, bundle))
 
     async def send_bundle(
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
-        bundle = await self._find_bundle(key, person, name, number)
-        filename = f"{name}-{person}-{int(number)}.tar"
+        submission = await self._find_submission(key, person, name, number)
+        bundle = await asyncio.to_thread(find_bundle, self.drop, submission)
+        filename = f"{name}-{person}-{submission.number}.tar"
         return FileResponse(bundle, media_type="application/x-tar", filename=filename)
 
-    async def _find_bundle(self, key: str, person: str, name: str, number: str) -> Path:
+    async def send_receipt(
+        self, request: Request, key: str, person: str, name: str, number: str
+    ) -> Response:
+        submission = await self._find_submission(key, person, name, number)
+        receipt = await asyncio.to_thread(read_receipt, Receiver(self.drop), submission)
+        return download_response(receipt, f"{name}-{person}-{submission.number}.receipt.json")
+
+    async def _find_submission(
+        self, key: str, person: str, name: str, number: str
+    ) -> SubmissionView:
         snapshot = await self.feed.read_snapshot()
         seat = self.find_seat(snapshot, key)
         people = [snapshot.person_by_id[student] for student in seat.students]
         for submission in {one for mate in people for one in mate.hand_ins}:
             identity = (submission.by_key, submission.assignment, str(submission.number))
             if identity == (person, name, number):
-                return await asyncio.to_thread(find_bundle, self.drop, submission)
+                return submission
         raise NotFoundError("this submission does not exist")
 
     def find_seat(self, snapshot: Snapshot, key: str) -> SeatView:

@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from labctl.web.auth import Session, is_followed_link
 from labctl.web.responses import refuse
@@ -41,8 +42,18 @@ class SameOrigin:
         self._is_entrance = is_entrance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket" and not self._is_own_socket(scope):
+            await WebSocket(scope, receive, send).close(1008)
+            return
         refusal = self._check_origin(scope) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
+
+    def _is_own_socket(self, scope: Scope) -> bool:
+        """Tell whether a page of this origin opens a WebSocket: browsers always send its origin."""
+        headers = Headers(scope=scope)
+        if len(headers.getlist("host")) != 1:
+            return False
+        return headers.get("origin") == f"{self._scheme}://{headers['host']}"
 
     def _check_origin(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from starlette.responses import Response
 
 from labctl.errors import LabError, NotFoundError
@@ -56,3 +57,17 @@ def sandboxed_response(page: bytes) -> Response:
     """Return a page that somebody else wrote: without scripts, at an origin of its own."""
     headers = {"content-security-policy": SANDBOX}
     return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def read_receipt(receiver: Receiver, submission: SubmissionView) -> bytes:
+    """Return the signed receipt of a submission as JSON; NotFoundError without one."""
+    for signed in receiver.receipts(submission.assignment, submission.by):
+        if signed.receipt.number == submission.number:
+            return msgspec.json.format(msgspec.json.encode(signed))
+    raise NotFoundError("this receipt does not exist")
+
+
+def download_response(content: bytes, filename: str) -> Response:
+    """Return JSON that a browser stores as a file; `filename` has no text of a request."""
+    headers = {"content-disposition": f'attachment; filename="{filename}"'}
+    return Response(content, media_type="application/json", headers=headers)

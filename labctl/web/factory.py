@@ -27,6 +27,7 @@ from labctl.web.marking_page import MarkingPages
 from labctl.web.marking_view import MarkingReader
 from labctl.web.mutations import CourseActions
 from labctl.web.pages import Pages
+from labctl.web.regrade_answers import RegradeAnswers
 from labctl.web.responses import SecurityHeaders
 from labctl.web.server_load import LoadReader
 from labctl.web.service_proxy import RequireService, ServiceProxy
@@ -35,6 +36,7 @@ from labctl.web.student_access import RequireStudent, StudentAccess, is_entrance
 from labctl.web.student_actions import StudentActions
 from labctl.web.student_page import StudentPage
 from labctl.web.student_services import StudentServices, open_seat_service
+from labctl.web.student_terminal import open_seat_terminal
 
 if TYPE_CHECKING:
     from labctl.web.institution_sign_in import InstitutionSignIn
@@ -68,7 +70,10 @@ def build_dashboard(
         folder.drop,
         build_middleware(link, key, f"labctl-{course_id[:8]}"),
     )
-    MarkingPages(dashboard, MarkingReader(path)).add_to(dashboard.app)
+    reader = MarkingReader(path)
+    marking = MarkingPages(dashboard, reader)
+    marking.add_to(dashboard.app)
+    RegradeAnswers(marking, reader).add_to(dashboard.app)
     return dashboard
 
 
@@ -110,6 +115,8 @@ def build_student_page(
         services_url,
         institution,
         ServerSubmissions(path, paths, notify=notify),
+        partial(open_seat_terminal, actions),
+        notify,
     )
     return page, proxy
 

@@ -48,16 +48,18 @@ class FormView(Value, frozen=True):
 
     `saved` says what an action of the form `about` did, `problem` why it was refused. `edits` are
     what was changed in the rubric and not saved, by item, and `item_problems` say what is wrong
-    with it. `comment` and `line` were typed for a comment that was not saved.
+    with it. `comment` and `line` were typed for a comment that was not saved, `answers` for regrade
+    requests, by what `read_answers` names them.
     """
 
-    about: Literal["marks", "comments"] = "marks"
+    about: Literal["marks", "comments", "regrades"] = "marks"
     saved: str = ""
     problem: str = ""
     edits: Mapping[str, ItemEdit] = {}
     item_problems: Mapping[str, str] = {}
     comment: str = ""
     line: str = ""
+    answers: Mapping[str, str] = {}
 
     @property
     def status(self) -> int:
@@ -113,9 +115,9 @@ class MarkingPages:
     async def show(
         self, request: Request, name: str, key: str, file: int | None = None
     ) -> Response:
-        return await self._draw(request, name, key, file, FormView())
+        return await self.draw(request, name, key, file, FormView())
 
-    async def _draw(
+    async def draw(
         self, request: Request, name: str, key: str, file: int | None, form: FormView
     ) -> Response:
         snapshot = await self._dashboard.feed.read_snapshot()
@@ -153,7 +155,7 @@ class MarkingPages:
 
     async def save_marks(self, request: Request, name: str, key: str) -> Response:
         form = form_of(request)
-        edits = {edit.item: edit for edit in _read_edits(form)}
+        edits = {edit.item: edit for edit in read_edits(form)}
 
         def save(folder: CourseFolder, seat: Seat) -> SavedMarks:
             return rubric_form.save_marks(
@@ -161,21 +163,22 @@ class MarkingPages:
                 name,
                 seat.name,
                 list(edits.values()),
-                by=_require_person(request),
+                by=require_person(request),
                 bundle_sha256=form.get("bundle", ""),
             )
 
-        file = _parse_number(form.get("file", ""))
+        file = parse_number(form.get("file", ""))
         changed = {item: edit for item, edit in edits.items() if edit.is_change}
-        refused = FormView(edits=changed, problem="Nothing was saved.")
+        answers = read_answers(form)
+        refused = FormView(edits=changed, answers=answers, problem="Nothing was saved.")
         try:
             result = await asyncio.to_thread(self._reader.change, name, key, save)
         except LabError as error:
             refused = msgspec.structs.replace(refused, problem=describe_error(error))
-            return await self._draw(request, name, key, file, refused)
+            return await self.draw(request, name, key, file, refused)
         if result.problems or result.conflicts:
             refused = msgspec.structs.replace(refused, item_problems=result.problems)
-            return await self._draw(request, name, key, file, refused)
+            return await self.draw(request, name, key, file, refused)
         return await self._confirm_marks(request, name, key, result)
 
     async def _confirm_marks(
@@ -189,19 +192,21 @@ class MarkingPages:
                 return Response(status_code=204, headers={"hx-redirect": address})
             return RedirectResponse(address, 303)
         saved = f"Saved: {', '.join(result.saved)}." if result.saved else "Nothing had changed."
-        file = _parse_number(form.get("file", ""))
-        return await self._draw(request, name, key, file, FormView(saved=saved))
+        file = parse_number(form.get("file", ""))
+        return await self.draw(
+            request, name, key, file, FormView(saved=saved, answers=read_answers(form))
+        )
 
     async def add_comment(self, request: Request, name: str, key: str) -> Response:
         form = form_of(request)
         text, line = form.get("text", ""), form.get("line", "")
 
         def add(folder: CourseFolder, seat: Seat) -> str:
-            person, number = _require_person(request), _parse_number(line)
+            person, number = require_person(request), parse_number(line)
             if number is None:
                 raise UsageError("the comment has no line")
             require_submission(folder, name, seat, form.get("bundle", ""))
-            path = self._reader.find_path(folder, name, seat, _parse_number(form.get("file", "")))
+            path = self._reader.find_path(folder, name, seat, parse_number(form.get("file", "")))
             comment = commenting.add_comment(
                 folder,
                 name,
@@ -219,20 +224,20 @@ class MarkingPages:
         return await self._change_comments(request, name, key, add, typed)
 
     async def remove_comment(self, request: Request, name: str, key: str) -> Response:
-        comment_id = _parse_number(form_of(request).get("id", "")) or 0
+        comment_id = parse_number(form_of(request).get("id", "")) or 0
 
         def remove(folder: CourseFolder, seat: Seat) -> str:
-            person = _require_person(request)
+            person = require_person(request)
             comment = commenting.remove_comment(folder, name, comment_id, by=person)
             return f"Removed the comment on {comment.place}."
 
         return await self._change_comments(request, name, key, remove, REFUSED_COMMENT)
 
     async def forget_comment(self, request: Request, name: str, key: str) -> Response:
-        comment_id = _parse_number(form_of(request).get("id", "")) or 0
+        comment_id = parse_number(form_of(request).get("id", "")) or 0
 
         def forget(folder: CourseFolder, seat: Seat) -> str:
-            commenting.forget_comment(folder, comment_id, by=_require_person(request))
+            commenting.forget_comment(folder, comment_id, by=require_person(request))
             return "Removed the saved comment."
 
         return await self._change_comments(request, name, key, forget, REFUSED_COMMENT)
@@ -246,24 +251,24 @@ class MarkingPages:
         typed: FormView,
     ) -> Response:
         """Change comments, and draw the page; as `typed` if the change was refused."""
-        file = _parse_number(form_of(request).get("file", ""))
+        file = parse_number(form_of(request).get("file", ""))
         try:
             saved = await asyncio.to_thread(self._reader.change, name, key, change)
         except LabError as error:
             typed = msgspec.structs.replace(typed, problem=describe_error(error))
-            return await self._draw(request, name, key, file, typed)
+            return await self.draw(request, name, key, file, typed)
         done = FormView(about="comments", saved=saved)
-        return await self._draw(request, name, key, file, done)
+        return await self.draw(request, name, key, file, done)
 
 
-def _require_person(request: Request) -> str:
+def require_person(request: Request) -> str:
     person = session_of(request).person
     if not person:
         raise UsageError("enter your name first", why="the ledger records who gave a mark")
     return person
 
 
-def _read_edits(form: Mapping[str, str]) -> Iterator[ItemEdit]:
+def read_edits(form: Mapping[str, str]) -> Iterator[ItemEdit]:
     """Yield what a form has for each item of the rubric."""
     for field, points in form.items():
         kind, _, item = field.partition("-")
@@ -278,12 +283,21 @@ def _read_edits(form: Mapping[str, str]) -> Iterator[ItemEdit]:
         )
 
 
+def read_answers(form: Mapping[str, str]) -> dict[str, str]:
+    """Return what was typed as answers to regrade requests, by the name of the field."""
+    return {
+        field: _read_text(form, field)
+        for field, text in form.items()
+        if field.startswith("answer-") and text.strip()
+    }
+
+
 def _read_text(form: Mapping[str, str], field: str) -> str:
     """Return a text as it was before a browser sent it, with its line ends."""
     return form.get(field, "").replace("\r\n", "\n").strip()
 
 
-def _parse_number(text: str) -> int | None:
+def parse_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 

@@ -21,7 +21,6 @@ from labctl.courses.records.comments import (
 )
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
-from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.marks import list_unmarked, read_marks, sum_marks
 from labctl.courses.records.regrade_requests import RegradeRequest, read_regrades
 from labctl.courses.records.student import Student
@@ -40,6 +39,13 @@ class ItemView(Value, frozen=True):
     name: str
     worth: float
     mark: SeatMark
+
+
+class RegradeView(Value, frozen=True):
+    """An open regrade request, and the key of its student."""
+
+    key: str
+    request: RegradeRequest
 
 
 class PlaceInList(Value, frozen=True):
@@ -77,7 +83,7 @@ class MarkingView(Value, frozen=True):
     comments: tuple[LineComment, ...]
     saved: tuple[SavedComment, ...]
     bundle_sha256: str
-    regrades: tuple[RegradeRequest, ...] = ()
+    regrades: tuple[RegradeView, ...] = ()
     problem: str = ""
 
     def list_kind(self, kind: Kind) -> list[PartView]:
@@ -170,7 +176,7 @@ class MarkingReader:
                 comments=comments,
                 saved=tuple(list_saved_comments(folder)),
                 bundle_sha256=find_bundle_sha256(folder, assignment, seat),
-                regrades=_list_open_regrades(entries, assignment, seat),
+                regrades=_list_open_regrades(folder, assignment, seat),
                 problem=problem,
             )
 
@@ -195,10 +201,14 @@ class MarkingReader:
 
 
 def _list_open_regrades(
-    entries: Sequence[CourseLedgerEntry], assignment: str, seat: Seat
-) -> tuple[RegradeRequest, ...]:
-    requests = read_regrades(entries, assignment)
-    return tuple(one for one in requests if one.is_open and one.student in seat.students)
+    folder: CourseFolder, assignment: str, seat: Seat
+) -> tuple[RegradeView, ...]:
+    requests = read_regrades(folder.ledger.list_entries(), assignment)
+    return tuple(
+        RegradeView(key=folder.pseudonym(one.student), request=one)
+        for one in requests
+        if one.is_open and one.student in seat.students
+    )
 
 
 def _try_to_open(

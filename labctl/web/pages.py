@@ -31,12 +31,23 @@ STATIC = {
     "dashboard.css": "text/css",
     "vendored/htmx.min.js": "text/javascript",
     "vendored/sse.min.js": "text/javascript",
+    "vendored/xterm.js": "text/javascript",
+    "vendored/xterm.css": "text/css",
+    "vendored/addon-fit.js": "text/javascript",
+    "terminal.js": "text/javascript",
     "dashboard.js": "text/javascript",
     "marking.js": "text/javascript",
     "student_sign_in.js": "text/javascript",
 }
 # templates of live parts, each a macro
-PARTS = ("board_parts", "seat_parts", "assignment_parts", "costs_parts", "student_parts")
+PARTS = (
+    "board_parts",
+    "seat_parts",
+    "assignment_parts",
+    "costs_parts",
+    "regrade_parts",
+    "student_parts",
+)
 
 # htmx must not run scripts, add styles, or store pages in the browser. If a page no longer exists,
 # the message replaces its content.
@@ -184,6 +195,15 @@ class Pages:
 
         def draw(snapshot: Snapshot) -> Parts:
             return {"costs": str(part.costs(snapshot, pseudonyms))}
+
+        return draw
+
+    def regrades(self, pseudonyms: Pseudonyms) -> Draw:
+        """Return the function that draws the regrade requests without an answer."""
+        part = self._parts["regrade_parts"]
+
+        def draw(snapshot: Snapshot) -> Parts:
+            return {"regrades": str(part.regrades(snapshot.open_regrades, pseudonyms))}
 
         return draw
 

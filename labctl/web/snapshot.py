@@ -23,6 +23,7 @@ from labctl.model import Run, Server
 from labctl.state import State
 from labctl.web.grades import GradeDecisions, Grades, read_decisions
 from labctl.web.ledger_view import CostSums, LedgerView
+from labctl.web.person_totals import PersonTotalsReader
 from labctl.web.server_load import load_from_watchdog
 from labctl.web.submission_list import SubmissionList
 from labctl.web.view import (
@@ -46,6 +47,7 @@ class _RosterCache:
     def __init__(self, folder: CourseFolder) -> None:
         self.people = folder.list_students(active_only=False)
         self.seats = folder.list_seats(active_only=False)
+        self.seat_by_name = {seat.name: seat for seat in self.seats}
         self.active = {student.seat for student in self.people if student.active}
         self.keys = {student.id: folder.pseudonym(student.id) for student in self.people}
         # seat -> the team's name, if it is a team's, and its students
@@ -121,12 +123,13 @@ class SnapshotTaker:
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on(folder.config.assignments)
         decisions = read_decisions(self._ledger.news, folder.config.assignments)
+        totals = PersonTotalsReader(folder, self._ledger.news)
         return Snapshot(
             at=now,
             course=folder.config.name,
             seats=tuple(self._make_seat(seat, servers, watches, runs, spent) for seat in seats),
             people=tuple(
-                self._make_person(student, keys, roster, decisions)
+                self._make_person(student, keys, roster, decisions, totals)
                 for student in roster.people
                 if student.active or student.id in keys
             ),
@@ -238,7 +241,10 @@ class SnapshotTaker:
         keys: dict[str, str],
         roster: _RosterCache,
         decisions: GradeDecisions,
+        totals: PersonTotalsReader,
     ) -> PersonView:
+        hand_ins = self._hand_ins.submissions_of(roster.mates[student.seat])
+        grades = self._grades.read_grades(student, self._folder.config.assignments, decisions)
         return PersonView(
             key=roster.keys[student.id],
             id=student.id,
@@ -248,8 +254,9 @@ class SnapshotTaker:
             section=student.section,
             active=student.active,
             seat=keys.get(student.id, ""),
-            hand_ins=self._hand_ins.submissions_of(roster.mates[student.seat]),
-            grades=self._grades.read_grades(student, self._folder.config.assignments, decisions),
+            hand_ins=hand_ins,
+            grades=grades,
+            totals=totals.read(student.id, roster.seat_by_name[student.seat], hand_ins, grades),
             regrades=tuple(read_regrades(self._ledger.by_student.get(student.id, ()))),
         )
 

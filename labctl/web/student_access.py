@@ -16,11 +16,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
-from fastapi import Request
 from itsdangerous import Signer
 from starlette.datastructures import Headers
-from starlette.responses import RedirectResponse, Response
+from starlette.requests import HTTPConnection
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from labctl.courses import join_codes
 from labctl.courses.records.folder import CourseFolder
@@ -255,7 +256,7 @@ class RequireStudent:
         self._signer = Signer(key, salt="labctl.web.student-form")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         data = scope["session"]
@@ -267,7 +268,7 @@ class RequireStudent:
         if is_public:
             await self.app(scope, receive, send)
         elif not student:
-            await _answer_stranger(scope)(scope, receive, send)
+            await _answer_stranger(scope, receive, send)
         else:
             await self._access.run_while_valid(data, self.app, scope, receive, send)
 
@@ -293,14 +294,18 @@ def _read_key(data: dict[str, object]) -> SessionKey:
     return SessionKey(student=student, code=code, id=session_id, signed_in_at=signed_in_at)
 
 
-def _answer_stranger(scope: Scope) -> Response:
+async def _answer_stranger(scope: Scope, receive: Receive, send: Send) -> None:
     headers = Headers(scope=scope)
-    if scope["method"] == "GET" and headers.get("sec-fetch-mode", "navigate") == "navigate":
-        return RedirectResponse(SIGN_IN, 303)
-    return refuse("this browser is not signed in, or its session has ended; sign in again")
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).close(1008)
+    elif scope["method"] == "GET" and headers.get("sec-fetch-mode", "navigate") == "navigate":
+        await RedirectResponse(SIGN_IN, 303)(scope, receive, send)
+    else:
+        answer = refuse("this browser is not signed in, or its session has ended; sign in again")
+        await answer(scope, receive, send)
 
 
-def session_of(request: Request) -> StudentSession:
+def session_of(request: HTTPConnection) -> StudentSession:
     session: StudentSession = request.scope["state"]["session"]
     return session
 

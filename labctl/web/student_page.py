@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
-import msgspec
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.submissions.receiver import Receiver
 from labctl.web.course_site import CourseSite, list_parts, stream_response
-from labctl.web.downloads import find_bundle, read_report, sandboxed_response
+from labctl.web.downloads import (
+    download_response,
+    find_bundle,
+    read_receipt,
+    read_report,
+    sandboxed_response,
+)
 from labctl.web.live_updates import Feed
 from labctl.web.log_streams import LINES as TAIL_LINES
 from labctl.web.log_streams import MOST_BYTES, LogStreams
@@ -39,6 +45,7 @@ from labctl.web.student_services import (
 )
 from labctl.web.student_sign_in import StudentSignIn
 from labctl.web.student_submissions import StudentSubmissions
+from labctl.web.student_terminal import StudentTerminals, TerminalOpener
 from labctl.web.view import PersonView, SeatView, Snapshot, SubmissionView
 from labctl.web.web_site import Routes, add_routes
 
@@ -72,6 +79,8 @@ class StudentPage(CourseSite):
         services_url: str,
         institution: InstitutionSignIn | None,
         submissions: ServerSubmissions,
+        open_terminal: TerminalOpener,
+        notify: Callable[[str], None],
     ) -> None:
         super().__init__(feed, pages, middleware)
         self.access = access
@@ -97,6 +106,7 @@ class StudentPage(CourseSite):
         StudentForms(self).add_to(self.app)
         self._submissions = submissions
         StudentSubmissions(self, submissions).add_to(self.app)
+        StudentTerminals(self, open_terminal, notify).add_to(self.app)
 
     def close(self) -> None:
         super().close()
@@ -145,7 +155,7 @@ class StudentPage(CourseSite):
             stream=f"/events?{since}",
         )
 
-    async def find_seat(self, request: Request) -> Page:
+    async def find_seat(self, request: HTTPConnection) -> Page:
         """Return the student's own person and seat; NotFoundError for one without a seat."""
         snapshot = await self.feed.read_snapshot()
         person = snapshot.person_by_id.get(session_of(request).student)
@@ -202,14 +212,8 @@ class StudentPage(CourseSite):
 
     async def send_receipt(self, request: Request, name: str, number: str) -> Response:
         one = await self._find_submission(request, name, number)
-        receipts = await asyncio.to_thread(self.receiver.receipts, name, one.by)
-        for signed in receipts:
-            if signed.receipt.number == one.number:
-                filename = f"{name}-{one.number}.receipt.json"
-                headers = {"content-disposition": f'attachment; filename="{filename}"'}
-                content = msgspec.json.format(msgspec.json.encode(signed))
-                return Response(content, media_type="application/json", headers=headers)
-        raise NotFoundError("this receipt does not exist")
+        receipt = await asyncio.to_thread(read_receipt, self.receiver, one)
+        return download_response(receipt, f"{name}-{one.number}.receipt.json")
 
     async def send_report(self, request: Request, name: str, number: str) -> Response:
         one = await self._find_submission(request, name, number)

@@ -37,12 +37,15 @@ class WorkView(Value, frozen=True):
     student: str
     extension_s: int = 0
     submissions: tuple[SubmissionView, ...] = ()
+    counting: SubmissionView | None = None
     score: float | None = None
     points: float | None = None
     number: int = 0
     feedback: str = ""
     regrades: tuple[RegradeRequest, ...] = ()
     can_ask_regrade: bool = False
+    dropped: str = ""
+    is_missing: bool = False
 
 
 def can_write_files(standing: Standing, seat: SeatView) -> bool:
@@ -105,7 +108,15 @@ class StudentParts:
                     student, "server", seat, standing, budget, self._has_services
                 ),
                 "runs": self._render(student, "runs", seat),
-                "work": self._render(student, "work", work, seat.team, can_submit, can_get_files),
+                "work": self._render(
+                    student,
+                    "work",
+                    work,
+                    seat.team,
+                    can_submit,
+                    can_get_files,
+                    person.totals.released,
+                ),
             }
 
         return draw
@@ -125,17 +136,22 @@ class StudentParts:
     def _make_work(self, due: AssignmentView, person: PersonView) -> WorkView:
         feedback = self._feedback.read(due.name, person.id)
         regrades = person.list_regrades(due.name)
+        total = person.totals.released
+        dropped = total.find_dropped(due.name) if total else None
         return WorkView(
             assignment=due,
             student=person.id,
             extension_s=due.extensions.get(person.id, 0),
             submissions=tuple(one for one in person.hand_ins if one.assignment == due.name),
+            counting=person.find_counting(due.name),
             score=feedback.score if feedback else None,
             points=feedback.points if feedback else due.points,
             number=feedback.number if feedback else 0,
             feedback=feedback.text[:MOST_FEEDBACK] if feedback else "",
             regrades=regrades,
             can_ask_regrade=feedback is not None and not refuse_request(regrades),
+            dropped=dropped.reason if dropped else "",
+            is_missing=total is not None and due.name in total.missing,
         )
 
     def _render(self, student: str, part: str, *values: Any) -> str:

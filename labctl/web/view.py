@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from labctl.courses.records.cost_report import CourseCosts
+from labctl.courses.records.course_total import CourseTotal, DroppedGrade
 from labctl.courses.records.regrade_requests import RegradeRequest
 from labctl.model import Run, Value
 
@@ -162,6 +163,17 @@ class GradeView(Value, frozen=True):
     flags: tuple[str, ...] = ()
 
 
+class PersonTotals(Value, frozen=True):
+    """The totals of a student in a course with assignment groups.
+
+    `present` is that of the grades which staff sees, `released` that which the student sees. None
+    without groups.
+    """
+
+    present: CourseTotal | None = None
+    released: CourseTotal | None = None
+
+
 class PersonView(Value, frozen=True):
     """A student. `seat` is the key of their seat; the members of a team have the same."""
 
@@ -176,6 +188,7 @@ class PersonView(Value, frozen=True):
     hand_ins: tuple[SubmissionView, ...] = ()
     grades: tuple[GradeView, ...] = ()
     regrades: tuple[RegradeRequest, ...] = ()
+    totals: PersonTotals = PersonTotals()
 
     def list_regrades(self, assignment: str) -> tuple[RegradeRequest, ...]:
         """Return the student's regrade requests for an assignment, the oldest first."""
@@ -186,6 +199,16 @@ class PersonView(Value, frozen=True):
         submissions = [one for one in reversed(self.hand_ins) if one.assignment == assignment]
         accepted = (one for one in submissions if one.accepted)
         return next(accepted, submissions[0] if submissions else None)
+
+    def find_counting(self, assignment: str) -> SubmissionView | None:
+        """Return the submission that counts; None if all were too late."""
+        last = self.find_submission(assignment)
+        return last if last is not None and last.accepted else None
+
+    def find_dropped(self, assignment: str) -> DroppedGrade | None:
+        """Return why a grade that staff sees does not count; None if it does."""
+        total = self.totals.present
+        return total.find_dropped(assignment) if total is not None else None
 
     def grade(self, assignment: str) -> GradeView | None:
         return next((one for one in self.grades if one.assignment == assignment), None)
@@ -244,6 +267,14 @@ class Snapshot(Value, frozen=True, dict=True):
     @functools.cached_property
     def person_by_id(self) -> dict[str, PersonView]:
         return {person.id: person for person in self.people}
+
+    @functools.cached_property
+    def open_regrades(self) -> tuple[tuple[PersonView, RegradeRequest], ...]:
+        """The regrade requests without an answer, the oldest first."""
+        pairs = [(one, request) for one in self.people for request in one.regrades]
+        return tuple(
+            sorted((pair for pair in pairs if pair[1].is_open), key=lambda pair: pair[1].at)
+        )
 
     @property
     def spent_usd(self) -> float:

@@ -116,11 +116,28 @@ class RegradeRecord(NamedTuple):
     answered_at: float = 0.0
 
 
+class TotalRecord(NamedTuple):
+    """A student's total over the assignments, `final` of `points`.
+
+    `dropped` says which grades do not count, and why; `missing` names the assignments that count as
+    0 because nothing was submitted.
+    """
+
+    final: float
+    points: float
+    dropped: Tuple[str, ...] = ()
+    missing: Tuple[str, ...] = ()
+
+
 class ReadFeedbackReply(NamedTuple):
-    """The feedback, None before its release, and the student's requests to grade again."""
+    """The feedback, None before its release, and the student's requests to grade again.
+
+    `total` is None if the course computes none.
+    """
 
     feedback: object
     regrades: Tuple[RegradeRecord, ...] = ()
+    total: Optional[TotalRecord] = None
 
 
 class AskRegradeRequest(NamedTuple):

@@ -77,7 +77,8 @@ function showTotal() {
 let leaving = false;
 const isTyped = (field) => field.value !== field.dataset.shown;
 addEventListener("beforeunload", (event) => {
-  const fields = leaving ? "#comment-text" : "#comment-text, #rubric [data-shown]";
+  const kept = "#comment-text, .answer [data-shown]";
+  const fields = leaving ? kept : `${kept}, #rubric [data-shown]`;
   if ([...document.querySelectorAll(fields)].some(isTyped)) event.preventDefault();
 });
 on("htmx:beforeOnLoad", ({ detail }) => {
@@ -101,6 +102,7 @@ on("htmx:beforeSwap", ({ detail }) => {
 on("htmx:afterSwap", ({ target }) => {
   if (target.id === "work" && draft && $("comment-text")) $("comment-text").value = draft;
   if (target.id === "work") showWork();
+  if (target.id === "marks") showTotal();
   if (isLeft) leaveFields(target);
   showAges(document);
 });

@@ -179,3 +179,49 @@ def test_statistics_draw_the_distribution(run: Labctl) -> None:
     assert said.out.splitlines()[-2].split()[:3] == ["text", "item", "60%"]
     report = json.loads(run("statistics", "essay", "--json").out)["statistics"]
     assert (report["mean"], len(report["bins"]), report["parts"][0]["name"]) == (26, 10, "text")
+
+
+GROUPED = """\
+course: ml
+assignments:
+  hw1: {points: 10, rubric: {text: 10}}
+  hw2: {points: 10, rubric: {text: 10}}
+  hw3: {points: 10, rubric: {text: 10}}
+assignment_groups:
+  homework: {assignments: [hw1, hw2, hw3], drop_lowest: 1}
+"""
+
+
+def test_totals_say_what_is_dropped_and_why(course: CourseFolder, run: Labctl) -> None:
+    (course.path / "course.yaml").write_text(GROUPED)
+    for name, points in (("hw1", "8"), ("hw2", "5"), ("hw3", "9")):
+        run("mark", name, "alice", "text", points)
+    run("excuse", "hw1", "bob", "--why", "ill")
+    rows = [line.split() for line in run("grades").out.splitlines()]
+    why = "hw2 is dropped: the lowest of 3 in homework"
+    assert rows[1] == ["alice", "Alice", "8", "(5)", "9", "17", "20", *why.split()]
+    assert rows[2] == ["bob", "Bob", "excused", "-", "-", "0", "0"]
+    reports = json.loads(run("grades", "--json").out)["totals"]
+    reason = "dropped: the lowest of 3 in homework"
+    assert reports[0]["dropped"] == [{"assignment": "hw2", "reason": reason}]
+    assert reports[1]["excused"] == ["hw1"]
+    run("grades", "--format", "csv", "-o", "totals.csv")
+    assert Path("totals.csv").read_text().splitlines() == [
+        "student,team,hw1,hw2,hw3,total,points,dropped",
+        f"alice,,8,5,9,17,20,{why}",
+        "bob,,,,,0,0,",
+    ]
+    # The grade of the assignment says it too, and its own table; a platform gets every grade.
+    assert reason in run("grades", "hw2").out
+    assert reason not in run("grades", "hw1").out
+    assert json.loads(run("grades", "hw2", "--json").out)["grades"][0]["dropped"] == reason
+    table = run("grades", "hw2", "--rubric", "--format", "csv").out
+    assert table.splitlines()[1].endswith(reason)
+    assert "alice,Alice,5" in run("grades", "hw2", "--format", "csv").out
+
+
+@pytest.mark.parametrize("words", [("--release",), ("--format", "canvas"), ("-o", "x.csv")])
+def test_totals_refuse_what_concerns_one_assignment(run: Labctl, words: tuple[str, ...]) -> None:
+    refused = run("grades", *words)
+    assert refused.code == 2
+    assert "next: labctl course grades" in refused.err

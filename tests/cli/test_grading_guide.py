@@ -9,7 +9,7 @@ from pathlib import Path
 from transcripts import Session, list_steps, make_session, replay
 
 from labctl.courses.creation import import_roster
-from labctl.courses.marking import give_mark
+from labctl.courses.marking import give_mark, set_excuse
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.regrades import RegradeDesk
 from labctl.courses.release import release_grades
@@ -25,6 +25,7 @@ from test_course_commenting import COURSE
 
 GUIDE = Path(__file__).parents[2] / "docs" / "grading.md"
 COURSES = Path(__file__).parents[1] / "guide"
+HOMEWORK = {"hw1": ("8", "6"), "hw2": ("5", ""), "hw3": ("9", "4")}
 AUTOMATIC = {"alice": 37, "bob": 30}
 
 
@@ -41,6 +42,26 @@ def test_the_page_shows_marks_regrades_and_the_transfer_to_canvas(tmp_path: Path
         assert "\n".join(replay(GUIDE, "marks", session)) == ""
         assert canvas.scores == {11: 80.0, 12: 75.0, 13: None}
         assert canvas.excused == {13}
+
+
+def test_the_page_shows_totals(tmp_path: Path) -> None:
+    course = tmp_path / "course"
+    course.mkdir()
+    rules = "".join(f"  {name}: {{points: 10, rubric: {{text: 10}}}}\n" for name in HOMEWORK)
+    group = f"homework: {{assignments: [{', '.join(HOMEWORK)}], drop_lowest: 1}}"
+    (course / "course.yaml").write_text(
+        f"course: ml\nassignments:\n{rules}assignment_groups: {{{group}}}\n"
+    )
+    (course / "roster.csv").write_text("id,name\nalice,Alice Adams\nbob,Bob Jones\n")
+    session = make_session(tmp_path, course, {})
+    folder = CourseFolder(session.directory)
+    make_private(folder.path)
+    for name, points in HOMEWORK.items():
+        for student, given in zip(("alice", "bob"), points, strict=True):
+            if given:
+                give_mark(folder, name, student, "text", given)
+    set_excuse(folder, "hw2", "bob", excused=True)
+    assert "\n".join(replay(GUIDE, "totals", session)) == ""
 
 
 def test_the_page_shows_comments_on_lines(tmp_path: Path) -> None:
@@ -82,5 +103,6 @@ def test_every_transcript_of_the_page_is_replayed() -> None:
     assert len(list_steps(GUIDE, "here")) > 4
     assert len(list_steps(GUIDE, "server")) > 0
     assert len(list_steps(GUIDE, "marks")) > 8
+    assert list_steps(GUIDE, "totals")
     assert len(list_steps(GUIDE, "comments")) > 5
     assert text.count("```console\n") == text.count("<!-- transcript: ")

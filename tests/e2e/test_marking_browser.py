@@ -32,6 +32,8 @@ from marking_bed import (
 
 from labctl.courses.commenting import list_comments, save_comment
 from labctl.courses.records.marks import read_marks
+from labctl.courses.records.regrade_requests import draft_request_line
+from labctl.courses.regrades import list_regrades
 from labctl.web import http_server
 from labctl.web.http_server import URL_FILE
 from labctl.web.marking_view import MarkingReader
@@ -121,6 +123,39 @@ def enter(context: BrowserContext, bed: Bed, person: str, number: int = 0) -> Pa
 def marks_of(bed: Bed, student: str) -> dict[str, tuple[float, str, str]]:
     marks = read_marks(bed.folder.ledger.list_entries(), "hw3").get(student, {})
     return {item: (mark.points, mark.note, mark.by) for item, mark in marks.items()}
+
+
+def test_a_regrade_request_is_answered_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
+    page = enter(context, bed, "ann")
+    bed.folder.ledger.append_all([draft_request_line("hw3", "lovelace", 1, f"why? {EVIL}")])
+    page.on("dialog", lambda dialog: dialog.dismiss())
+    link = page.locator("#open-regrades")
+    page.goto(f"{page.url.partition('/assignments')[0]}/")
+    expect(link).to_have_text("1")
+    link.click()
+    row = page.locator("#regrades tbody tr")
+    expect(row).to_contain_text(f"why? {EVIL}")
+    keep(page, "regrades")
+    row.locator("a").click()
+    page.wait_for_load_state()
+    page.keyboard.press("1")
+    page.keyboard.type("20")
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.type("You are right.")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#regrades .said")).to_contain_text("Choose Accept or Decline.")
+    expect(page.locator(".answer textarea")).to_have_value("You are right.")
+    expect(page.locator("#points-1")).to_have_value("20")
+    keep(page, "answer")
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#regrades .said")).to_contain_text("Accepted. Saved: code.")
+    assert marks_of(bed, "lovelace") == {"code": (20, "", "ann")}
+    (request,) = list_regrades(bed.folder, "hw3", "lovelace")
+    assert (request.answer, request.answered_by) == ("You are right.", "ann")
 
 
 def keep(page: Page, name: str) -> None:

@@ -15,6 +15,8 @@ import pytest
 from course_keeper_context import Pretended
 
 from labctl.courses import join_codes
+from labctl.courses.records.gradebook import Grade
+from labctl.courses.records.released_grades import draft_released_line
 from labctl.courses.requests import RequestHandler
 from labctl.errors import CapacityError, PolicyError, UsageError
 from labctl.submissions.feedback import Feedback
@@ -266,6 +268,26 @@ def test_grades_are_seen_once_they_are_released(school: School) -> None:
     assert headers["content-security-policy"].startswith("sandbox;")
     receiver.release_feedback("hw3", "lovelace", None)
     wait_until(lambda: "87.5" not in visitor.ask("/")[2])
+
+
+def test_a_released_grade_that_is_dropped_says_so(school: School) -> None:
+    folder = school.bed.folder
+    group = "assignment_groups: {homework: {assignments: [hw3, hw4], drop_lowest: 1}}\n"
+    file = folder.path / "course.yaml"
+    file.write_text(file.read_text() + group)
+    receiver, visitor = Receiver(folder.drop), school.enter("lovelace")
+    assert "Total so far" not in visitor.ask("/")[2]
+    for name, score in (("hw3", 40), ("hw4", 45)):
+        points = folder.config.assignments[name].points
+        receiver.release_feedback(name, "lovelace", Feedback(name, 1, score, points, "", ""))
+        grade = Grade(student="lovelace", score=score, points=points)
+        folder.ledger.append_all([draft_released_line(name, grade, "staff")])
+    wait_until(lambda: "<strong>45</strong> of 50 points" in visitor.ask("/")[2])
+    page = visitor.ask("/")[2]
+    assert "Total so far: <strong>45</strong> of 50 points" in page
+    assert "hw3 is dropped: the lowest of 2 in homework" in page
+    assert "<small>submission 1; dropped: the lowest of 2 in homework</small>" in page
+    assert "Total so far" not in school.enter("turing").ask("/")[2]
 
 
 def test_what_students_write_is_shown_as_text(school: School) -> None:

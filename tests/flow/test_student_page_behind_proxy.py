@@ -21,6 +21,8 @@ from service_proxy_bed import CODE, LAB_ID, Campus, run_service, serve_campus
 from test_student_page_tls import choose_ports, write_certificate
 from websockets.sync.client import connect
 
+from labctl.services.remote_terminal import RemoteTerminal
+from labctl.web import factory
 from labctl.web.http_server import StudentSettings
 
 DOCS = Path(__file__).parents[2] / "docs" / "dashboard.md"
@@ -88,7 +90,12 @@ class Front:
 
 
 @pytest.fixture(params=["nginx", "caddy"])
-def front(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Front]:
+def front(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Front]:
+    monkeypatch.setattr(
+        factory, "open_seat_terminal", lambda course, key, *size: RemoteTerminal(("cat",), *size)
+    )
     runs: dict[str, Callable[[Path, int, tuple[int, int]], list[str]]] = {
         "nginx": run_nginx,
         "caddy": run_caddy,
@@ -166,6 +173,16 @@ def test_a_student_signs_in_follows_the_page_and_opens_a_notebook(front: Front) 
     assert request_headers["host"] == "127.0.0.1:8888"
     assert "cookie" not in request_headers
     assert front.ask(SERVICES, "/lab", Cookie=cookie)[0] == 403
+    with connect(
+        f"wss://{PAGE}/terminal/{LAB_ID}/socket",
+        sock=socket.create_connection(("127.0.0.1", front.port)),
+        ssl=front.trust,
+        server_hostname=PAGE,
+        origin=websockets.Origin(f"https://{PAGE}"),
+        additional_headers={"Cookie": cookie},
+    ) as terminal:
+        terminal.send(json.dumps({"typed": "hello"}))
+        assert terminal.recv(30) == b"hello"
     with connect(
         f"wss://{SERVICES}/api/kernels/1/channels",
         sock=socket.create_connection(("127.0.0.1", front.port)),

@@ -97,7 +97,7 @@ def written_keys(value: Any, path: str = "") -> set[str]:
         return {key for item in value for key in written_keys(item, path)}
     found = set()
     for key, item in value.items() if isinstance(value, dict) else ():
-        step = "*" if path == "assignments." else key
+        step = "*" if path in ("assignments.", "assignment_groups.") else key
         found |= {f"{path}{step}"} | written_keys(item, f"{path}{step}.")
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,17 @@ from submission_bed import make_receiver
 
 from labctl.courses.marking import give_mark
 from labctl.courses.records.folder import CourseFolder, make_private
+from labctl.courses.records.marks import read_marks
 from labctl.courses.records.regrade_requests import MOST_REQUESTS
-from labctl.courses.regrades import RegradeDesk, answer_regrade, list_regrades
+from labctl.courses.regrades import (
+    RegradeDesk,
+    answer_regrade,
+    answer_with_marks,
+    list_regrades,
+    prepare_answer,
+)
 from labctl.courses.release import release_grades
+from labctl.courses.rubric_form import ItemEdit, merge_marks
 from labctl.errors import NotFoundError, UsageError
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.service import MOST_LINE_BYTES, serve
@@ -155,3 +164,24 @@ def test_a_receiver_without_a_course_takes_no_requests(released: CourseFolder) -
     line = encode_request(ASK_REGRADE, AskRegradeRequest("essay", "x"))
     serve(Receiver(released.drop), "alice", io.BytesIO(line), sink)
     assert "takes no regrade requests" in json.loads(sink.getvalue())["error"]["what"]
+
+
+def test_of_two_prepared_answers_the_later_saves_neither_itself_nor_its_mark(
+    released: CourseFolder,
+) -> None:
+    ask(released, "alice", "why 5?")
+    first, second = (
+        prepare_answer(released, "essay", "alice", by, accepted=True, by=by)
+        for by in ("ann", "ben")
+    )
+    before = merge_marks(
+        released.find_seat("alice"), read_marks(released.ledger.list_entries(), "essay"), "text"
+    )
+    edit = ItemEdit(item="text", points="9", note="", shown=("5", ""), version=before.version)
+    save = partial(answer_with_marks, released, "essay", "alice", bundle_sha256="")
+    save(first, [], by="ann")
+    with pytest.raises(NotFoundError, match="no open request") as caught:
+        save(second, [edit], by="ben")
+    assert caught.value.why == "ann answered request 1"
+    assert read_marks(released.ledger.list_entries(), "essay")["alice"]["text"].points == 5
+    assert [one.answer for one in list_regrades(released, "essay")] == ["ann"]

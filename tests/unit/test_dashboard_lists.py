@@ -136,7 +136,7 @@ def test_every_vendored_script_is_as_it_was_released() -> None:
     for name, digest in files.items():
         assert hashlib.sha256((VENDORED / name).read_bytes()).hexdigest() == digest, name
     assert {Path(name).name for name in STATIC if "vendored" in name} == {
-        name for name in files if name.endswith(".js")
+        name for name in files if name.endswith((".js", ".css"))
     }
     (version,) = recorded["htmx.org"]
     assert f'version:"{version}"' in (VENDORED / "htmx.min.js").read_text()

@@ -13,13 +13,14 @@ from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, stream_of, wa
 from submission_bed import packed
 
 from labctl.courses.grading.record import FEEDBACK
+from labctl.courses.records.course_total import CourseTotal
 from labctl.courses.records.spending import spent_usd
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
 from labctl.web import factory
 from labctl.web.app import Dashboard
 from labctl.web.http_server import URL_FILE
-from labctl.web.listing import count_seats
+from labctl.web.listing import ListView, count_seats
 from labctl.web.live_updates import Channel
 from labctl.web.pages import Pages
 from labctl.web.pseudonyms import Pseudonyms
@@ -317,6 +318,28 @@ def test_a_grade_that_is_made_anew_is_not_released(bed: Bed) -> None:
     assert survey.take().people[0].grades[0].released
     feedback.unlink()  # as a new grade does
     assert not survey.take().people[0].grades[0].released
+
+
+def test_a_grade_that_is_dropped_says_so_to_staff(bed: Bed) -> None:
+    file = bed.folder.path / "course.yaml"
+    group = "assignment_groups: {homework: {assignments: [hw3, hw4], drop_lowest: 1}}\n"
+    file.write_text(file.read_text() + group)
+    bed.grade("lovelace", "hw4", 60)
+    snapshot = SnapshotTaker(bed.folder, bed.state).take()
+    people = snapshot.people
+    dropped = people[0].find_dropped("hw3")
+    assert dropped is not None
+    assert dropped.text == "hw3 is dropped: the lowest of 2 in homework"
+    assert people[0].find_dropped("hw4") is None
+    assert people[0].totals.released == CourseTotal(), "nothing was released"
+    assert people[1].totals.present == CourseTotal(), "nothing was graded"
+    pages = Pages(bed.paths.data_dir / "templates" / "dashboard")
+    seat = bed.seat(0).pseudonym
+    rows = pages.assignment("hw3", Pseudonyms(), ListView())(snapshot)
+    assert "dropped: the lowest of 2 in homework" in rows[f"p-{people[0].key}"]
+    assert "dropped" not in rows[f"p-{people[1].key}"]
+    handed = pages.seat(seat, Pseudonyms())(snapshot)["handed"]
+    assert handed.count("dropped: the lowest of 2 in homework") == 1
 
 
 def test_what_was_refused_is_trouble_until_something_is_given(bed: Bed) -> None:

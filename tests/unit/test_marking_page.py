@@ -24,7 +24,6 @@ from labctl.courses.commenting import add_comment, list_comments, save_comment
 from labctl.courses.marking import give_mark
 from labctl.courses.records.marks import read_marks
 from labctl.courses.records.regrade_requests import draft_request_line
-from labctl.courses.regrades import answer_regrade
 from labctl.web import factory
 from labctl.web.http_server import URL_FILE
 from labctl.web.mutations import CourseActions
@@ -336,20 +335,6 @@ def test_no_address_names_anybody_or_a_file(bed: Bed, ann: Visitor) -> None:
     for address in re.findall(r' (?:href|src|action|hx-post)="([^"]*)"', page):
         assert "lovelace" not in address
         assert "dijkstra" not in address
-
-
-def test_an_open_regrade_request_is_shown(bed: Bed, ann: Visitor) -> None:
-    ask = draft_request_line("hw3", "lovelace", 1, f"lovelace: why 3? {EVIL}")
-    bed.folder.ledger.append_all([ask])
-    page = ann.ask(page_of(bed))[2]
-    assert "why 3? &lt;script&gt;" in page
-    assert "labctl course regrades hw3 lovelace --answer" in page
-    assert "why 3?" not in ann.ask(page_of(bed, 1))[2]
-    ann.post("/names", hidden="yes", back="/")
-    assert "lovelace" not in ann.ask(page_of(bed))[2]
-    ann.post("/names", hidden="no", back="/")
-    answer_regrade(bed.folder, "hw3", "lovelace", "as the rubric says", by="ann")
-    assert "why 3?" not in ann.ask(page_of(bed))[2]
 
 
 def test_a_team_is_marked_together(bed: Bed, ann: Visitor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from labctl.config import CourseConfig
-from labctl.config.course_schema import AssignmentConfig
+from labctl.config.course_schema import AssignmentConfig, AssignmentGroup
 from labctl.config.document import parse
 from labctl.config.layers import iterate_leaves
 from labctl.config.reader import as_plain
@@ -120,13 +120,20 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
 
 
 def describe_assignments(config: CourseConfig) -> list[str]:
-    """Describe when each assignment is due, in the course's zone, and what happens after that."""
+    """Describe when each assignment is due, in the course's zone, and what is dropped."""
     zone = timetable.find_zone(config)
-    return [
+    dues = [
         f"{name}: due {timetable.local_time_text(rules.due.at, zone)}; {_describe_late_rule(rules)}"
         for name, rules in config.assignments.items()
         if rules.due is not None
     ]
+    return [*dues, *(_describe_group(*item) for item in config.assignment_groups.items())]
+
+
+def _describe_group(name: str, group: AssignmentGroup) -> str:
+    lowest = "the lowest grade" if group.drop_lowest == 1 else f"the {group.drop_lowest} lowest"
+    verb = "is" if group.drop_lowest == 1 else "are"
+    return f"{name}: {lowest} of {', '.join(group.assignments)} {verb} dropped"
 
 
 def _describe_late_rule(rules: AssignmentConfig) -> str:

@@ -56,23 +56,28 @@ def as_released(grade: Grade, line: CourseLedgerEntry | None) -> Grade:
     """
     if grade.excused or line is None or not is_complete(line):
         return grade
+    before = read_released_grade(line, grade.owner)
+    if _list_values(before) == _list_values(grade):
+        return before
+    return msgspec.structs.replace(before, unreleased=grade, change=_reason_text(before, grade))
+
+
+def read_released_grade(line: CourseLedgerEntry, owner: str = "") -> Grade:
+    """Return the grade that a complete line released to its student."""
     detail = line.detail
     seat = str(detail["seat"])
-    before = Grade(
-        student=grade.student,
+    return Grade(
+        student=line.student,
         score=detail["score"],
         points=detail["points"],
         stamp=msgspec.convert(detail["stamp"], Stamp),
-        team="" if seat == grade.student else seat,
+        team="" if seat == line.student else seat,
         released=True,
-        owner=grade.owner,
+        owner=owner,
         corrected=bool(detail["corrected"]),
         automatic=detail.get("automatic", detail["score"]),
         items=msgspec.convert(detail.get("items", ()), tuple[RubricItem, ...]),
     )
-    if _list_values(before) == _list_values(grade):
-        return before
-    return msgspec.structs.replace(before, unreleased=grade, change=_reason_text(before, grade))
 
 
 def _list_values(grade: Grade) -> tuple[object, ...]:

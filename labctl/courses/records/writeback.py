@@ -66,12 +66,14 @@ def write_back(
     to: str = "",
     penalty: bool = True,
     rubric: bool = False,
+    dropped: Mapping[str, str] | None = None,
 ) -> GradeExport:
     """Return the grades in the format `to`, by default that of the table, in the table's shape.
 
     `name` is the table's format; `keys` maps its keys to students' ids. UsageError if the table
     lacks the identity columns of `to`: they are never invented. `rubric` writes labctl's own table
-    as csv, with the marks.
+    as csv, with the marks. It says why grades are `dropped`, unless that is None; a learning
+    platform gets every grade, since it computes totals by rules of its own.
     """
     to = to or name
     if to not in (name, "csv"):
@@ -81,7 +83,7 @@ def write_back(
             hint=f"labctl course grades {assignment} --format {name}   # or csv",
         )
     if to == "csv" and (rubric or name != "csv"):
-        return GradeExport(data=_write_plain(grades, assignment, penalty), format="csv")
+        return GradeExport(data=_write_plain(grades, assignment, penalty, dropped), format="csv")
     by_student = {grade.student: grade for grade in grades}
     graded = {key: by_student[owner] for key, owner in keys.items() if owner in by_student}
     excused = EXCUSED.get(to, "")
@@ -222,12 +224,18 @@ def _fill_column(
     return rows
 
 
-def _write_plain(grades: Iterable[Grade], assignment: str, penalty: bool) -> bytes:
+def _write_plain(
+    grades: Iterable[Grade],
+    assignment: str,
+    penalty: bool,
+    dropped: Mapping[str, str] | None = None,
+) -> bytes:
     """Return labctl's own CSV of the grades, by students' ids."""
     grades = list(grades)
     names = [item.name for grade in grades[:1] for item in grade.items]
     columns = [column for name in names for column in (name, f"{name}_by")]
-    rows: Rows = [(*PLAIN, *columns)]
+    extra = () if dropped is None else ("dropped",)
+    rows: Rows = [(*PLAIN, *columns, *extra)]
     for grade in grades:
         final = points_text(grade.final if penalty else grade.score)
         percent, late_s = str(grade.stamp.penalty), str(grade.stamp.late_s)
@@ -239,7 +247,8 @@ def _write_plain(grades: Iterable[Grade], assignment: str, penalty: bool) -> byt
             for mark in marks
             for cell in ((points_text(mark.points), escape(mark.by)) if mark else ("", ""))
         ]
-        rows.append((*first, *last, *given))
+        reasons = () if dropped is None else (dropped.get(grade.student, ""),)
+        rows.append((*first, *last, *given, *reasons))
     return TableShape().write(rows)
 
 

@@ -1,0 +1,43 @@
+"""Totals of students for the pages: of what staff sees, and of what was released."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from labctl.courses.records.course_total import CountedGrade, compute_total
+from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.totals import ReleasedTotals
+from labctl.web.view import GradeView, PersonTotals, SubmissionView
+
+
+class PersonTotalsReader:
+    """Computes the totals of one snapshot. A course without assignment groups has none."""
+
+    def __init__(self, folder: CourseFolder, entries: Sequence[CourseLedgerEntry]) -> None:
+        self._config = folder.config
+        has_groups = bool(folder.config.assignment_groups)
+        self._released = ReleasedTotals(folder, entries) if has_groups else None
+
+    def read(
+        self,
+        student: str,
+        seat: Seat,
+        submissions: Sequence[SubmissionView],
+        grades: Sequence[GradeView],
+    ) -> PersonTotals:
+        if self._released is None:
+            return PersonTotals()
+        submitted = {one.assignment for one in submissions}
+        missing = self._released.find_missing(student, seat, submitted)
+        finals = dict.fromkeys(missing, 0.0)
+        finals |= {grade.assignment: grade.score for grade in grades if grade.score is not None}
+        present = [
+            CountedGrade(assignment=name, final=finals[name], points=rules.points)
+            for name, rules in self._config.assignments.items()
+            if name in finals
+        ]
+        return PersonTotals(
+            present=compute_total(present, self._config.assignment_groups, missing),
+            released=self._released.read(student, seat, submitted),
+        )

@@ -1,0 +1,143 @@
+"""A student's terminal in Chromium, over real ssh, with tmux on the server and without."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from chromium import keep_picture
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+from sshd_container import IMAGE, Sshd, build, docker, start
+
+from labctl.servers.connections import Connections
+from labctl.services.remote_terminal import RemoteTerminal, open_server_terminal
+from labctl.web import factory
+from labctl.web.mutations import CourseActions
+from labctl.web.student_terminal import TerminalKey
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
+from service_proxy_bed import CODE, LAB_ID, Campus, serve_bed
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from course_keeper_context import create
+from dashboard_bed import make
+
+pytest_plugins = ["browser_fixtures", "sshd_fixtures"]
+pytestmark = [pytest.mark.engine, pytest.mark.browser]
+TMUX = f"""
+FROM {IMAGE}
+RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends tmux
+"""
+
+
+@pytest.fixture(scope="module")
+def server(sshd_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    box = start(build(f"{sshd_image}-tmux", TMUX), tmp_path_factory.mktemp("keys") / "id_ed25519")
+    box.sh("mkdir -p ~/labctl/mine/code", user="student")
+    yield box
+    docker("rm", "-f", "-v", box.name)
+
+
+@pytest.fixture
+def campus(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connections: Connections
+) -> Iterator[Campus]:
+    def open_terminal(
+        course: CourseActions, key: TerminalKey, columns: int, rows: int
+    ) -> RemoteTerminal:
+        config = SimpleNamespace(name="mine")
+        lab: Any = SimpleNamespace(config=config, lab_id=key.lab_id, connections=connections)
+        return open_server_terminal(cast(Any, lab), server.server(), key.session, columns, rows)
+
+    monkeypatch.setattr(factory, "open_seat_terminal", open_terminal)
+    with serve_bed(make(tmp_path)) as campus:
+        campus.bed.serve_up(0)
+        create(campus.request_handler, "lovelace", lab="mine", lab_id=LAB_ID)
+        assert campus.request_handler.wait(60)
+        yield campus
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    with browser.new_context(viewport={"width": 1000, "height": 700}) as context:
+        yield context
+
+
+def sign_in(campus: Campus, context: BrowserContext) -> Page:
+    campus.invite("lovelace")
+    page = context.new_page()
+    page.goto(campus.url)
+    page.fill("#student", "lovelace")
+    page.fill("#code", CODE)
+    page.click("button.go")
+    expect(page.locator("#live")).to_have_text("live")
+    return page
+
+
+def open_terminal(page: Page) -> Page:
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="Terminal").click()
+    expect(opened.value.locator("#terminal-state")).to_have_text("connected")
+    expect(opened.value.locator("#reconnect")).not_to_be_visible()
+    return opened.value
+
+
+def test_a_command_is_typed_and_survives_the_tab(
+    campus: Campus, context: BrowserContext, server: Sshd
+) -> None:
+    page = sign_in(campus, context)
+    problems: list[str] = []
+    requests: list[str] = []
+    context.on("request", lambda request: requests.append(request.url))
+    context.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
+    terminal = open_terminal(page)
+    screen = terminal.locator(".xterm-rows")
+    terminal.keyboard.type("pwd; echo $((6 * 7)) answers; echo '<b>bold</b>'\n")
+    expect(screen).to_contain_text("42 answers")
+    expect(screen).to_contain_text("/home/student/labctl/mine/code")
+    expect(screen).to_contain_text("<b>bold</b>")
+    terminal.keyboard.type("sleep 1000 & kept=here\n")
+    size = terminal.evaluate("[terminal.cols, terminal.rows]")
+    terminal.keyboard.type("clear; echo size $(tput cols)x$(tput lines)\n")
+    expect(screen).to_contain_text(f"size {size[0]}x{size[1]}")
+    terminal.set_viewport_size({"width": 700, "height": 500})
+    terminal.wait_for_function(f"terminal.cols < {size[0]}")
+    smaller = terminal.evaluate("terminal.cols")
+    terminal.keyboard.type("clear; echo now $(tput cols)\n")
+    expect(screen).to_contain_text(f"now {smaller}")
+    keep_picture(terminal, "student-terminal")
+    terminal.close()
+    again = open_terminal(page)
+    again.keyboard.type("echo still $kept\n")
+    expect(again.locator(".xterm-rows")).to_contain_text("still here")
+    foreign = [url for url in requests if not url.startswith(f"{campus.url}/")]
+    assert foreign == [], "nothing comes from another host"
+    assert problems == []
+    again.keyboard.type("exit\n")
+    expect(again.locator("#terminal-state")).to_have_text("not connected")
+    again.get_by_role("button", name="Connect again").click()
+    expect(again.locator("#terminal-state")).to_have_text("connected")
+
+
+def test_another_student_gets_nothing(campus: Campus, context: BrowserContext) -> None:
+    page = sign_in(campus, context)
+    open_terminal(page)
+    alan = campus.enter("turing")
+    assert alan.ask(f"/terminal/{LAB_ID}")[0] == 404
+    page.goto(f"{campus.url}/terminal/{'a' * 12}")
+    expect(page.locator("h1")).to_have_text(re.compile("no such lab", re.IGNORECASE))
+
+
+def test_without_tmux_it_is_a_shell(campus: Campus, context: BrowserContext, server: Sshd) -> None:
+    server.sh("mv /usr/bin/tmux /usr/bin/tmux.away; usermod -s /usr/bin/fish student")
+    try:
+        terminal = open_terminal(sign_in(campus, context))
+        terminal.keyboard.type("echo (math 6 x 7) fish\n")
+        expect(terminal.locator(".xterm-rows")).to_contain_text("42 fish")
+    finally:
+        server.sh("mv /usr/bin/tmux.away /usr/bin/tmux; usermod -s /bin/bash student")
