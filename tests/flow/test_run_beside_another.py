@@ -31,6 +31,17 @@ def test_an_active_run_is_named_when_the_next_one_has_started(
     assert BESIDE_R3 in output.err.replace("\n", " ")
 
 
+def test_a_profile_names_an_active_run_once(busy_lab: World, labctl: Labctl) -> None:
+    text = labctl(busy_lab, "profile", "--no-page").err.replace("\n", " ")
+    assert text.count("r3 is still running") == 1
+    assert (
+        "run r3 is still running on this server, so the timings of this profile are affected. "
+        "To stop r3: labctl cancel r3"
+    ) in text
+    assert "another run" not in text
+    assert BESIDE_R3 not in text
+
+
 def test_a_run_that_has_ended_meanwhile_is_not_named(
     busy_lab: World, run_machine: RunMachine, labctl: Labctl
 ) -> None:
