@@ -87,6 +87,45 @@ def test_what_lists_the_packages_is_used(
     assert (project / file).read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("files", "setting", "comment"),
+    [
+        (
+            {"requirements.txt": "torch\n"},
+            "image: {requirements: requirements.txt}",
+            "# Python is that of your base image, debian:12.\n",
+        ),
+        (
+            {"pyproject.toml": '[project]\nrequires-python = ">=3.9"\ndependencies = ["torch"]\n'},
+            "image: {requirements: pyproject.toml}",
+            "# Python is that of your base image, debian:12; requires-python >=3.9.\n",
+        ),
+        (
+            {"requirements.txt": "torch\n", ".python-version": "3.10.4\n"},
+            'image: {python: "3.10", requirements: requirements.txt}',
+            "# Python 3.10: .python-version.\n",
+        ),
+    ],
+)
+def test_without_an_exact_version_the_base_image_of_this_machine_has_the_python(
+    labctl: Any,
+    home: Path,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    setting: str,
+    comment: str,
+) -> None:
+    monkeypatch.setenv("LABCTL_BASE_IMAGE", "debian:12")
+    for name, text in files.items():
+        (project / name).write_text(text)
+    assert labctl("init").code == 0
+    written = (project / "lab.yaml").read_text()
+    assert f"{setting}\n" in written
+    assert comment in written
+    assert labctl("config").code == 0
+
+
 def test_a_dockerfile_gets_a_note_on_its_command(labctl: Any, home: Path) -> None:
     adopt(labctl, home, {"Dockerfile": 'FROM scratch\nCMD ["python", "-m", "birds"]\n'})
     text = (home / "repository" / "lab.yaml").read_text()
