@@ -272,6 +272,19 @@ def test_a_package_with_extras_and_programs(labctl: Any, home: Path) -> None:
     assert "also found: src/birds/train.py." in text
 
 
+def test_a_project_without_a_build_system_is_not_installed(labctl: Any, home: Path) -> None:
+    table = '[project]\ndependencies = ["torch"]\n[project.scripts]\nbirds-train = "birds:train"\n'
+    files = {
+        "pyproject.toml": table,
+        "scripts/train.py": "import birds\n",
+        "src/birds/__init__.py": "import torch\n",
+    }
+    lab = adopt(labctl, home, files)
+    assert (lab.run, lab.env["PYTHONPATH"]) == (("python", "scripts/train.py"), "/lab/code/src")
+    text = (lab.root / "lab.yaml").read_text()
+    assert "# The packages of pyproject.toml, installed once.\n" in text
+
+
 @pytest.mark.parametrize(
     ("files", "run", "path"),
     [
