@@ -76,17 +76,28 @@ def adopt_project(
     configuration names one. `base_image` is the setting of this machine.
     """
     written = []
-    if facts.packages.text and not facts.has_dockerfile:
+    text = _draft_list(facts, base_image)
+    if text and not facts.has_dockerfile:
         name = name_new_list(root)
-        source = facts.packages.source
-        head = f"# Written by labctl init from {source}. Check the names, add versions.\n"
-        written.append(_create(root / name, head + facts.packages.text))
+        written.append(_create(root / name, text))
         comment_out(root, name)
     else:
         name = facts.packages.file
     lab = clean_name(root.absolute().name)
     written.append(_create(root / LAB_FILE, draft_lab_file(facts, lab, provider, name, base_image)))
     return written
+
+
+def _draft_list(facts: ProjectFacts, base_image: str) -> str:
+    """Return the text of a new list of packages; "" if the lab needs none."""
+    if facts.packages.text:
+        source = facts.packages.source
+        head = f"# Written by labctl init from {source}. Check the names, add versions.\n"
+        return head + facts.packages.text
+    if base_image and facts.sources and not facts.packages.file:
+        # Plain Python is an image from Docker Hub. With a list, labctl builds on the base image.
+        return "# Written by labctl init: the code imports only Python's own modules.\n"
+    return ""
 
 
 def name_new_list(root: Path) -> str:

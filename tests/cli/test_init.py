@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,17 @@ def test_without_an_exact_version_the_base_image_of_this_machine_has_the_python(
     assert f"{setting}\n" in written
     assert comment in written
     assert labctl("config").code == 0
+
+
+def test_code_without_packages_is_built_on_the_base_image_of_this_machine(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert adopt(labctl, home, {"train.py": "import json\n"}).image.reference == "python:3.12-slim"
+    shutil.rmtree(home / "repository")
+    monkeypatch.setenv("LABCTL_BASE_IMAGE", "debian:12")
+    lab = adopt(labctl, home, {"train.py": "import json\n"})
+    assert (lab.image.requirements, lab.image.reference) == ("requirements.txt", "")
+    assert (lab.root / "requirements.txt").read_text().startswith("# Written by labctl init")
 
 
 def test_a_dockerfile_gets_a_note_on_its_command(labctl: Any, home: Path) -> None:
