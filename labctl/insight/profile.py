@@ -203,8 +203,7 @@ def _load_profile(
                 why=output,
                 hint=f"labctl explain {run.id}",
             ) from None
-        hint = "labctl profile --warmup 3 --steps 2   # or a command with more steps"
-        raise LabError(error.what, why=error.why, hint=hint) from None
+        raise LabError(error.what, why=error.why, hint=error.hint) from None
     return ProfileResult(
         run=run.id,
         directory=str(directory),
