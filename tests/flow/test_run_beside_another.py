@@ -57,6 +57,13 @@ def test_a_run_that_succeeded_says_how_to_get_its_results(run_lab: World, labctl
     assert following == "labctl pull r1    download its results"
 
 
+def test_a_run_that_ended_with_its_removed_server_says_so(busy_lab: World, labctl: Labctl) -> None:
+    assert labctl(busy_lab, "down", "--yes", "--discard").code == 0
+    listed = labctl(busy_lab, "status").out
+    assert "lost: labctl down removed its server" in listed
+    assert "unknown" not in listed
+
+
 def test_a_run_is_not_beside_itself(busy_lab: World, labctl: Labctl) -> None:
     assert "beside" not in labctl(busy_lab, "run", "--detach", "--id", "r3").err
 
