@@ -84,7 +84,7 @@ def test_a_run_whose_server_is_gone_goes_on_with_its_own_code(lab: LabDirectory)
 @pytest.mark.long
 def test_two_who_watch_one_run_recover_it_once(lab: LabDirectory) -> None:
     (lab.root / "train.sh").write_text(TRAIN.format(version="twice"))
-    (lab.root / "go" / "on").unlink()
+    (lab.root / "go" / "on").unlink(missing_ok=True)
     words = ("run", "--recover", "--yes", "--id", "twice")
     one = lab.start(*words)
     one.said("step 2\n")

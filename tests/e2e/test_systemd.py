@@ -58,7 +58,7 @@ def list_guards(box: Sshd) -> dict[str, list[str]]:
     """The process ids of the watchdog, of the recorder of telemetry and of tmux."""
     patterns = {
         "watchdog": "[w]atchdog /var/tmp",
-        "recorder": "__main__.py [t]elemetry$",
+        "recorder": "python3 .* [t]elemetry$",  # of the run, or of the watchdog
         "tmux": "[t]mux new-session -d -s labctl-night",
     }
     return {

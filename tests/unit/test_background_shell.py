@@ -40,10 +40,15 @@ def test_it_does_not_wait_for_the_script(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_service_manager_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_manager_that_refuses_does_not_stop_the_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without its guards, a run would leave no telemetry and have no session to attach to."""
     set_scope_words(monkeypatch, "exit 1")
+    os.mkfifo(tmp_path / "output")
     with BackgroundShell() as shell:
-        shell.run("exit")
+        shell.run(f"echo through >{tmp_path}/output")
+    assert (tmp_path / "output").read_text() == "through\n"
 
 
 def test_without_a_script_the_shell_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

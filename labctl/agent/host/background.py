@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import select
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,38 +41,53 @@ class BackgroundShell:
     """
 
     def __init__(self) -> None:
-        stdin, self._script = os.pipe()
-        self._departure, stdout = os.pipe()
-        actions = [
-            (os.POSIX_SPAWN_DUP2, stdin, 0),
-            (os.POSIX_SPAWN_DUP2, stdout, 1),
-            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0),
-        ]
-        words = [*build_scope_words(), "sh"]
-        with suppress(OSError, NotImplementedError):
-            os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsid=True)
-        os.close(stdin)
-        os.close(stdout)
+        self._script, self._departure = _start_shell(build_scope_words())
 
     def run(self, script: str) -> None:
         """Have the shell run a script, without waiting for that; return once a logout is harmless.
 
         Until systemd-run has moved the shell, a logout would end it with the session. So the shell
-        closes the standard output that it was started with first.
+        says when it runs. If the service manager refuses to move it, it runs in the session: a
+        logout ends it only where logind.conf says so.
         """
+        if not self._send(script):
+            self._close()
+            self._script, self._departure = _start_shell([])
+            self._send(script)
+
+    def _send(self, script: str) -> bool:
+        """Send the script; return whether the shell runs or may still start."""
         with suppress(BrokenPipeError):
-            os.write(self._script, f"exec >&2\n{script}\n".encode())
-        deadline = time.monotonic() + DEPARTURE_S
-        while select.select([self._departure], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            if not os.read(self._departure, 4096):
-                return
+            os.write(self._script, f"echo; exec >&2\n{script}\n".encode())
+        ready, _, _ = select.select([self._departure], [], [], DEPARTURE_S)
+        return not ready or bool(os.read(self._departure, 1))
+
+    def _close(self) -> None:
+        os.close(self._script)
+        os.close(self._departure)
 
     def __enter__(self) -> BackgroundShell:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._script)
-        os.close(self._departure)
+        self._close()
+
+
+def _start_shell(before: Sequence[str]) -> tuple[int, int]:
+    """Start `sh` with the words `before` it; return the ends of its standard input and output."""
+    stdin, script = os.pipe()
+    departure, stdout = os.pipe()
+    actions = [
+        (os.POSIX_SPAWN_DUP2, stdin, 0),
+        (os.POSIX_SPAWN_DUP2, stdout, 1),
+        (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0),
+    ]
+    words = [*before, "sh"]
+    with suppress(OSError, NotImplementedError):
+        os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsid=True)
+    os.close(stdin)
+    os.close(stdout)
+    return script, departure
 
 
 def is_lingering() -> bool:
