@@ -408,7 +408,10 @@ class Lab:
     def _warn_of_command(self, command: Sequence[str], *, push: bool) -> None:
         """Warn once, before a run starts, of what is probably a mistake in its command."""
         words = command or self.config.run
-        texts = [shell_variables.describe_literal_variable(words)]
+        texts = [
+            shell_variables.describe_literal_variable(words),
+            shell_variables.describe_replaced_variable(command, self.config.data),
+        ]
         if push:  # otherwise the code on the server counts
             texts.append(missing_script.describe_missing_script(self.config.root, words))
         for text in texts:

@@ -29,7 +29,7 @@ COPY code/ /lab/code/
 RUN set -eu; \
     if ! command -v micromamba >/dev/null; then \
         echo "The base image has no micromamba, which image.conda needs."; \
-        echo "Set base_image to an image with micromamba, or unset it."; \
+        echo "Your setting LABCTL_BASE_IMAGE or base_image names it."; \
         exit 1; \
     fi; \
     micromamba create --yes --prefix /opt/env --file "/lab/code/${FILE}"; \

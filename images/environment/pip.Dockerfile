@@ -30,13 +30,13 @@ RUN set -eu; \
         exit 1; \
     fi
 
-# The base's own Python if it has this version. Otherwise uv downloads one, to a directory that the
-# account of a run can read. pip is there for people who type `pip install` in a run.
+# The base's own Python if it has this version, or if the version is empty. Otherwise uv downloads one,
+# to a directory that the account of a run can read. pip is there for people who type `pip install` in a run.
 ARG PYTHON=3.12
 RUN set -eu; \
     export UV_PYTHON_INSTALL_DIR=/opt/python UV_PYTHON_PREFERENCE=system UV_SYSTEM_CERTS=1; \
     if ! /opt/uv/bin/uv venv --no-cache ${PIP_NO_INDEX:+--no-python-downloads} \
-            --python "${PYTHON}" /opt/venv; then \
+            ${PYTHON:+--python "${PYTHON}"} /opt/venv; then \
         echo "This base image has $(python3 -V), and Python ${PYTHON} could not be downloaded."; \
         echo "In lab.yaml, set image.python to a version that is available."; \
         exit 1; \

@@ -37,14 +37,21 @@ def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> Non
             why=f"got {source} and {target}",
             hint=f"labctl cp FILE {prefix}PATH",
         )
-    transport = lab.context.open_agent(lab.context.get_server()).transport
+    server = lab.context.get_server()
+    transport, reporter = lab.context.open_agent(server).transport, lab.context.reporter
     if target.startswith(prefix):
-        path = target.removeprefix(prefix) or "."
-        size_bytes = upload_file(transport, Path(source), path, lab.context.reporter)
+        path = _find_server_path(target, prefix) or "."
+        size_bytes = upload_file(transport, Path(source), path, reporter, server.alias)
     else:
-        path = source.removeprefix(prefix)
-        size_bytes = download_file(transport, path, Path(target), lab.context.reporter)
+        path = _find_server_path(source, prefix)
+        size_bytes = download_file(transport, path, Path(target), reporter, server.alias)
     if json_:
         print_json({"source": source, "target": target, "size_bytes": size_bytes})
         return
     click.echo(f"copied {source} to {target} ({bytes_text(size_bytes)})")
+
+
+def _find_server_path(argument: str, prefix: str) -> str:
+    """Return the path after `LAB:`. SFTP starts in the home directory and does not know `~`."""
+    path = argument.removeprefix(prefix)
+    return "" if path == "~" else path.removeprefix("~/")

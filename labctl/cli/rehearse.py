@@ -169,7 +169,8 @@ def _print_drill(drill: Drill) -> None:
     print_table(rows, ("EVENT", "TIME", "RESULT"))
     lost = "unknown" if drill.lost_steps is None else f"{drill.lost_steps:.0f} steps"
     lost += "" if drill.lost_s is None else f", {drill.lost_s:.1f} s of work"
-    recovery = "never reached" if drill.recover_s is None else f"{drill.recover_s:.1f} s"
+    missing = "unknown" if drill.last_step_before is None else "never reached"
+    recovery = missing if drill.recover_s is None else f"{drill.recover_s:.1f} s"
     cost = optional_text(drill.cost_usd, dollars_text, "unknown")
     click.echo(f"\nlost: {lost}; from the kill to the first new step: {recovery}; cost: {cost}")
 

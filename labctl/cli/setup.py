@@ -112,7 +112,7 @@ def _adopt(ctx: click.Context, target: Path, provider: str | None) -> ProjectFac
         chosen = ""  # config.yaml or the environment says it
     else:
         chosen = _choose_provider(ctx, provider)
-    files = lab_draft.adopt_project(target, facts, chosen)
+    files = lab_draft.adopt_project(target, facts, chosen, own.base_image)
     click.echo(f"{' and '.join(clean(str(file)) for file in files)} written. The settings:\n")
     for line in files[-1].read_text(encoding="utf-8").splitlines():
         if line and not line.lstrip().startswith("#"):

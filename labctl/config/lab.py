@@ -356,10 +356,12 @@ class LabConfigReader:
         if isinstance(file.image, ImageFile):
             image = file.image
             is_environment = bool(image.requirements or image.conda)
+            # Without a version, a base image of this machine decides: see `environment.list_args`.
+            default_python = "" if file.base_image else DEFAULT_PYTHON
             return ImageConfig(
                 build="" if is_environment else image.build or ".",
                 requirements=image.requirements,
-                python=(image.python or DEFAULT_PYTHON) if image.requirements else "",
+                python=(image.python or default_python) if image.requirements else "",
                 extras=image.extras,
                 conda=image.conda,
                 args=image.args,

@@ -154,10 +154,10 @@ class ImageConfig(Value, frozen=True):
     """One of `reference`, `build`, `requirements` and `conda`; the last three are built.
 
     `build` is a directory with a Dockerfile. `requirements` is a file for pip, with the version
-    `python` and a project's `extras`, and `conda` one for conda. All are relative to the lab. Built
-    images are pulled from the repository `registry` and pushed there, if it is not "". `store` is
-    whether they are kept in the lab's store; None for the default, see
-    `LabConfig.should_store_images`.
+    `python` ("" for that of the base image) and a project's `extras`, and `conda` one for conda.
+    All are relative to the lab. Built images are pulled from the repository `registry` and pushed
+    there, if it is not "". `store` is whether they are kept in the lab's store; None for the
+    default, see `LabConfig.should_store_images`.
     """
 
     reference: str = ""

@@ -23,6 +23,7 @@ from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.profile import Profile, advise, read_profile
 from labctl.model import PROFILE_PREFIX, Run, Server, Service, Value
 from labctl.runs import images, outputs, run_specs, runs
+from labctl.runs.active_runs import describe_runs_beside_profile
 from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
 from labctl.services import lab_services
@@ -93,7 +94,6 @@ def profile(
     command = ("sh", "-c", WRAP, NAME, *wanted.command)
     wanted = wanted._replace(env=env, command=command)
     renew(context, server)
-    _warn_of_others(context, server)
     lab_files.push(context, server, force=False)
     amount = f"{warmup} steps of warm-up, then {steps}"
     return _load_profile(context, server, *_run(context, server, wanted, amount))
@@ -141,15 +141,6 @@ def page_server_command() -> tuple[str, ...]:
     return ("sh", "-c", SHOW, program.read_text(encoding="utf-8"))
 
 
-def _warn_of_others(context: LabContext, server: Server) -> None:
-    active = [
-        record.id for record in runs.refresh(context, server).runs if record.state == "running"
-    ]
-    if active:
-        text = f"another run is active ({active[0]}), so timings are affected"
-        context.reporter.emit(Note(text=text, level="warning"))
-
-
 class _OutputTail:
     """Keeps the end of a program's output, without the lines in which the profiler counts steps."""
 
@@ -179,6 +170,7 @@ def _run(context: LabContext, server: Server, wanted: RunSpec, amount: str) -> t
             follow=True,
             on_start=lambda run, found: None,
             on_log=tail.append,
+            describe_beside=describe_runs_beside_profile,
         )
     except KeyboardInterrupt:
         raise runs.cancel_interrupted(
@@ -211,8 +203,7 @@ def _load_profile(
                 why=output,
                 hint=f"labctl explain {run.id}",
             ) from None
-        hint = "labctl profile --warmup 3 --steps 2   # or a command with more steps"
-        raise LabError(error.what, why=error.why, hint=hint) from None
+        raise LabError(error.what, why=error.why, hint=error.hint) from None
     return ProfileResult(
         run=run.id,
         directory=str(directory),

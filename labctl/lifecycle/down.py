@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
+
+import msgspec
 
 from labctl.errors import (
     AuthenticationError,
@@ -104,6 +107,7 @@ def down(
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
         rest = end_server.remove(context, server)
+        _record_lost_runs(context, server)
         _close_store(context)
         return DownResult(
             removed=rest.server_id,
@@ -113,6 +117,15 @@ def down(
             servers_left=rest.survivors,
             leftovers=rest.leftovers,
         )
+
+
+def _record_lost_runs(context: LabContext, server: Server) -> None:
+    """Record that runs which were active until now have ended with their removed server."""
+    for run in context.state.list_runs(context.lab_id):
+        if run.server_id == server.id and not run.has_ended:
+            summary = "lost: labctl down removed its server"
+            lost = msgspec.structs.replace(run, state="lost", summary=summary, ended_at=time.time())
+            context.state.save_run(lost)
 
 
 def _sweep(context: LabContext) -> DownResult:

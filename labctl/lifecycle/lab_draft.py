@@ -67,24 +67,37 @@ def require_writable(directory: Path) -> None:
         )
 
 
-def adopt_project(root: Path, facts: ProjectFacts, provider: str) -> list[Path]:
+def adopt_project(
+    root: Path, facts: ProjectFacts, provider: str, base_image: str = ""
+) -> list[Path]:
     """Write a lab.yaml for the code in `root`; return the files written. Changes no existing file.
 
     If no list of packages can be used, write one too. Without `provider`, the user's own
-    configuration names one.
+    configuration names one. `base_image` is the setting of this machine.
     """
     written = []
-    if facts.packages.text and not facts.has_dockerfile:
+    text = _draft_list(facts, base_image)
+    if text and not facts.has_dockerfile:
         name = name_new_list(root)
-        source = facts.packages.source
-        head = f"# Written by labctl init from {source}. Check the names, add versions.\n"
-        written.append(_create(root / name, head + facts.packages.text))
+        written.append(_create(root / name, text))
         comment_out(root, name)
     else:
         name = facts.packages.file
     lab = clean_name(root.absolute().name)
-    written.append(_create(root / LAB_FILE, draft_lab_file(facts, lab, provider, name)))
+    written.append(_create(root / LAB_FILE, draft_lab_file(facts, lab, provider, name, base_image)))
     return written
+
+
+def _draft_list(facts: ProjectFacts, base_image: str) -> str:
+    """Return the text of a new list of packages; "" if the lab needs none."""
+    if facts.packages.text:
+        source = facts.packages.source
+        head = f"# Written by labctl init from {source}. Check the names, add versions.\n"
+        return head + facts.packages.text
+    if base_image and facts.sources and not facts.packages.file:
+        # Plain Python is an image from Docker Hub. With a list, labctl builds on the base image.
+        return "# Written by labctl init: the code imports only Python's own modules.\n"
+    return ""
 
 
 def name_new_list(root: Path) -> str:
@@ -98,8 +111,13 @@ def _create(file: Path, text: str) -> Path:
     return file
 
 
-def draft_lab_file(facts: ProjectFacts, name: str, provider: str, packages: str) -> str:
-    """Return the text of a lab.yaml for these facts; `packages` is the list to install, or ""."""
+def draft_lab_file(
+    facts: ProjectFacts, name: str, provider: str, packages: str, base_image: str = ""
+) -> str:
+    """Return the text of a lab.yaml for these facts; `packages` is the list to install, or "".
+
+    If this machine sets a `base_image`, its Python is used unless the project names another.
+    """
     return "\n".join(
         [
             "# Written by labctl init from what it found in this directory. Check each guess.",
@@ -108,7 +126,7 @@ def draft_lab_file(facts: ProjectFacts, name: str, provider: str, packages: str)
             "",
             *_draft_server(facts, provider),
             "",
-            *_draft_image(facts, packages),
+            *_draft_image(facts, packages, base_image),
             "",
             *_draft_run(facts),
             "",
@@ -139,7 +157,7 @@ def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
     return [*lines, "  gpu: auto"]
 
 
-def _draft_image(facts: ProjectFacts, file: str) -> list[str]:
+def _draft_image(facts: ProjectFacts, file: str, base_image: str) -> list[str]:
     if facts.has_dockerfile:
         return [
             "# This directory has a Dockerfile. Runs keep its ENTRYPOINT. Their command is",
@@ -157,14 +175,21 @@ def _draft_image(facts: ProjectFacts, file: str) -> list[str]:
         return [*notes, note, f"image: python:{python}-slim"]
     project = " and the project itself" if facts.packages.installs_project else ""
     notes.append(f"# The packages of {file}{project}, installed once.")
-    notes.append(f"# Python {python}{source}.")
+    has_base_python = bool(base_image) and not facts.is_python_exact
+    if has_base_python:
+        # Where the base image is set, another version can often not be downloaded.
+        allowed = f"; {_one_line(facts.python_source)}" if facts.python_source else ""
+        notes.append(f"# Python is that of your base image, {_one_line(base_image)}{allowed}.")
+    else:
+        notes.append(f"# Python {python}{source}.")
     extras = facts.packages.extras
     if extras:
         notes.append(f"# The code imports packages of {_plural('the extra', extras)}.")
     if facts.packages.other_extras:
         notes.append(f"# Not installed: {_plural('the extra', facts.packages.other_extras)}.")
     chosen = f", extras: [{', '.join(extras)}]" if extras else ""
-    return [*notes, f'image: {{python: "{python}", requirements: {file}{chosen}}}']
+    version = "" if has_base_python else f'python: "{python}", '
+    return [*notes, f"image: {{{version}requirements: {file}{chosen}}}"]
 
 
 def _plural(noun: str, names: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ class ListChoice(Value, frozen=True):
 
     `text` is the content of a new list where no file works, and `source` is what it is made of.
     `extras` are those of a project whose packages the code imports; `other_extras` the rest.
+    `installs_project` is whether the image has the project too, and not only its packages.
     """
 
     file: str = ""
@@ -44,10 +45,7 @@ class ListChoice(Value, frozen=True):
     source: str = ""
     extras: tuple[str, ...] = ()
     other_extras: tuple[str, ...] = ()
-
-    @property
-    def installs_project(self) -> bool:
-        return Path(self.file).name in PROJECT_FILES or "\n-e .\n" in f"\n{self.text}"
+    installs_project: bool = False
 
 
 def choose_list(root: Path, packages: Sequence[str]) -> ListChoice:
@@ -59,7 +57,11 @@ def choose_list(root: Path, packages: Sequence[str]) -> ListChoice:
         if not problems:
             extras, others = _choose_extras(root / name, packages)
             return ListChoice(
-                file=name, rejected=tuple(rejected), extras=extras, other_extras=others
+                file=name,
+                rejected=tuple(rejected),
+                extras=extras,
+                other_extras=others,
+                installs_project=_installs_project(root, name),
             )
         rejected.append((name, problems[0].message))
         if name.endswith(".txt") and not text and "/" not in name and problems[0].line:
@@ -73,7 +75,19 @@ def choose_list(root: Path, packages: Sequence[str]) -> ListChoice:
     if not text and packages:
         installed = ["-e ."] if read_pyproject(root).is_package else []
         text, source = "".join(f"{line}\n" for line in [*installed, *packages]), "the imports"
-    return ListChoice(rejected=tuple(rejected), text=text, source=source)
+    return ListChoice(
+        rejected=tuple(rejected),
+        text=text,
+        source=source,
+        installs_project="-e ." in text.splitlines(),
+    )
+
+
+def _installs_project(root: Path, name: str) -> bool:
+    """Return whether an image of this list has the project, as `read_packages` decides."""
+    if name == "pyproject.toml":
+        return read_pyproject(root).is_package
+    return name in PROJECT_FILES
 
 
 def read_pyproject(root: Path) -> Pyproject:

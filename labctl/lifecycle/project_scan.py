@@ -63,6 +63,7 @@ class ProgramGuess(Value, frozen=True):
 class ProjectFacts(Value, frozen=True):
     """What was found. Paths are relative to the directory; "" or empty if nothing was found.
 
+    `python` is a version that the project allows, and the only one if `is_python_exact`.
     `data_rule` is the ignore rule that leaves out the first directory of `data`, and
     `data_inclusion` the line that sends it ("!/data/ to .labignore").
     """
@@ -71,6 +72,7 @@ class ProjectFacts(Value, frozen=True):
     packages: ListChoice = ListChoice()
     python: str = ""
     python_source: str = ""
+    is_python_exact: bool = False
     program: ProgramGuess = ProgramGuess()
     imports: frozenset[str] = frozenset()
     data: tuple[str, ...] = ()
@@ -97,7 +99,7 @@ def scan_project(root: Path) -> ProjectFacts:
     files = [name for name in names if name.endswith((".py", ".ipynb"))]
     imports = {name: read_imports(root / name) for name in files}
     every = frozenset(module for each in imports.values() for module in each.names)
-    python, python_source = _find_python(root)
+    python, python_source, is_python_exact = _find_python(root)
     packages = choose_list(root, list_packages(every, names))
     data = tuple(name for name in DATA_NAMES if (root / name).is_dir())
     ignored = find_ignored_name(root, data[0]) if data else None
@@ -106,6 +108,7 @@ def scan_project(root: Path) -> ProjectFacts:
         packages=packages,
         python=python,
         python_source=python_source,
+        is_python_exact=is_python_exact,
         program=_find_program(root, names, imports, packages),
         imports=frozenset(name.partition(".")[0] for name in every),
         data=data,
@@ -218,16 +221,19 @@ def _has_module(directory: Path, name: str) -> bool:
     return (directory / f"{name}.py").is_file() or any((directory / name).glob("*.py"))
 
 
-def _find_python(root: Path) -> tuple[str, str]:
-    """Return the version of Python that the project names, and where; "" if it names none."""
+def _find_python(root: Path) -> tuple[str, str, bool]:
+    """Return a version of Python that the project allows, where it does, and whether no other is.
+
+    The texts are "" if it says nothing.
+    """
     match = re.match(r"\s*(3\.\d{1,2})", read_source(root / ".python-version"))
     if match:
-        return match[1], ".python-version"
+        return match[1], ".python-version", True
     for wanted in _list_python_conditions(root):
         for version in PYTHONS:
             if _is_allowed(version, wanted):
-                return version, f"requires-python {wanted}"
-    return "", ""
+                return version, f"requires-python {wanted}", "==" in wanted
+    return "", "", False
 
 
 def _list_python_conditions(root: Path) -> Iterator[str]:

@@ -152,7 +152,7 @@ def run_drill(context: LabContext, run_id: str, notice_s: float) -> Drill:
     context.state.record("reclaimed", lab_id=context.lab_id, server_id=server.id, run_id=run.id)
     recovery = recover(context, run.id, reason=REASON)
     new = context.get_server()
-    first_at, first_step = _await_first_step(context, new, run.id)
+    first_at, first_step = _await_first_step(context, new, monitor)
     result = Drill(
         run=run.id,
         server_id=server.id,
@@ -282,9 +282,17 @@ def _await_end(context: LabContext, server: Server) -> float:
 
 
 def _await_first_step(
-    context: LabContext, server: Server, run_id: str
+    context: LabContext, server: Server, earlier: _RunMonitor
 ) -> tuple[float | None, float | None]:
-    """Return (Unix second, step) of the run's first new step; Nones if it ended without one."""
+    """Return (Unix second, step) of the run's first new step; Nones if it ended without one.
+
+    `earlier` watched the run before the reclaim. If it saw no step, there is nothing to wait for.
+    """
+    run_id = earlier.run_id
+    if earlier.step is None:
+        text = f"{run_id} writes no steps to logs/progress.json, so the loss cannot be measured"
+        context.reporter.emit(Note(text=text))
+        return None, None
     monitor = _RunMonitor(context, server, run_id)
 
     def read_first_step() -> tuple[float | None, float | None] | None:

@@ -6,6 +6,7 @@ A server that something else uses is kept. The `--down` of the last command remo
 from __future__ import annotations
 
 import posixpath
+import re
 from functools import partial
 
 from labctl.errors import BuildError, LabError, PolicyError, UsageError
@@ -118,7 +119,7 @@ def save_build_log(context: LabContext, error: BuildError) -> None:
         return
     # Keep what the error says about the repair; its command that shows the log needs the server.
     repair = [line for line in str(error.hint).splitlines() if error.log_path not in line]
-    repair = [_RUN if line == "labctl run" else line for line in repair]
+    repair = [re.sub(r"labctl run$", _RUN, line) for line in repair]
     directory = context.paths.log_dir
     copy = directory / f"build-{posixpath.basename(error.log_path)}"
     try:

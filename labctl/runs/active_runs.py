@@ -11,17 +11,26 @@ MOST_NAMED = 3
 
 def describe_runs_beside(names: Sequence[str]) -> str:
     """Describe the runs, the newest first, that are active beside the run that just started."""
-    runs_are, them = ("run {} is", "it") if len(names) == 1 else ("runs {} are", "them")
-    still = runs_are.format(names_text(names, MOST_NAMED))
-    newest = names[0]
+    newest, them = names[0], "it" if len(names) == 1 else "them"
     return (
-        f"{still} still running on this server; this run started beside {them}. "
+        f"{_name_active(names)} on this server; this run started beside {them}. "
         f"To follow {newest}: labctl logs -f {newest}; to stop it: labctl cancel {newest}"
+    )
+
+
+def describe_runs_beside_profile(names: Sequence[str]) -> str:
+    """Describe the runs, the newest first, that are active beside a profile."""
+    return (
+        f"{_name_active(names)} on this server, so the timings of this profile are affected. "
+        f"To stop {names[0]}: labctl cancel {names[0]}"
     )
 
 
 def describe_remaining_runs(names: Sequence[str]) -> str:
     """Describe the runs that are still active after a run was canceled."""
+    return f"{_name_active(names)}; to stop {names[0]}: labctl cancel {names[0]}"
+
+
+def _name_active(names: Sequence[str]) -> str:
     runs_are = "run {} is" if len(names) == 1 else "runs {} are"
-    still = runs_are.format(names_text(names, MOST_NAMED))
-    return f"{still} still running; to stop {names[0]}: labctl cancel {names[0]}"
+    return f"{runs_are.format(names_text(names, MOST_NAMED))} still running"

@@ -17,6 +17,8 @@ from labctl.text import price_text
 # What labctl's own Dockerfile prints where uv finds no Python of the version. A build has no field
 # for it, and one exit code for all failures.
 _BASE_PYTHON = re.compile(r"This base image has Python (\d+\.\d+)\.\d+, and Python .*")
+# What it prints if the base image that this machine sets has no micromamba.
+_LACKS_MICROMAMBA = "The base image has no micromamba"
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba)\s+install\b")
 
 
@@ -38,7 +40,9 @@ def list_args(image: ImageConfig, packages: PackageList) -> dict[str, str]:
     if packages.needs_git:
         args["GIT"] = "git"
     if image.requirements:
-        args |= {"PYTHON": image.python, "BASE": f"python:{image.python}-slim"}
+        args["PYTHON"] = image.python
+        if image.python:
+            args["BASE"] = f"python:{image.python}-slim"
     return args
 
 
@@ -50,14 +54,23 @@ def hash_environment(image: ImageConfig, packages: PackageList, args: Mapping[st
     return digest.hexdigest()
 
 
-def suggest_python(image: ImageConfig, output: Sequence[str]) -> str:
-    """Return what to write in lab.yaml if the build lacked its Python; "" after other failures."""
+def suggest_repair(image: ImageConfig, output: Sequence[str]) -> str:
+    """Return what to type if the base image lacks Python or micromamba; "" after other errors."""
+    if image.conda and any(_LACKS_MICROMAMBA in line for line in output):
+        # Only for this command: a local server would be built on this image, too.
+        return f"LABCTL_BASE_IMAGE={_find_base(image)} labctl run"
     versions = [match[1] for line in output if (match := _BASE_PYTHON.search(line))]
     if not (image.requirements and versions):
         return ""
     extras = f", extras: [{', '.join(image.extras)}]" if image.extras else ""
     setting = f'image: {{python: "{versions[0]}", requirements: {image.requirements}{extras}}}'
     return f"write this line in lab.yaml:\n{setting}\nthen:\nlabctl run"
+
+
+def _find_base(image: ImageConfig) -> str:
+    """Return the image that labctl's Dockerfile uses without a setting of this machine."""
+    match = re.search(r"^ARG BASE=(\S+)$", read_dockerfile(image), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def describe_install(

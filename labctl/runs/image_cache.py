@@ -134,14 +134,15 @@ class ImageCache:
         self.path(image).unlink(missing_ok=True)
 
     def record_failure(self, reference: str, text: str) -> None:
-        """Store why an image could not be kept, for the next `labctl up` or `labctl images`."""
+        """Store why an image could not be kept, for `labctl images` or the `up` of its lab."""
         with suppress(OSError):  # a full disk has no room for its own message either
             write_private(self._stem(reference, "").with_suffix(".error"), text.encode())
 
-    def take_failures(self) -> list[str]:
-        """Return the stored failures, and delete them."""
+    def take_failures(self, reference: str = "") -> list[str]:
+        """Return the stored failures, by default those of all images, and delete them."""
         texts = []
-        for file in self._list("*.error"):
+        pattern = self._stem(reference, "").name if reference else "*"
+        for file in self._list(f"{pattern}.error"):
             with suppress(FileNotFoundError):
                 texts.append(file.read_text(errors="replace"))
                 file.unlink()

@@ -102,12 +102,12 @@ def wait_for_save(context: LabContext, wanted: str) -> None:
 
 
 def start_load(context: LabContext, server: Server, wanted: str, lock_name: str) -> None:
-    """Start to load an image on the server if this machine keeps it; report earlier failures.
+    """Start to load an image on the server if this machine keeps it; report its failures.
 
     The process holds the lock `lock_name`, as `ensure_image` does.
     """
     cache = image_sources.open_cache(context)
-    for text in cache.take_failures():
+    for text in cache.take_failures(wanted):
         context.reporter.emit(Note(text=text, level="warning"))
     if cache.find(wanted, image_sources.find_architecture(context, server)):
         lock = context.state.find_lock(lock_name)

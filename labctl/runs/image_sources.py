@@ -32,6 +32,7 @@ from labctl.wire.docker_archives import DockerCommandError
 from labctl.wire.images import PULL_IMAGE, BuildResult, PullImageRequest
 
 if TYPE_CHECKING:
+    from labctl.config import LabConfig
     from labctl.model import Server
     from labctl.servers.agent import AgentClient
     from labctl.servers.context import LabContext
@@ -162,12 +163,21 @@ def pull(context: LabContext, remote: AgentClient, wanted: str) -> None:
     """Pull an image on the server; LabError if that fails."""
     closing = _pull_on_server(context, remote, wanted)
     if closing.code != 0:
+        source = _find_source(context.config, wanted)
         raise LabError(
             f"the server cannot pull {wanted}",
-            why=join_plain(closing.tail[-3:]),
-            hint=f"check `image:` in {context.subject.config_file}, "
-            "or set a base image with LABCTL_BASE_IMAGE",
+            why=join_plain([*filter(None, [source]), *closing.tail[-3:]]),
+            hint=f"docker pull {wanted}   # on this machine, which then sends the image",
         )
+
+
+def _find_source(config: LabConfig, wanted: str) -> str:
+    """Say which setting names the image; "" if none does, as in `labctl serve --image`."""
+    origins = {
+        config.base_image: config.origins.get("base_image", ""),
+        config.image.reference: config.origins.get("image", "the default of image: in lab.yaml"),
+    }
+    return f"{origins[wanted]} names it" if wanted in origins else ""
 
 
 def _pull_on_server(

@@ -251,7 +251,7 @@ def _build(
             why=build_output.summarize_build(closing.tail, context.config.base_image),
             hint="\n".join(
                 [
-                    *filter(None, [environment.suggest_python(context.config.image, closing.tail)]),
+                    *filter(None, [environment.suggest_repair(context.config.image, closing.tail)]),
                     context.subject.ssh(f"cat {closing.log}   # the full log"),
                 ]
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -55,8 +55,11 @@ def start(
     held: bool = False,
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
+    describe_beside: Callable[[Sequence[str]], str] = describe_runs_beside,
 ) -> Run:
     """Start (or find) the run, and with `follow` pass on its log until it ends.
+
+    If other runs of the lab are active, the user gets what `describe_beside` makes of their ids.
 
     With `held`, its container is created and waits for `docker start`. After a lost connection, at
     whatever moment, this finds the same run again. KeyboardInterrupt passes through and does not
@@ -68,7 +71,7 @@ def start(
         context.reporter.emit(Note(text=text))
     with provenance.GitQuery(context.config.root) as git:
         request = StartRunRequest(wanted, read_secrets(context), held)
-        return _start(context, server, request, git, follow, on_start, on_log)
+        return _start(context, server, request, git, follow, on_start, on_log, describe_beside)
 
 
 def _start(
@@ -79,6 +82,7 @@ def _start(
     follow: bool,
     on_start: Callable[[Run, bool], None],
     on_log: Callable[[bytes], None],
+    describe_beside: Callable[[Sequence[str]], str],
 ) -> Run:
     remote = context.open_agent(server)
     wanted = request.spec
@@ -91,7 +95,7 @@ def _start(
             log.is_started = True
             on_start(run, reply.found)
             if reply.active:
-                context.reporter.emit(Note(text=describe_runs_beside(reply.active)))
+                context.reporter.emit(Note(text=describe_beside(reply.active)))
             provenance.record_origin(context, run, wanted, git)
 
     for _ in range(2):

@@ -78,14 +78,16 @@ def choose_gpus_option(
 
 
 def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool, hint: str) -> LabError:
-    what, why = f"this lab needs {_describe_need(gpu)}", _describe_gpus(facts)
-    fix = ""
+    what = f"this lab needs {_describe_need(gpu)}"
+    if not facts.gpus:
+        return PolicyError(f"{what}, and the server has none", hint=hint or _change_gpu)
+    why, fix = _describe_gpus(facts), ""
     if usable:
         what += ", and containers on the server cannot use one"
         why += f", but {_NO_RUNTIME}"
         fix = "; ".join(lack.command for lack in list_missing(facts) if lack.optional)
     else:
-        what += ", which this server does not have" if facts.gpus else ", and the server has none"
+        what += ", which this server does not have"
     return PolicyError(what, why=why, hint=fix or hint or _change_gpu)
 
 
@@ -126,7 +128,5 @@ def _describe_need(gpu: GpuNeed) -> str:
 
 
 def _describe_gpus(facts: ServerFacts) -> str:
-    if not facts.gpus:
-        return "the server has no GPU"
     gpus = (f"{gpu.name} ({bytes_text(gpu.memory_bytes)})" for gpu in facts.gpus)
     return "the server has " + ", ".join(gpus)

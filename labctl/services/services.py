@@ -30,6 +30,8 @@ from labctl.wire.verbs import LabRequest
 START_TIMEOUT_S = 180.0
 # The name of the service whose URL contains a token.
 WITH_TOKEN = "jupyter"
+# What messages call labctl's own services. The name of the others says what they are.
+NAMES = {"profile": "the page of the profile", "serve": "the model server"}
 # Services that start side by side need the same image: the first one provides it, the others wait.
 _image_lock = threading.Lock()
 
@@ -52,10 +54,12 @@ def ensure_service(
     ours = wanted.name in KNOWN_SERVICE_PORTS or wanted.as_is or wanted.model is not None
     if not wanted.command and not ours:
         return Service(name=wanted.name, port=wanted.port)
-    step = f"starting {wanted.name}"
+    name = NAMES.get(wanted.name, wanted.name)
+    step = f"starting {name}"
     request = _add_files(wanted)
     timeout_s = START_TIMEOUT_S + wanted.deadline_s
-    reporter.emit(Step(name=step, detail=f"at most {duration_text(timeout_s)}"))
+    limit = f"until it answers, at most {duration_text(timeout_s)}"
+    reporter.emit(Step(name=step, detail=limit))
 
     def start() -> ServiceReply:
         return remote.call(START_SERVICE, request, timeout_s=timeout_s)
@@ -67,7 +71,7 @@ def ensure_service(
     reply = start()
     if reply.missing or reply.lacks:
         reply = _start_with_image(start, reply, wanted.image, provide_image, provide_extension)
-    _report_other_settings(reply, wanted.name, reporter)
+    _report_other_settings(reply, name, reporter)
     detail = "already running" if reply.found else ""
     reporter.emit(Step(name=step, done=True, detail=detail))
     return _to_service(reply)
@@ -99,7 +103,7 @@ def _report_other_settings(reply: ServiceReply, name: str, reporter: Reporter) -
         text = f"{name} is running with earlier settings; stop it to apply the new ones"
         reporter.emit(Note(text=text, level="warning"))
     if reply.replaced:
-        text = f"stopped the running {name}, which had other settings"
+        text = f"stopped {name}, which was running with other settings"
         reporter.emit(Note(text=text))
 
 
@@ -182,6 +186,6 @@ def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> 
             f"cannot install {wanted.name}, which {wanted.image} lacks",
             log_path=closing.log,
             why=join_plain(closing.tail),
-            hint=f"install it in the lab's image; the log: labctl ssh -- cat {closing.log}",
+            hint=f"labctl ssh -- cat {closing.log}   # the full log",
         )
     reporter.emit(Step(name=name, done=True))

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from paramiko import SFTPClient
 
 
-def upload_file(transport: Transport, source: Path, target: str, reporter: Reporter) -> int:
+def upload_file(
+    transport: Transport, source: Path, target: str, reporter: Reporter, server_name: str = ""
+) -> int:
     """Copy a file to `target` on the server, and return its size in bytes.
 
     A relative target is below the account's home; a directory receives the file under its name.
-    `target` changes only when the whole file is there, and gets the mode of `source`.
+    `target` changes only when the whole file is there, and gets the mode of `source`. Errors call
+    the server `server_name`; "" for its address.
     """
     if not source.is_file():
         raise NotFoundError(
@@ -32,9 +35,16 @@ def upload_file(transport: Transport, source: Path, target: str, reporter: Repor
             why="it is a directory; labctl cp copies one file" if source.is_dir() else "",
             hint=_list_command(source),
         )
+    name = server_name or endpoint_text(transport.endpoint)
     with _open_sftp(transport, target) as sftp:
-        if target.endswith("/") or _is_directory(sftp, target):
+        if target.endswith("/") or stat.S_ISDIR(_read_mode(sftp, target)):
             target = posixpath.join(target, source.name)
+        directory = posixpath.dirname(target)
+        if directory and not stat.S_ISDIR(_read_mode(sftp, directory)):
+            raise NotFoundError(
+                f"there is no directory {directory} on {name}",
+                hint=f"labctl ssh -- mkdir -p {shlex.quote(directory)}",
+            )
         staged = f"{target}.labctl-part"
         sent = sftp.put(str(source), staged, callback=_TransferProgress(reporter, source.name))
         sftp.chmod(staged, stat.S_IMODE(source.stat().st_mode))
@@ -50,11 +60,14 @@ def _list_command(source: Path) -> str:
     return f"ls {shlex.quote(str(near))}   # shows the files that exist"
 
 
-def download_file(transport: Transport, source: str, target: Path, reporter: Reporter) -> int:
+def download_file(
+    transport: Transport, source: str, target: Path, reporter: Reporter, server_name: str = ""
+) -> int:
     """Copy a file of the server here, and return its size in bytes.
 
     A relative source is below the account's home; a directory receives the file under its name.
-    `target` changes only when the whole file is here.
+    `target` changes only when the whole file is here. Errors call the server `server_name`; "" for
+    its address.
     """
     name = posixpath.basename(source)
     if not name:
@@ -66,7 +79,13 @@ def download_file(transport: Transport, source: str, target: Path, reporter: Rep
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".labctl-") as directory:
         staged = Path(directory) / "file"
         with _open_sftp(transport, source) as sftp:
-            if _is_directory(sftp, source):
+            mode = _read_mode(sftp, source)
+            if not mode:
+                raise NotFoundError(
+                    f"there is no {source} on {server_name or endpoint_text(transport.endpoint)}",
+                    hint=_list_there_command(posixpath.dirname(source)),
+                )
+            if stat.S_ISDIR(mode):
                 raise UsageError(
                     f"{source} is a directory on the server",
                     why="`labctl cp` copies one file",
@@ -79,25 +98,32 @@ def download_file(transport: Transport, source: str, target: Path, reporter: Rep
 
 @contextmanager
 def _open_sftp(transport: Transport, path: str) -> Iterator[SFTPClient]:
-    where = endpoint_text(transport.endpoint)
     try:
         with transport.open_sftp() as sftp:
             yield sftp
-    except FileNotFoundError as error:
-        raise NotFoundError(
-            f"there is no {path} on {where}", hint="labctl ssh -- ls   # lists your home there"
-        ) from error
     except OSError as error:
-        raise TransferError(
-            f"{path} could not be copied", why=str(error), hint="labctl ssh -- df -h ."
-        ) from error
+        # Errors of the server come without the name of a file; those of this machine have it.
+        if isinstance(error, PermissionError) and error.filename is None:
+            why = "your account on the server may not use this path"
+            directory = shlex.quote(posixpath.dirname(path) or ".")
+            hint = f"labctl ssh -- ls -la {directory}   # shows owners and permissions"
+        else:
+            why, hint = str(error), "labctl ssh -- df -h ."
+        raise TransferError(f"{path} could not be copied", why=why, hint=hint) from error
 
 
-def _is_directory(sftp: SFTPClient, path: str) -> bool:
+def _list_there_command(directory: str) -> str:
+    if not directory:
+        return "labctl ssh -- ls   # lists your home there"
+    return f"labctl ssh -- ls {shlex.quote(directory)}   # lists the directory there"
+
+
+def _read_mode(sftp: SFTPClient, path: str) -> int:
+    """Return the mode of a file or directory; 0 if it does not exist."""
     try:
-        return stat.S_ISDIR(sftp.stat(path).st_mode or 0)
+        return sftp.stat(path).st_mode or 0
     except FileNotFoundError:
-        return False
+        return 0
 
 
 class _TransferProgress:

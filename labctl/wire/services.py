@@ -10,7 +10,7 @@ NEEDS_PREDICT = (
     "predict.py loads the model: it must define load(checkpoints), which returns an object with "
     "`classes` and predict(images); see docs/serve.md"
 )
-WRITE_PREDICT = "write predict.py beside lab.yaml, then: labctl serve --push"
+WRITE_PREDICT = "labctl serve --push   # once predict.py is beside lab.yaml"
 
 
 class ServedModel(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,56 @@ def test_what_lists_the_packages_is_used(
     assert (made.requirements, made.python, made.conda, made.build) == image
     assert (project / "requirements.txt").exists() == (file == "requirements.txt")
     assert (project / file).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("files", "setting", "comment"),
+    [
+        (
+            {"requirements.txt": "torch\n"},
+            "image: {requirements: requirements.txt}",
+            "# Python is that of your base image, debian:12.\n",
+        ),
+        (
+            {"pyproject.toml": '[project]\nrequires-python = ">=3.9"\ndependencies = ["torch"]\n'},
+            "image: {requirements: pyproject.toml}",
+            "# Python is that of your base image, debian:12; requires-python >=3.9.\n",
+        ),
+        (
+            {"requirements.txt": "torch\n", ".python-version": "3.10.4\n"},
+            'image: {python: "3.10", requirements: requirements.txt}',
+            "# Python 3.10: .python-version.\n",
+        ),
+    ],
+)
+def test_without_an_exact_version_the_base_image_of_this_machine_has_the_python(
+    labctl: Any,
+    home: Path,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    setting: str,
+    comment: str,
+) -> None:
+    monkeypatch.setenv("LABCTL_BASE_IMAGE", "debian:12")
+    for name, text in files.items():
+        (project / name).write_text(text)
+    assert labctl("init").code == 0
+    written = (project / "lab.yaml").read_text()
+    assert f"{setting}\n" in written
+    assert comment in written
+    assert labctl("config").code == 0
+
+
+def test_code_without_packages_is_built_on_the_base_image_of_this_machine(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert adopt(labctl, home, {"train.py": "import json\n"}).image.reference == "python:3.12-slim"
+    shutil.rmtree(home / "repository")
+    monkeypatch.setenv("LABCTL_BASE_IMAGE", "debian:12")
+    lab = adopt(labctl, home, {"train.py": "import json\n"})
+    assert (lab.image.requirements, lab.image.reference) == ("requirements.txt", "")
+    assert (lab.root / "requirements.txt").read_text().startswith("# Written by labctl init")
 
 
 def test_a_dockerfile_gets_a_note_on_its_command(labctl: Any, home: Path) -> None:
@@ -231,6 +282,19 @@ def test_a_package_with_extras_and_programs(labctl: Any, home: Path) -> None:
     assert "# The code imports packages of the extra train." in text
     assert "# Not installed: the extra dev." in text
     assert "also found: src/birds/train.py." in text
+
+
+def test_a_project_without_a_build_system_is_not_installed(labctl: Any, home: Path) -> None:
+    table = '[project]\ndependencies = ["torch"]\n[project.scripts]\nbirds-train = "birds:train"\n'
+    files = {
+        "pyproject.toml": table,
+        "scripts/train.py": "import birds\n",
+        "src/birds/__init__.py": "import torch\n",
+    }
+    lab = adopt(labctl, home, files)
+    assert (lab.run, lab.env["PYTHONPATH"]) == (("python", "scripts/train.py"), "/lab/code/src")
+    text = (lab.root / "lab.yaml").read_text()
+    assert "# The packages of pyproject.toml, installed once.\n" in text
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_lab_without_predict_py_sends_nothing(lab: Lab) -> None:
         with pytest.raises(NotFoundError, match=r"the lab's code has no predict\.py") as missing:
             wanted(lab, run, push=push)
         assert "load(checkpoints)" in missing.value.why
-        assert missing.value.hint == "write predict.py beside lab.yaml, then: labctl serve --push"
+        assert missing.value.hint == "labctl serve --push   # once predict.py is beside lab.yaml"
 
 
 def test_pulled_checkpoints_with_a_pickle_are_never_sent(lab: Lab) -> None:

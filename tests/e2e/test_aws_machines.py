@@ -212,7 +212,7 @@ def test_a_server_that_is_not_what_was_asked_for_is_told_with_its_price(machines
     lab = machines.lab()
     said = lab.labctl(*UP, "--gpu", "any", code=3)
     (instance,) = machines.living()
-    assert "the server has no GPU" in said
+    assert "this lab needs a GPU, and the server has none" in said
     assert f"{instance}.{REGION} is still running (last known), at $0." in said
     cut_off(machines, instance)
     said = lab.labctl("down", "--yes", code=3)

@@ -112,6 +112,8 @@ def test_a_service_that_ends_shows_its_last_words(service_lab: ServiceLab) -> No
     with pytest.raises(LabError) as caught:
         service_lab.ensure("broken", "sh", "-c", "echo no model here >&2; exit 3", port=8000)
     assert "no model here" in caught.value.why
+    assert caught.value.what.endswith("exited right after its start (exit code 3)")
+    assert caught.value.hint.startswith("labctl forward broken ")
     assert "digits-svc-broken" not in service_lab.box.sh("docker ps -a --format '{{.Names}}'")
 
 

@@ -373,7 +373,7 @@ def test_a_single_file_that_is_not_there(transport: Transport, tmp_path: Path) -
     with pytest.raises(UsageError, match="is a directory"):
         download_file(transport, "/tmp", tmp_path / "b", SilentReporter())
     (tmp_path / "a").write_bytes(b"a")
-    with pytest.raises(NotFoundError, match="/none/a"):
+    with pytest.raises(NotFoundError, match="there is no directory /none on "):
         upload_file(transport, tmp_path / "a", "/none/a", SilentReporter())
     assert not (tmp_path / "b").exists()
     assert transport.run("echo in").stdout == "in\n"

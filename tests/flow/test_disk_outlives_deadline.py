@@ -312,6 +312,14 @@ def test_a_drill_says_that_a_held_disk_stays(lab: World) -> None:
     assert "LOST" not in asked.detail
 
 
+def test_a_drill_waits_for_no_step_of_a_run_that_writes_none(lab: World) -> None:
+    server, reporter = up(lab), Recorded()
+    context = lab.context(reporter)
+    monitor = reclaim_drill._RunMonitor(context, server, "night")
+    assert reclaim_drill._await_first_step(context, server, monitor) == (None, None)
+    assert reporter.said.startswith("night writes no steps to logs/progress.json")
+
+
 def test_a_dead_server_whose_disk_the_provider_does_not_show_goes_on(
     lab: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

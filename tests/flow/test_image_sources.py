@@ -168,8 +168,11 @@ def test_the_next_up_reports_why_an_image_was_not_kept(sources: Sources) -> None
     assert sources.ensure(BUILT) == ["build"]
     (sources.engine / "dead").touch()
     image_jobs.wait_for_save(sources.context(), sources.wanted)
+    # An image of another lab is that lab's business.
+    sources.cache.record_failure("labctl/built:another", "another was not kept")
     up.up(sources.context())
     assert f"{sources.wanted} was not kept on this machine" in sources.reporter.said
+    assert "another was not kept" not in sources.reporter.said
 
 
 def test_up_starts_to_load_a_kept_image_before_it_arms_the_guards(

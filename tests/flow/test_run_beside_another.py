@@ -31,6 +31,17 @@ def test_an_active_run_is_named_when_the_next_one_has_started(
     assert BESIDE_R3 in output.err.replace("\n", " ")
 
 
+def test_a_profile_names_an_active_run_once(busy_lab: World, labctl: Labctl) -> None:
+    text = labctl(busy_lab, "profile", "--no-page").err.replace("\n", " ")
+    assert text.count("r3 is still running") == 1
+    assert (
+        "run r3 is still running on this server, so the timings of this profile are affected. "
+        "To stop r3: labctl cancel r3"
+    ) in text
+    assert "another run" not in text
+    assert BESIDE_R3 not in text
+
+
 def test_a_run_that_has_ended_meanwhile_is_not_named(
     busy_lab: World, run_machine: RunMachine, labctl: Labctl
 ) -> None:
@@ -44,6 +55,13 @@ def test_a_run_that_succeeded_says_how_to_get_its_results(run_lab: World, labctl
     *_, ended, following = output.err.splitlines()
     assert ended == "run r1: done"
     assert following == "labctl pull r1    download its results"
+
+
+def test_a_run_that_ended_with_its_removed_server_says_so(busy_lab: World, labctl: Labctl) -> None:
+    assert labctl(busy_lab, "down", "--yes", "--discard").code == 0
+    listed = labctl(busy_lab, "status").out
+    assert "lost: labctl down removed its server" in listed
+    assert "unknown" not in listed
 
 
 def test_a_run_is_not_beside_itself(busy_lab: World, labctl: Labctl) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -209,7 +210,8 @@ def test_an_image_that_cannot_be_had(started: Started) -> None:
     no = {"code": 1, "tail": ["a", "b", "c", "manifest unknown"]}
     with pytest.raises(LabError, match="cannot pull") as caught:
         started.start(Turn(MISSING, end=MISSING), ABSENT, Turn({}, end=no))
-    assert caught.value.why == "b\nc\nmanifest unknown"
+    assert re.fullmatch(r"lab.yaml.* names it\nb\nc\nmanifest unknown", caught.value.why)
+    assert caught.value.hint.startswith(f"docker pull {IMAGE} ")
     made = Turn({}, end={"code": 0, "tail": []})
     fetched = [Turn(MISSING, end=MISSING), ABSENT, made]
     with pytest.raises(LabError, match="although it was just built"):

@@ -112,6 +112,10 @@ def test_a_list_of_packages_is_an_image(lab_home: LabHome) -> None:
     pip = lab_home.load('image: {python: "3.10", requirements: deps/requirements.txt}').image
     assert (pip.python, pip.environment_file, pip.build) == ("3.10", "deps/requirements.txt", "")
     assert lab_home.load("image: {requirements: pyproject.toml}").image.python == "3.12"
+    lab_home.write_user_file("base_image: debian:12\n")
+    assert lab_home.load("image: {requirements: pyproject.toml}").image.python == ""
+    both = 'image: {python: "3.10", requirements: pyproject.toml}'
+    assert lab_home.load(both).image.python == "3.10"
     conda = lab_home.load("image: {conda: environment.yml}").image
     assert (conda.python, conda.environment_file, conda.is_built) == ("", "environment.yml", True)
 

@@ -191,6 +191,7 @@ def test_the_disk_keeps_a_reserve(cache: ImageCache, monkeypatch: pytest.MonkeyP
 def test_failures_are_reported_once(cache: ImageCache) -> None:
     assert cache.take_failures() == []
     cache.record_failure(REFERENCE, "it was not kept")
+    assert cache.take_failures("labctl/built:another") == []
     assert cache.take_failures() == ["it was not kept"]
     assert cache.take_failures() == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from labctl.agent.reply import Failure
@@ -15,6 +16,7 @@ from labctl.runs.environment import (
     list_args,
     read_dockerfile,
     read_list,
+    suggest_repair,
 )
 from labctl.wire.images import BuildImageRequest
 
@@ -61,9 +63,23 @@ def test_each_kind_has_its_dockerfile_and_arguments(lab: Path) -> None:
         "PYTHON": "3.11",
         "BASE": "python:3.11-slim",
     }
+    of_base = msgspec.structs.replace(PIP, python="")
+    args = {"FILE": "deps/requirements.txt", "PYTHON": ""}
+    assert list_args(of_base, read_list(lab, of_base)) == args
     for image in (PIP, conda):
         for name in list_args(image, read_list(lab, image)):
             assert f"ARG {name}" in read_dockerfile(image)
+
+
+def test_a_base_image_without_micromamba_is_replaced_for_one_command(lab: Path) -> None:
+    conda = ImageConfig(conda="environment.yml")
+    output = ["The base image has no micromamba, which image.conda needs."]
+    # The Dockerfile prints this line, and names the image that has it.
+    assert output[0] in read_dockerfile(conda)
+    repair = suggest_repair(conda, output)
+    assert repair == "LABCTL_BASE_IMAGE=mambaorg/micromamba:2.0.5 labctl run"
+    assert suggest_repair(conda, ["no space left on device"]) == ""
+    assert suggest_repair(PIP, output) == ""
 
 
 def list_context(request: BuildImageRequest, lab: Path, target: Path) -> list[str]:

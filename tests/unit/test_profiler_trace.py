@@ -208,10 +208,13 @@ def test_why_nothing_was_profiled_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as caught:
         read_profile(tmp_path)
     assert "never imported PyTorch" in caught.value.why
+    # Fewer steps would not help.
+    assert caught.value.hint.startswith("labctl explain ")
     (tmp_path / "note.json").write_bytes(msgspec.json.encode({"why": "it made 3 steps"}))
     with pytest.raises(NotFoundError) as caught:
         read_profile(tmp_path)
     assert caught.value.why == "it made 3 steps"
+    assert caught.value.hint.startswith("labctl profile --warmup 3 --steps 2 ")
 
 
 @pytest.mark.parametrize(

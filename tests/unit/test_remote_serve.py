@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -89,14 +90,29 @@ def test_a_checkpoint_and_the_code_can_be_chosen(root: Path) -> None:
     assert "LABCTL_SERVE_CHECKPOINTS=/lab/run/checkpoints/step-00000001" in body.Env
 
 
+@pytest.mark.parametrize(
+    ("output", "why"), [("no model here\n", "no model here"), ("", "it printed nothing")]
+)
+def test_an_image_that_ends_at_once_has_a_next_step(
+    monkeypatch: pytest.MonkeyPatch, output: str, why: str
+) -> None:
+    logs = CompletedProcess((), 0, output, "")
+    monkeypatch.setattr(services, "run_docker", lambda *words, check: logs)
+    monkeypatch.setattr(services.engine, "remove_container", lambda name: None)
+    wanted = ServiceRequest("digits", LAB_ID, "serve-9000", "small:1", as_is=True)
+    report = services._describe_early_end("c", None, wanted).report
+    assert report.what == "the service serve-9000 exited right after its start"
+    assert report.why == why
+    assert str(report.hint).startswith("labctl serve --help ")
+
+
 def test_predict_py_is_missed_before_the_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "inspect_container", lambda name: None)
     monkeypatch.setattr(services, "inspect_image", lambda name: pytest.fail("too late"))
     with pytest.raises(Failure, match=r"the lab's code has no predict\.py") as missing:
         services.start(request(model=NIGHT._replace(code="lab")))
-    assert (
-        missing.value.report.hint == "write predict.py beside lab.yaml, then: labctl serve --push"
-    )
+    hint = "labctl serve --push   # once predict.py is beside lab.yaml"
+    assert missing.value.report.hint == hint
 
 
 def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from labctl.errors import BuildError, NotFoundError
-from labctl.events import Note, SilentReporter
+from labctl.events import Note, SilentReporter, Step
 from labctl.model import Endpoint, Service
 from labctl.services.background_forwards import BackgroundForwardSpec
 from labctl.services.port_forward import ForwardSpec
@@ -59,10 +59,13 @@ class Agent:
 class Notes(SilentReporter):
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.steps: list[Step] = []
 
     def emit(self, event: object) -> None:
         if isinstance(event, Note):
             self.texts.append(event.text)
+        if isinstance(event, Step):
+            self.steps.append(event)
 
 
 def ensure(agent: Agent, wanted: ServiceRequest = WEB, **more: Any) -> tuple[Service, list[str]]:
@@ -85,10 +88,26 @@ def test_a_service_is_started_with_labctls_own_files() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("web", "starting web"),
+        ("profile", "starting the page of the profile"),
+        ("serve", "starting the model server"),
+    ],
+)
+def test_a_start_says_what_it_waits_for(name: str, step: str) -> None:
+    notes = Notes()
+    remote: Any = Agent(STARTED)
+    ensure_service(remote, WEB._replace(name=name), notes)
+    limit = "until it answers, at most 3 min"
+    assert notes.steps == [Step(name=step, detail=limit), Step(name=step, done=True)]
+
+
+@pytest.mark.parametrize(
     ("reply", "note"),
     [
         (STARTED._replace(found=True, stale=True), "is running with earlier settings"),
-        (STARTED._replace(replaced=True), "stopped the running web"),
+        (STARTED._replace(replaced=True), "stopped web, which was running"),
     ],
 )
 def test_other_settings_are_reported(reply: ServiceReply, note: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from store_sshd import ensure_key_pair, find_free_port, find_lacks, run_sshd
 
-from labctl.errors import BusyError
+from labctl.errors import BusyError, NotFoundError
 from labctl.events import SilentReporter
 from labctl.model import Endpoint
 from labctl.servers.connections import Connections
@@ -63,6 +63,18 @@ def test_a_file_of_many_requests_arrives(kind: str, tmp_path: Path) -> None:
         download_file(transport, str(tmp_path / "b"), tmp_path / "c", SilentReporter())
         assert transport.run("echo in").stdout == "in\n"
     assert (tmp_path / "a").read_bytes() == (tmp_path / "c").read_bytes()
+
+
+def test_a_missing_file_is_named_with_its_server(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with serve("fabric", tmp_path, "internal-sftp") as transport:
+        with pytest.raises(NotFoundError, match=r"there is no a/none on digits$") as caught:
+            download_file(transport, "a/none", tmp_path / "b", SilentReporter(), "digits")
+        assert caught.value.hint.startswith("labctl ssh -- ls a ")
+        missing = str(tmp_path / "new")
+        with pytest.raises(NotFoundError, match=rf"no directory {missing} on digits$") as caught:
+            upload_file(transport, tmp_path / "a", f"{missing}/a", SilentReporter(), "digits")
+        assert caught.value.hint == f"labctl ssh -- mkdir -p {missing}"
 
 
 @pytest.mark.parametrize("greets", [True, False])

@@ -81,9 +81,8 @@ def explain_failure(code: int | None, output: str) -> Failure:
     if code == REFUSED:
         # The container's log is all that is left of it; this begins its last message.
         why = output.rpartition("refused: ")[2]
-        return Failure(
-            "policy", "the model server refused the model", why, "labctl serve --checkpoint NAME"
-        )
+        hint = "labctl serve --checkpoint NAME   # another one; or run again, and save safetensors"
+        return Failure("policy", "the model server refused the model", why, hint)
     return Failure("service", "the model server stopped", output, "labctl serve --push")
 
 

@@ -330,24 +330,23 @@ def _wait_until_ready(container: str, request: ServiceRequest) -> Container:
         if address and (is_http_ready(address) if is_preset else is_listening(address)):
             return inspected
         if time.monotonic() >= deadline:
-            raise _make_failure(
-                container, f"the service {name} did not answer within {limit_s:g} s"
-            )
+            raise _make_failure(container, request, f"did not answer within {limit_s:g} s")
         time.sleep(0.2)
 
 
 def _describe_early_end(
     container: str, inspected: Container | None, request: ServiceRequest
 ) -> Failure:
-    failure = _make_failure(container, f"the service {request.name} exited right after its start")
-    if not request.model:
-        return failure
-    return serve.explain_failure(
-        inspected.State.ExitCode if inspected else None, failure.report.why
-    )
+    code = inspected.State.ExitCode if inspected else None
+    code_text = "" if code is None else f" (exit code {code})"
+    failure = _make_failure(container, request, f"exited right after its start{code_text}")
+    return serve.explain_failure(code, failure.report.why) if request.model else failure
 
 
-def _make_failure(container: str, message: str) -> Failure:
+def _make_failure(container: str, request: ServiceRequest, text: str) -> Failure:
     done = run_docker("logs", "--tail", "20", container, check=False)
     engine.remove_container(container)
-    return Failure("service", message, (done.stdout + done.stderr).strip()[-2000:])
+    why = (done.stdout + done.stderr).strip()[-2000:] or "it printed nothing"
+    arguments = "labctl serve --help   # arguments for the program in the image follow --"
+    hint = arguments if request.as_is else f"labctl forward {request.name}   # starts it again"
+    return Failure("service", f"the service {request.name} {text}", why, hint)

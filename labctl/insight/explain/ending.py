@@ -120,7 +120,7 @@ KNOWN_MESSAGES = (
         r"No space left on device",
         "a disk was full",
         "either the server's disk, or /dev/shm, which is in memory",
-        "labctl ssh -- df -h   # and: labctl exec -- df -h /dev/shm",
+        "labctl ssh -- df -h   # and: labctl run -- df -h /dev/shm",
         LAB_FILE,
     ),
     _known_message(
@@ -146,7 +146,7 @@ KNOWN_MESSAGES = (
         "in the container, code is in /lab/code and data in /lab/data/NAME; paths of your own "
         "machine do not exist there",
         "add it under data: in lab.yaml and read it from $LABCTL_DATA_DIR; to list the data: "
-        "labctl exec -- ls /lab/data",
+        "labctl run -- ls /lab/data",
         LAB_FILE,
     ),
     _known_message(

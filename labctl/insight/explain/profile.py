@@ -64,6 +64,13 @@ class Profile(Value, frozen=True):
     steps_us: tuple[float, ...] = ()
 
 
+NO_OPTIMIZER = (
+    "the command never imported PyTorch's optimizers in a Python that reads PYTHONPATH (python -I "
+    "and -E ignore it)"
+)
+MORE_STEPS = "labctl profile --warmup 3 --steps 2   # or a command with more steps"
+
+
 class _MissingProfileNote(Value, frozen=True):
     why: str
 
@@ -77,8 +84,11 @@ def read_profile(directory: Path) -> Profile:
         with (directory / FILE).open("rb") as file:
             text = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
+        why = _read_note(directory)
         raise NotFoundError(
-            "nothing was profiled", why=_read_note(directory), hint="labctl profile"
+            "nothing was profiled",
+            why=why or NO_OPTIMIZER,
+            hint=MORE_STEPS if why else "labctl explain   # what the server measured in a run",
         ) from None
     try:
         if len(text) > LARGEST_BYTES:
@@ -91,14 +101,12 @@ def read_profile(directory: Path) -> Profile:
 
 
 def _read_note(directory: Path) -> str:
+    """Return why the profiler has recorded nothing; "" if it never started."""
     try:
         with (directory / NOTE).open("rb") as file:
             return msgspec.json.decode(file.read(LARGEST_BYTES), type=_MissingProfileNote).why
     except (FileNotFoundError, msgspec.MsgspecError):
-        return (
-            "the command never imported PyTorch's optimizers in a Python that reads "
-            "PYTHONPATH (python -I and -E ignore it)"
-        )
+        return ""
 
 
 def advise(profile: Profile) -> tuple[Finding, ...]:
