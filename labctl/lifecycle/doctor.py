@@ -23,7 +23,8 @@ def list_lab_checks(context: LabContext) -> list[Check]:
     providers = [*_check_provider(context), *list_unused_provider_checks(context)]
     if not context.config.path.exists():
         start = "labctl init digits && cd digits"
-        return [*providers, Check(name="lab", ok=True, detail="none in this directory", next=start)]
+        detail = "not checked, because this directory has no lab.yaml"
+        return [*providers, Check(name="lab", ok=True, skipped=True, detail=detail, next=start)]
     return [
         *providers,
         *_check_server(context),

@@ -89,6 +89,18 @@ def test_a_machine_without_a_lab_is_checked(
     assert list((home / "empty").iterdir()) == []
 
 
+def test_a_line_that_is_ok_has_no_next_command(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "empty").mkdir()
+    monkeypatch.chdir(home / "empty")
+    lines = labctl("doctor").out.splitlines()
+    assert "--  lab: not checked, because this directory has no lab.yaml" in lines
+    assert lines[lines.index("      next: labctl init digits && cd digits") - 1].startswith("--")
+    above = [line for line, below in zip(lines, lines[1:], strict=False) if "  next: " in below]
+    assert not [line for line in above if line.startswith("ok")]
+
+
 def test_missing_programs_come_with_the_command_that_installs_them(
     labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
