@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -97,7 +98,7 @@ def test_a_line_that_is_ok_has_no_next_command(
     lines = labctl("doctor").out.splitlines()
     assert "--  lab: not checked, because this directory has no lab.yaml" in lines
     assert lines[lines.index("      next: labctl init digits && cd digits") - 1].startswith("--")
-    above = [line for line, below in zip(lines, lines[1:], strict=False) if "  next: " in below]
+    above = [line for line, below in itertools.pairwise(lines) if "  next: " in below]
     assert not [line for line in above if line.startswith("ok")]
 
 
