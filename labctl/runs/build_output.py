@@ -45,8 +45,8 @@ _ACTIONS = (
 
 # pip repeats this for each try, before the error that counts
 _PIP_RETRY = re.compile(r"WARNING: Retrying \(Retry\(")
-# That, and the classic builder's line about its container
-_NOISE = re.compile(rf"{_PIP_RETRY.pattern}| ---> Running in ")
+# That, the classic builder's line about its container, and pip's progress bars
+_NOISE = re.compile(rf"{_PIP_RETRY.pattern}| ---> Running in |\s*[━╸╺]+ ")
 # What the output of a failed build says if the server cannot reach what the build needs, the name
 # of that, and the setting that replaces it.
 _UNREACHABLE = (

@@ -155,10 +155,11 @@ def test_what_a_server_cannot_reach_is_named_with_its_setting(
 def test_a_base_image_that_the_dockerfile_does_not_use_is_named() -> None:
     lines = [
         " ---> Running in 0123456789ab",
+        "     ━━━━━━━╸━━━━━━━━ 7.1/7.1 MB 444.1 MB/s eta 0:00:00",
         'Get "https://registry-1.docker.io/v2/": no such host',
     ]
     summary = summarize_build(lines, "labctl-base:bookworm").splitlines()
-    assert summary[0] == lines[1]
+    assert summary[0] == lines[2]
     assert "to build without it" not in "".join(summary)
     assert summary[-1].endswith("In the Dockerfile, write ARG BASE=IMAGE and FROM ${BASE}")
 
