@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,11 +24,12 @@ KEPT = ("report.html", "evaluation.json", "checkpoints", "logs")
 
 
 def labctl(*words: str, cwd: Path, capture: bool = False, check: bool = True) -> tuple[int, str]:
-    """Run a command and show it; return (exit code, standard output if captured)."""
+    """Run a command and show its output; return (exit code, standard output if captured)."""
     print(f"\n$ labctl {' '.join(words)}", flush=True)
     done = subprocess.run(
         [LABCTL, *words], cwd=cwd, text=True, stdout=subprocess.PIPE if capture else None
     )
+    print(done.stdout or "", end="", flush=True)
     if check and done.returncode != 0:
         raise SystemExit(f"labctl {' '.join(words)} exited with code {done.returncode}")
     return done.returncode, done.stdout or ""
@@ -53,32 +55,35 @@ def run_lab_commands(lab: Path) -> dict[str, object]:
     labctl("up", cwd=lab)
     run_exit, _ = labctl("run", cwd=lab)
     labctl("status", "--refresh", cwd=lab)
-    _, output = labctl(
-        "forward", "tensorboard", "jupyter", "--detach", "--json", cwd=lab, capture=True
-    )
-    urls = {forward["service"]: forward["url"] for forward in json.loads(output)["forwards"]}
+    _, output = labctl("forward", "tensorboard", "jupyter", "--detach", cwd=lab, capture=True)
+    urls = dict(re.findall(r"^(\w+): (http\S+)$", output, re.MULTILINE))
     pages = {name: fetch_status(url) for name, url in urls.items()}
     labctl("forward", "--stop", cwd=lab)
     labctl("logs", "--tail", "3", cwd=lab)
     labctl("pull", cwd=lab)
-    _, output = labctl("eval", "--json", cwd=lab, capture=True)
-    evaluation = json.loads(output)["evaluation"]
-    _, output = labctl("eval", "--on-server", "--json", cwd=lab, capture=True)
-    server_evaluation = json.loads(output)["evaluation"]
-    _, output = labctl("down", "--yes", "--json", cwd=lab, capture=True)
-    ending = json.loads(output)
-    _, output = labctl("report", "--json", cwd=lab, capture=True)
-    page = keep_results(Path(json.loads(output)["report"]["file"]))
+    _, output = labctl("eval", cwd=lab, capture=True)
+    evaluation = parse_accuracies(output)
+    _, output = labctl("eval", "--on-server", cwd=lab, capture=True)
+    server_evaluation = parse_accuracies(output)
+    down_exit, _ = labctl("down", "--yes", cwd=lab, check=False)
+    labctl("report", cwd=lab)
+    page = keep_results(next((lab / "runs").glob("*/report.html")))
     return {
-        "accuracy_server": evaluation["accuracy_server"],
-        "accuracy_local": evaluation["accuracy_local"],
-        "accuracy_on_server_again": server_evaluation["accuracy_server"],
+        "accuracy_server": evaluation["on the server"],
+        "accuracy_local": evaluation["here"],
+        "accuracy_on_server_again": server_evaluation["on the server"],
         "run_exit": run_exit,
         "tensorboard": pages["tensorboard"],
         "jupyter": pages["jupyter"],
-        "servers_left": len(ending["servers_left"]),
+        "down_exit": down_exit,
         "report": str(page),
     }
+
+
+def parse_accuracies(output: str) -> dict[str, float]:
+    """Return the accuracies that `labctl eval` shows: "here" and "on the server"."""
+    figures = re.findall(r"^(here|on the server): +([\d.]+)", output, re.MULTILINE)
+    return {where: float(figure) for where, figure in figures}
 
 
 def keep_results(page: Path) -> Path:
@@ -114,7 +119,7 @@ def main() -> int:
         == results["accuracy_on_server_again"]
         and results["run_exit"] == 0
         and (results["tensorboard"], results["jupyter"]) == (200, 200)
-        and results["servers_left"] == 0
+        and results["down_exit"] == 0
     )
     print(json.dumps(results), flush=True)
     return 0 if is_passed else 1

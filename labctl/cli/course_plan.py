@@ -128,6 +128,9 @@ def _print_money(plan: CoursePlan) -> None:
         zone = f" in {offer.zone or offer.region}" if offer.zone or offer.region else ""
         gpu = f", {offer.gpu_count} x {offer.gpu_name}" if offer.gpu_count else ""
         price = offer.price_usd_per_hour
+        if not price and not plan.costs.usd:
+            click.echo(f"{offer.provider} {offer.type}{zone}: free")
+            return
         click.echo(f"{offer.provider} {offer.type}{zone} ({market}{gpu}): {price_text(price)}")
         rows = [
             ("all servers, per hour", plan.usd_per_hour),

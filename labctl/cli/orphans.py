@@ -12,13 +12,15 @@ from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.lazy import lazy_imports
-from labctl.text import price_or_free_text
+from labctl.state.disks import find_stopped_disk
+from labctl.text import dollars_text, price_or_free_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from labctl.model import Resource
+    from labctl.model import Resource, Server
     from labctl.servers.leftovers import Orphans
+    from labctl.state import State
 
 with lazy_imports(__name__):
     from labctl.servers import disks, leftovers
@@ -81,13 +83,13 @@ def orphans_command(
         shown = msgspec.structs.replace(resources, others=others)
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
-        _print_orphans(resources, everyone, with_region=all_regions)
+        _print_orphans(lab.context.state, resources, everyone, with_region=all_regions)
         _print_free([one for one in resources.resources if _is_free(one)], "")
         _print_free(resources.caches, "image ")
     ctx.exit(1 if resources.is_billing else 0)
 
 
-def _print_orphans(orphans: Orphans, everyone: bool, *, with_region: bool) -> None:
+def _print_orphans(state: State, orphans: Orphans, everyone: bool, *, with_region: bool) -> None:
     others = orphans.others if everyone else ()
     if orphans.others and not everyone:
         _print_others_count(len(orphans.others))
@@ -103,7 +105,7 @@ def _print_orphans(orphans: Orphans, everyone: bool, *, with_region: bool) -> No
             "server",
             server.id if with_region else server.id.partition(".")[0],
             server.lab,
-            price_or_free_text(server.offer.price_usd_per_hour),
+            _price_text(state, server),
             age_text(server.created_at, now),
             f"{server.state}{' (on record)' if server.id in orphans.here else ''}"
             f"{f', of {server.owner}' if server in others else ''}",
@@ -129,6 +131,13 @@ def _print_orphans(orphans: Orphans, everyone: bool, *, with_region: bool) -> No
             click.echo(
                 f"kept disk {disks.get_id_without_region(resource)}: {disks.cost_text(resource)}"
             )
+
+
+def _price_text(state: State, server: Server) -> str:
+    """Return the price of a server; a stopped one costs only what its disk costs."""
+    if disk := find_stopped_disk(state, server):
+        return f"{dollars_text(disk.usd_per_month)} a month" if disk.usd_per_month else "free"
+    return price_or_free_text(server.offer.price_usd_per_hour)
 
 
 def _is_free(resource: Resource) -> bool:

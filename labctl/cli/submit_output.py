@@ -172,7 +172,7 @@ def print_done(result: SubmitResult, root: Path) -> None:
         click.echo("already submitted: same bundle; its receipt:")
     print_receipt(result.signed.receipt, result.terms)
     click.echo(f"receipt: {_relative_path(result.receipt, root)}")
-    click.echo("  next: labctl submit --verify   # at any time, without a network")
+    click.echo("  next: labctl submit --verify\n        (at any time, without a network)")
 
 
 def print_receipt(receipt: Receipt, terms: Terms | None = None) -> None:

@@ -157,6 +157,7 @@ def server_config(
         "ForwardAgent no",
         "ForwardX11 no",
         "Ciphers ^aes128-gcm@openssh.com",
+        f"ConnectTimeout {CONNECT_TIMEOUT_S}",
         "ServerAliveInterval 15",
         "ServerAliveCountMax 4",
     ]

@@ -20,13 +20,14 @@ TRIED = 3
 
 def check_reference(staff: CourseOperator) -> Check | None:
     """Judge the image by its reference alone; None if a server has to try it."""
-    image = staff.folder.config.lab.image
+    lab = staff.folder.config.lab
+    image = lab.image
     if image.is_built:
         detail = "each server builds it, so the first run of a class has to wait"
         fix = "push it to a registry and name it in course.yaml, then labctl course bake"
         return Check(name=NAME, ok=False, detail=detail, next=fix)
-    if not image.reference:
-        return Check(name=NAME, ok=True, detail="labctl's own default")
+    if not lab.has_own_image:
+        return Check(name=NAME, ok=True, detail="none in course.yaml; each lab has its own")
     if "@sha256:" not in image.reference and image.reference.endswith(":latest"):
         detail = f"{image.reference} may change at any time"
         return Check(name=NAME, ok=False, detail=detail, next="pin a version in course.yaml")

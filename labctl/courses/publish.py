@@ -137,7 +137,7 @@ def read_host_key(folder: CourseFolder) -> str:
         raise NotFoundError(
             "the keeper's host key is not known yet",
             why="students pin it to prevent a machine-in-the-middle attack",
-            hint="labctl course invite   # reads it from the keeper's sshd once",
+            hint="labctl course invite --all   # reads it from the keeper's sshd once",
         ) from None
 
 

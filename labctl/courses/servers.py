@@ -173,7 +173,8 @@ def _create_reachable(context: LabContext, listed: Sequence[Server]) -> Server:
 def _bring_files(context: LabContext, server: Server, files: CourseMaterial, baked: bool) -> None:
     """Load the image, the data and the handouts, so that the class need not wait for them."""
     config = context.config
-    if config.image.reference:
+    # The default image is for labs that name none: students' labs may all build their own.
+    if config.has_own_image and config.image.reference:
         remote = context.open_agent(server)
         reference = config.image.reference
         if not images.has_image(remote, reference):

@@ -12,7 +12,9 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import os
 import sys
+import traceback
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -21,6 +23,9 @@ from typing import Any, NamedTuple
 
 MARK = "labctl-measured:"
 SIZES = (2, 4)
+# An error message shows as many of the user's lines, the innermost, and as many of its own.
+MOST_FRAMES = 3
+MOST_MESSAGE_LINES = 6
 
 
 class MeasureRequest(NamedTuple):
@@ -54,10 +59,16 @@ class MeasureReply(NamedTuple):
 
 
 class RefusalReply(NamedTuple):
-    """Why the code cannot be measured. `error` is "torch" or an UnmeasurableError's kind."""
+    """Why the code cannot be measured. `error` is "torch" or an UnmeasurableError's kind.
+
+    It is "build" or "pass" if the code raised an exception. `why` is its traceback then,
+    `exception` its class, and `module` the module that is not installed.
+    """
 
     error: str
     why: str = ""
+    exception: str = ""
+    module: str = ""
 
 
 def main() -> None:
@@ -67,10 +78,35 @@ def main() -> None:
         return
     limit_memory()
     warnings.simplefilter("ignore")
+    stage = "build"
     try:
-        reply(measure(request))
+        model, example = build_model(request)
+        stage = "pass"
+        reply(measure(model, example, request))
     except UnmeasurableError as refused:
         reply(RefusalReply(refused.kind, str(refused)))
+    except Exception as error:
+        reply(describe_exception(stage, error))
+
+
+def describe_exception(stage: str, error: Exception) -> RefusalReply:
+    """Describe an exception by the user's lines that led to it, as Python shows them."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own_file(f.filename)]
+    lines = "".join(
+        f'  File "{os.path.relpath(frame.filename)}", line {frame.lineno}, in {frame.name}\n'
+        f"    {frame.line}\n"
+        for frame in frames[-MOST_FRAMES:]
+    )
+    message = "".join(traceback.format_exception_only(type(error), error)).splitlines()
+    why = lines + "\n".join(message[:MOST_MESSAGE_LINES])
+    module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    return RefusalReply(stage, why, type(error).__name__, module)
+
+
+def is_own_file(name: str) -> bool:
+    """Tell whether a file is in the lab, the current directory, and in no installed package."""
+    path = Path.cwd() / name
+    return path.is_file() and Path.cwd() in path.parents and "site-packages" not in path.parts
 
 
 def reply(message: MeasureReply | RefusalReply) -> None:
@@ -96,11 +132,9 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(free * 1024 * 0.9), most))
 
 
-def measure(request: MeasureRequest) -> MeasureReply:
+def measure(model: Any, example: Any, request: MeasureRequest) -> MeasureReply:
     import torch
 
-    torch.manual_seed(0)
-    model, example = build_model(request)
     inputs, source = choose_inputs(model, example, request)
     training = request.training
     model.train(training)
@@ -130,6 +164,7 @@ def build_model(request: MeasureRequest) -> tuple[Any, Any]:
     """Call the function; return (model, the example input that it returned, or None)."""
     import torch
 
+    torch.manual_seed(0)
     path = Path(request.file)
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path)]

@@ -26,13 +26,14 @@ MARK = "labctl-measured:"
 TIME_LIMIT_S = 120
 TAIL_LINES = 6
 # "BirdNet.forward() missing 1 required positional argument: 'offsets'"
-MISSING_ARGUMENT = re.compile(r"^TypeError: (?:[\w.<>]*\.)?(\w+)\(\) missing \d+ required ")
+MISSING_ARGUMENT = re.compile(r"TypeError: [\w.<>]+\(\) missing \d+ required ")
 VENVS = (".venv", "venv")
 # A function with such a name and no required argument probably returns a model.
 _BUILDS = re.compile(r"(?:build|make|create|get)_\w*(?:model|net)\w*")
 ANY_TARGET = "FILE.py:FUNCTION"
 MOST_FILES = 20
 LARGEST_SOURCE_BYTES = 256 * 1024
+NO_EXIT = "put data loading and training under `if __name__ == '__main__':`"
 BY_SIZE = "labctl estimate --params 8B   # by its size, without code"
 
 
@@ -146,6 +147,8 @@ class _MeasureRefusal(Value, frozen=True):
 
     error: str = ""
     why: str = ""
+    exception: str = ""
+    module: str = ""
 
 
 def _build_request(source: ModelSource, plan: ModelPlan) -> _MeasurementRequest:
@@ -185,7 +188,7 @@ def _run_program(
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
             return _parse_reply(source, python, line.removeprefix(MARK))
-    raise _explain_crash(source, python, child.returncode, err or out)
+    raise _explain_crash(source, child.returncode, err or out)
 
 
 def _parse_reply(source: ModelSource, python: str, text: str) -> ModelMeasurement:
@@ -206,8 +209,7 @@ def _communicate(
         _end(child)
         raise LabError(
             f"{source.file.name}:{source.function} did not finish within {source.time_limit_s} s",
-            why="labctl stopped it. It runs on this machine's CPU; put data loading and training "
-            "under `if __name__ == '__main__':`",
+            why=f"labctl stopped it. It runs on this machine's CPU; {NO_EXIT}",
             hint=f"set --time-limit 10m; or {BY_SIZE}",
         ) from None
     except KeyboardInterrupt:
@@ -221,27 +223,38 @@ def _end(child: subprocess.Popen[str]) -> None:
     child.communicate()
 
 
-def _explain_crash(source: ModelSource, python: str, code: int, output: str) -> LabError:
+def _explain_crash(source: ModelSource, code: int, output: str) -> LabError:
+    """Explain why the program ended without a reply: a signal, or the code exited."""
     lines = [line for line in output.strip().splitlines() if line.strip()]
     name = f"{source.file.name}:{source.function}"
-    # A Python that ends with a traceback exits with 1, whatever the exception.
-    if any("can't allocate memory" in line or "MemoryError" in line for line in lines[-3:]):
-        return LabError(
-            f"{name} needs more memory than this machine has free", why=lines[-1], hint=BY_SIZE
-        )
     if code < 0:
         return LabError(f"{name} was killed by signal {-code}", why=_tail(lines), hint=BY_SIZE)
-    if lines and lines[-1].startswith("ModuleNotFoundError"):
-        install = f"{python} -m pip install PACKAGE; or set --python PATH; or {BY_SIZE}"
-        return LabError(f"{name} cannot be imported", why=lines[-1], hint=install)
-    hint = "if the shape is wrong, set --input 3x224x224 (--input-type int64 for tokens)"
-    if lines and (match := MISSING_ARGUMENT.search(lines[-1])):
-        hint = (
-            "return (model, (first input, second input)) from the function"
-            if match[1] == "forward"
-            else "write a function without parameters that returns the model"
+    return LabError(f"{name} exited with code {code}", why=_tail(lines), hint=NO_EXIT)
+
+
+def _explain_exception(source: ModelSource, python: str, refusal: _MeasureRefusal) -> LabError:
+    """Explain an exception of the code while it built the model, or in a pass of the model."""
+    name, message = f"{source.file.name}:{source.function}", refusal.why.splitlines()[-1]
+    # PyTorch has no class of its own for this.
+    if refusal.exception == "MemoryError" or "can't allocate memory" in refusal.why:
+        return LabError(
+            f"{name} needs more memory than this machine has free", why=message, hint=BY_SIZE
         )
-    return LabError(f"{name} failed", why=_tail(lines), hint=hint)
+    if refusal.module:
+        package = refusal.module.partition(".")[0]
+        install = f"{python} -m pip install {package}   # or set --python PATH\n{BY_SIZE}"
+        return LabError(f"{name} cannot be imported", why=refusal.why, hint=install)
+    # Without a line of the user's code, it is labctl's own call that lacks the argument.
+    is_argument_missing = refusal.why == message and MISSING_ARGUMENT.match(message) is not None
+    if refusal.error == "build":
+        hint = "write a function without parameters that returns the model"
+        return LabError(
+            f"{name} failed", why=refusal.why, hint=hint if is_argument_missing else BY_SIZE
+        )
+    hint = "if the shape is wrong, set --input 3x224x224 (--input-type int64 for tokens)"
+    if is_argument_missing:
+        hint = "return (model, (first input, second input)) from the function"
+    return LabError(f"the forward or backward pass of {name} failed", why=refusal.why, hint=hint)
 
 
 def _tail(lines: list[str]) -> str:
@@ -250,6 +263,8 @@ def _tail(lines: list[str]) -> str:
 
 def _explain_refusal(source: ModelSource, python: str, refusal: _MeasureRefusal) -> LabError:
     name, why = f"{source.file.name}:{source.function}", refusal.why
+    if refusal.error in ("build", "pass"):
+        return _explain_exception(source, python, refusal)
     if refusal.error == "torch":
         own = python == sys.executable
         install = install_command("train") if own else f"{python} -m pip install torch"

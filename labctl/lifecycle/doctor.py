@@ -23,7 +23,8 @@ def list_lab_checks(context: LabContext) -> list[Check]:
     providers = [*_check_provider(context), *list_unused_provider_checks(context)]
     if not context.config.path.exists():
         start = "labctl init digits && cd digits"
-        return [*providers, Check(name="lab", ok=True, detail="none in this directory", next=start)]
+        detail = "not checked, because this directory has no lab.yaml"
+        return [*providers, Check(name="lab", ok=True, skipped=True, detail=detail, next=start)]
     return [
         *providers,
         *_check_server(context),
@@ -64,7 +65,10 @@ def _check_server(context: LabContext) -> list[Check]:
     try:
         facts = probe(context.connections.open(server))
     except LabError as error:
-        return [Check(name=server.alias, ok=False, detail=error.what, next=error.hint)]
+        # "labctl doctor" would be this very command.
+        up = f"{context.subject.up}   # connects again, or says why that fails"
+        fix = up if error.hint == "labctl doctor" else error.hint
+        return [Check(name=server.alias, ok=False, detail=describe_error(error), next=fix)]
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
     no_docker = "missing" if facts.docker_fault == "missing" else "not usable"
     summary = f"{facts.os}, Docker {facts.docker or no_docker}, {facts.cpus} CPUs, {gpus}"

@@ -21,13 +21,12 @@ EXPORT = re.compile(r"^(?:#\d+ exporting to |Successfully built )")
 # A layer in the output of the engine, and of BuildKit with its bytes.
 LAYER = re.compile(r"^([0-9a-f]{12}): (Pulling fs layer|Already exists|Pull complete)$")
 LAYER_BYTES = re.compile(r"^#\d+ (sha256:[0-9a-f]{64}) ([\d.]+)([kMG]?B) / ([\d.]+)([kMG]?B)")
-# The failed instruction as Docker repeats it: the classic builder before and after its output, and
-# BuildKit after it.
-INSTRUCTION = re.compile(
-    r"(?P<start>Step \d+/\d+ : |The command '|.*\bprocess \")(?P<text>.*?)"
-    r"(?P<end>' returned a non-zero code: \d+|\" did not complete successfully: .*|)"
+# The failed instruction as Docker repeats it after its output, and its exit code.
+FAILED = re.compile(
+    r"(?:The command '|.*\bprocess \")(?:/bin/sh -c )?(?P<text>.*)"
+    r"(?:' returned a non-zero code: |\" did not complete successfully: exit code: )(?P<code>\d+)"
 )
-# characters of an instruction that a message shows
+# characters of an instruction that a message shows as it is
 INSTRUCTION_CHARS = 50
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 # What a RUN does. The first line that matches counts: it takes the longest.
@@ -38,7 +37,7 @@ _ACTIONS = (
     (r"\b(?:npm|yarn|pnpm)\b", "installing Node packages"),
     (r"\b(?:git clone|curl|wget)\b", "downloading files"),
     (r"\b(?:make|cmake|ninja|gcc|g\+\+|nvcc|cargo|go) ", "compiling"),
-    (r"-m venv\b|\bvirtualenv\b", "creating a Python environment"),
+    (r"-m venv\b|\bvirtualenv\b|\buv venv\b", "creating a Python environment"),
     (r"\b(?:useradd|adduser|groupadd|usermod)\b", "creating a user"),
     (r"\bpython[\d.]*\s", "running Python"),
 )
@@ -46,8 +45,8 @@ _ACTIONS = (
 
 # pip repeats this for each try, before the error that counts
 _PIP_RETRY = re.compile(r"WARNING: Retrying \(Retry\(")
-# That, and the classic builder's line about its container
-_NOISE = re.compile(rf"{_PIP_RETRY.pattern}| ---> Running in ")
+# That, the classic builder's line about its container, and pip's progress bars
+_NOISE = re.compile(rf"{_PIP_RETRY.pattern}| ---> Running in |\s*[━╸╺]+ ")
 # What the output of a failed build says if the server cannot reach what the build needs, the name
 # of that, and the setting that replaces it.
 _UNREACHABLE = (
@@ -75,10 +74,10 @@ def summarize_build(lines: Sequence[str], base_image: str = "") -> str:
     `base_image` is the setting of this machine. It replaces only the build argument BASE.
 
     Docker repeats the failed instruction before and after its output. A long one hides the reason,
-    and so do pip's retries.
+    so it is described; pip's retries are left out.
     """
     text = join_plain(lines)
-    shown = [_cut_instruction(line) for line in text.split("\n") if not _NOISE.match(line)]
+    shown = [_shorten_instruction(line) for line in text.split("\n") if not _NOISE.match(line)]
     if base_image and _UNREACHABLE[0][0].search(text):
         shown.append("the server cannot reach the container registry, and this FROM does not use")
         shown.append("LABCTL_BASE_IMAGE. In the Dockerfile, write ARG BASE=IMAGE and FROM ${BASE}")
@@ -90,11 +89,21 @@ def summarize_build(lines: Sequence[str], base_image: str = "") -> str:
     return "\n".join(shown)
 
 
-def _cut_instruction(line: str) -> str:
-    match = INSTRUCTION.fullmatch(line)
-    if match is None or len(match["text"]) <= INSTRUCTION_CHARS:
-        return line
-    return f"{match['start']}{match['text'][: INSTRUCTION_CHARS - 1].rstrip()}…{match['end']}"
+def _shorten_instruction(line: str) -> str:
+    """Describe the instruction in a line of a builder: the step, or the step that failed."""
+    if match := STEP.match(line):
+        place = f"step {match[1] or match[4]} of {match[2] or match[5]}"
+        return f"{place}: {_shorten(match[3] or match[6])}"
+    if match := FAILED.fullmatch(line):
+        return f"{_shorten(match['text'])} failed with exit code {match['code']}"
+    return line
+
+
+def _shorten(instruction: str) -> str:
+    """Return a short instruction as it is, and say what a long one does."""
+    if len(instruction) <= INSTRUCTION_CHARS:
+        return instruction
+    return describe_instruction(re.sub(r"^(?![A-Z]+ )", "RUN ", instruction))
 
 
 class OutputLines:

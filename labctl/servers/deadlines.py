@@ -224,8 +224,10 @@ def _set_timer(context: LabContext, server: Server, at: float) -> None:
         timer_at = _get_timer_at(context, server)
         if timer_at is None and not isinstance(error, DeniedError | ThrottledError | BusyError):
             raise
-        text = _describe_timer_failure(context, timer_at, at, error)
-        context.reporter.emit(Note(text=text, level="warning"))
+        # The plan of `up` has said already that a setting is missing.
+        if timer_at is not None or not provider.missing_deadline_setup:
+            text = _describe_timer_failure(context, timer_at, at, error)
+            context.reporter.emit(Note(text=text, level="warning"))
         if timer_at is not None or not isinstance(error, DeniedError):
             return
         at = 0.0

@@ -153,7 +153,9 @@ def _undo(context: LabContext, server: Server, error: LabError) -> None:
         reason = f"the server was being removed because: {error.what}"
         failure.why = "\n".join(filter(None, [reason, failure.why]))
         raise
-    error.why = "\n".join(filter(None, [error.why, "the server was removed again"]))
+    # A course's keeper has removed it as well, and said so.
+    reasons = [*(error.why or "").splitlines(), "the server was removed again"]
+    error.why = "\n".join(dict.fromkeys(reasons))
 
 
 def _describe_console(context: LabContext, server: Server) -> str:

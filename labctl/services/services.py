@@ -11,7 +11,7 @@ from labctl.config import KNOWN_SERVICE_PORTS, find_data_dir
 from labctl.errors import BuildError, NotFoundError
 from labctl.events import Note, Reporter, Step
 from labctl.model import Service
-from labctl.runs.build_output import BuildLines, join_plain
+from labctl.runs.build_output import BuildLines, summarize_build
 from labctl.servers.agent import AgentClient
 from labctl.text import duration_text
 from labctl.wire.services import (
@@ -185,7 +185,7 @@ def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> 
         raise BuildError(
             f"cannot install {wanted.name}, which {wanted.image} lacks",
             log_path=closing.log,
-            why=join_plain(closing.tail),
+            why=summarize_build(closing.tail),
             hint=f"labctl ssh -- cat {closing.log}   # the full log",
         )
     reporter.emit(Step(name=name, done=True))

@@ -198,7 +198,8 @@ class Download:
             )
 
     def _progress(self, done: int, total: int) -> None:
-        self.reporter.emit(Progress(name=self.name, done=done, total=total, unit="bytes"))
+        if total:  # a bar for an empty log would never be full, and so stay on the screen
+            self.reporter.emit(Progress(name=self.name, done=done, total=total, unit="bytes"))
 
     @contextlib.contextmanager
     def _report_full_disk(self) -> Iterator[None]:

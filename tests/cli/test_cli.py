@@ -608,6 +608,42 @@ def test_orphans_shows_the_whole_state_of_a_server_at_80_columns(
     assert server.id in labctl("orphans", "--all-regions").out
 
 
+def test_the_reasons_of_decisions_are_whole_at_80_columns(
+    labctl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "ttl 8 h, idle 30 min, budget $5.00 at $0.1874/h, and a reason that fills the second line"
+    real = Lab.status
+    watch = {"decisions": [{"at": 0.0, "elapsed_s": 0.0, "what": "limits", "why": why}]}
+    monkeypatch.setattr(Lab, "status", lambda self, **_: {**real(self), "watch": watch})
+    monkeypatch.setenv("COLUMNS", "80")
+    said = labctl("status", "--why")
+    rows = said.out.splitlines()[-2:]
+    assert [len(row) <= 80 for row in rows] == [True, True]
+    assert "…" not in said.out
+    start = rows[0].index("ttl 8 h")
+    assert rows[1][:start].isspace()
+    assert f"{rows[0][start:]} {rows[1][start:]}" == why
+
+
+def test_orphans_shows_what_the_disk_of_a_stopped_server_costs(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(
+        id="i-1.us-east-1", provider="local", lab="cloud", lab_id="b", alias="cloud",
+        endpoint=Endpoint(host="127.0.0.1"), state="stopped", created_at=0.0,
+        offer=Offer(provider="local", type="g4dn.xlarge", price_usd_per_hour=0.526),
+    )  # fmt: skip
+    with State(find_paths().database) as state:
+        state.save_server(server)
+        detail = {"usd_per_month": 7.52, "until": 0.0}
+        state.record("stopped", lab_id="b", server_id=server.id, detail=detail)
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
+    monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
+    row = labctl("orphans").out.splitlines()[-1]
+    assert "  $7.52 a month  " in row
+    assert "0.526" not in row
+
+
 def test_orphans_breaks_no_command_at_80_columns(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from labctl.model import Offer
+from labctl.providers.local import LocalProvider
+
 # What was said: `code`, `out`, `err`.
 Said = Any
 Labctl = Callable[..., Said]
@@ -133,6 +136,17 @@ def test_a_plan_is_a_diff_against_the_last_one(labctl: Labctl, course: Path) -> 
     wrong = in_course(labctl, "plan", "--offline")
     assert wrong.code == 2
     assert "per_student.ttl" in wrong.err
+
+
+def test_the_plan_calls_what_costs_nothing_free(
+    labctl: Labctl, course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = Offer(provider="local", type="container", price_usd_per_hour=0.0)
+    monkeypatch.setattr(LocalProvider, "offers", lambda self, need: [offer])
+    out = in_course(labctl, "plan").out
+    assert "local container: free\n" in out
+    assert "$0.00" not in out
+    assert "all budgets spent" not in out
 
 
 def test_a_budget_is_given_with_who_and_why(labctl: Labctl, course: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -13,14 +14,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from labctl import Lab
 from labctl.cli.doctor_report import mask
-from labctl.lifecycle import machine_checks
+from labctl.config import find_paths
+from labctl.lifecycle import doctor, machine_checks
 from labctl.lifecycle.doctor import check_own_keeper
 from labctl.lifecycle.machine_checks import check_clock
+from labctl.model import Endpoint, Offer, Server
 from labctl.providers.aws.account import has_credentials
+from labctl.state import State
+from labctl.transports.failures import make_authentication_error, make_unreachable_error
 
 # docker leaves its socket open where no engine answers
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -87,6 +94,39 @@ def test_a_machine_without_a_lab_is_checked(
     assert checks["lab"]["next"] == "labctl init digits && cd digits"
     assert "aws credentials" not in checks
     assert list((home / "empty").iterdir()) == []
+
+
+def test_a_line_that_is_ok_has_no_next_command(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "empty").mkdir()
+    monkeypatch.chdir(home / "empty")
+    lines = labctl("doctor").out.splitlines()
+    assert "--  lab: not checked, because this directory has no lab.yaml" in lines
+    assert lines[lines.index("      next: labctl init digits && cd digits") - 1].startswith("--")
+    above = [line for line, below in itertools.pairwise(lines) if "  next: " in below]
+    assert not [line for line in above if line.startswith("ok")]
+
+
+def test_a_server_that_cannot_be_reached_is_no_reason_to_type_doctor_again(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = Endpoint(host="127.0.0.1", port=1, user="me", identity="")
+    server = Server(
+        id="srv-silent", provider="local", lab="digits", lab_id=Lab.load("lab.yaml").id,
+        alias="digits", endpoint=endpoint, created_at=0.0, state="running",
+        offer=Offer(provider="local", type="container"),
+    )  # fmt: skip
+    with State(find_paths().database) as state:
+        state.save_server(server)
+    for error, fix in (
+        (make_unreachable_error(endpoint, "no banner"), "labctl up "),
+        (make_authentication_error(endpoint, "denied"), "ssh-copy-id "),
+    ):
+        monkeypatch.setattr(doctor, "probe", Mock(side_effect=error))
+        check = run_doctor(labctl)["digits"]
+        assert not check["ok"]
+        assert check["next"].startswith(fix)
 
 
 def test_missing_programs_come_with_the_command_that_installs_them(

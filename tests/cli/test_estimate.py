@@ -226,3 +226,56 @@ def test_a_model_that_lacks_an_argument_says_how_to_write_the_function(
     said = labctl("estimate", f"model.py:{function}", "--batch", "4")
     assert said.code == 1
     assert f"next: {hint}" in " ".join(said.err.split())
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: labctl[train]"
+)
+def test_an_exception_of_the_code_names_the_users_file_and_line(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line of labctl's program or of PyTorch hides it, and the layer's own message is there."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lab = home / "digits"
+    (lab / "nets").mkdir()
+    (lab / "nets" / "small.py").write_text(
+        "import torch\n"
+        "class Small(torch.nn.Module):\n"
+        "    def __init__(self, width):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(width, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x.flatten())\n"
+    )
+    (lab / "model.py").write_text(
+        "from nets.small import Small\n"
+        "def build_model():\n"
+        "    return Small(8)\n"
+        "def build_wrong():\n"
+        "    return Small()\n"
+    )
+    said = labctl("estimate", "model.py:build_model", "--batch", "4")
+    assert said.code == 1
+    assert "labctl: the forward or backward pass of model.py:build_model failed\n" in said.err
+    assert (
+        '    File "nets/small.py", line 7, in forward\n'
+        "      return self.layer(x.flatten())\n"
+        "  RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    ) in said.err
+    assert "<string>" not in said.err
+    assert "torch/nn" not in said.err
+
+    said = labctl("estimate", "model.py:build_wrong", "--batch", "4")
+    assert '    File "model.py", line 5, in build_wrong\n      return Small()\n' in said.err
+    assert "without parameters" not in said.err, "build_wrong has none"
+    assert "next: labctl estimate --params 8B\n" in said.err
+
+
+def test_the_name_of_a_missing_package_is_in_the_command_that_installs_it(
+    labctl: Any, home: Path
+) -> None:
+    (home / "digits" / "model.py").write_text("import no_such_package.layers\n")
+    said = labctl("estimate", "model.py:build_model", "--batch", "4")
+    assert "labctl: model.py:build_model cannot be imported" in said.err
+    assert 'File "model.py", line 1, in <module>' in said.err
+    assert " -m pip install no_such_package\n" in said.err

@@ -847,3 +847,33 @@ def test_checks_and_plans_name_the_commands_of_the_course(
     monkeypatch.setattr(ml.cloud, "servers", Mock(side_effect=refused))
     (only,) = check_course(ml.staff(), ml.folder.list_seats())
     assert only.next.startswith("labctl course up   # finds")
+
+
+def test_only_an_image_that_the_course_names_is_loaded_before_students_come(
+    ml: Class, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, labs have images of their own, and a missing registry is nobody's problem."""
+    loaded: list[str] = []
+    monkeypatch.setattr("labctl.courses.servers.images.has_image", lambda *_: False)
+    monkeypatch.setattr(
+        "labctl.courses.servers.images.ensure_image", lambda *words: loaded.append(words[-1])
+    )
+    text = (ml.folder.path / "course.yaml").read_text()
+    for image, expected in (
+        ("", []),
+        ("image: registry.example/ml:1\n", ["registry.example/ml:1"]),
+    ):
+        replaced = text.replace("image: {build: .}\n", image)
+        assert replaced != text
+        (ml.folder.path / "course.yaml").write_text(replaced)
+        seat = ml.seat("alice" if not image else "bob")
+        (outcome,) = bring_up_servers(ml.staff(), [seat])
+        assert (outcome.error, loaded) == ("", expected)
+
+
+def test_the_check_of_a_course_without_an_image_tries_none(ml: Class) -> None:
+    file = ml.folder.path / "course.yaml"
+    file.write_text(file.read_text().replace("image: {build: .}\n", ""))
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
+    assert (found["image"].ok, found["image"].skipped) == (True, False)
+    assert found["image"].detail == "none in course.yaml; each lab has its own"

@@ -246,6 +246,17 @@ def test_a_refused_timer_is_said_and_not_counted(lab: World) -> None:
     assert said.endswith("armed: watchdog, first-boot timer, timer at cloud")
 
 
+def test_a_missing_setting_of_the_timer_is_named_in_the_plan_alone(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud, reporter = cloud_of(lab), Recorded()
+    cloud.denies = True
+    monkeypatch.setattr(cloud, "missing_deadline_setup", "no role is set")
+    up(lab, reporter=reporter)
+    assert "no timer at cloud: no role is set" in reporter.asked[0].detail
+    assert "nothing at cloud ends the server" not in reporter.said
+
+
 @pytest.mark.parametrize("error", [ThrottledError("too often"), CredentialsError("expired")])
 def test_a_timer_that_stays_behind_is_told_with_its_time(
     lab: World, monkeypatch: pytest.MonkeyPatch, error: LabError

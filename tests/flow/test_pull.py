@@ -203,6 +203,21 @@ def test_a_file_of_the_same_size_is_compared_and_only_what_differs_is_sent(
     assert tree(lab / "runs" / "r1") == tree(there)
 
 
+def test_the_bar_of_an_empty_log_does_not_stay_on_the_screen(
+    server: DirectoryServer, there: Path, lab: Path
+) -> None:
+    totals: list[float] = []
+
+    class Bars(SilentReporter):
+        def emit(self, event: Event) -> None:
+            if isinstance(event, Progress):
+                totals.append(event.total)
+
+    put(there, "logs/run.log", b"")
+    assert bring(server, lab, Bars()).files == 1
+    assert 0 not in totals
+
+
 def test_a_log_that_grows_is_continued(with_rsync: DirectoryServer, there: Path, lab: Path) -> None:
     (there / ".labctl" / "record.json").unlink()
     put(there, "logs/run.log", os.urandom(200_000))

@@ -106,6 +106,16 @@ def test_a_new_server_that_never_answers_is_removed_with_its_console_shown(lab: 
     assert lab.context().state.list_servers() == []
 
 
+def test_a_server_that_a_keeper_has_removed_already_is_said_to_be_removed_once(
+    lab: World,
+) -> None:
+    why = "the registry is not there\nthe server was removed again"
+    lab.machine.error = ProviderError("the server cannot pull python:3.12-slim", why=why)
+    with pytest.raises(ProviderError, match="cannot pull") as caught:
+        up(lab)
+    assert caught.value.why == why
+
+
 @pytest.mark.parametrize("kind", [AuthenticationError, HostKeyError])
 def test_a_new_server_that_refuses_the_login_does_not_go_on_billing(
     lab: World, kind: type[LabError]

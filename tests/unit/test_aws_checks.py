@@ -83,6 +83,8 @@ def test_one_market_is_enough_where_spot_is_preferred(aws: AwsProvider, cloud: C
     found = by_name(checks := aws.check(Need(gpu=GpuNeed(kind="any", count=1))))
     assert failed(checks) == []
     assert "no on-demand servers until it is raised" in found["quota on-demand"].detail
+    assert found["quota on-demand"].warning
+    assert not found["quota spot"].warning
     never = Need(gpu=GpuNeed(kind="any", count=1), spot="never")
     assert failed(aws.check(never)) == ["quota on-demand"]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from labctl.events import Event, Note, Progress, Question
@@ -14,6 +17,7 @@ from labctl.runs.build_output import (
     summarize_build,
 )
 
+ROOT = Path(__file__).parents[2]
 CLASSIC = """Sending build context to Docker daemon  3.072kB
 Step 1/3 : FROM docker.io/library/python:3.12-slim
 3.12-slim: Pulling from library/python
@@ -151,10 +155,11 @@ def test_what_a_server_cannot_reach_is_named_with_its_setting(
 def test_a_base_image_that_the_dockerfile_does_not_use_is_named() -> None:
     lines = [
         " ---> Running in 0123456789ab",
+        "     ━━━━━━━╸━━━━━━━━ 7.1/7.1 MB 444.1 MB/s eta 0:00:00",
         'Get "https://registry-1.docker.io/v2/": no such host',
     ]
     summary = summarize_build(lines, "labctl-base:bookworm").splitlines()
-    assert summary[0] == lines[1]
+    assert summary[0] == lines[2]
     assert "to build without it" not in "".join(summary)
     assert summary[-1].endswith("In the Dockerfile, write ARG BASE=IMAGE and FROM ${BASE}")
 
@@ -163,26 +168,57 @@ def test_the_colors_of_a_terminal_are_left_out() -> None:
     assert join_plain(["\x1b[91mE: no space\x1b[0m", "left\r"]) == "E: no space\nleft"
 
 
-LONG = "RUN set -eu;     export A=1;     if ! make; then         echo no;     fi; exit 1 # and more"
+SCRIPT = "set -eu;     export A=1;     if ! uv pip install x; then         echo no;     fi; exit 1"
 
 
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        (f"Step 11/19 : {LONG}", "Step 11/19 : RUN set -eu;     export A=1;     if ! make; then…"),
+        (f"Step 11/19 : RUN {SCRIPT}", "step 11 of 19: installing Python packages"),
+        (f"#8 [7/9] RUN {SCRIPT}", "step 7 of 9: installing Python packages"),
         (
-            f"The command '/bin/sh -c {LONG}' returned a non-zero code: 1",
-            "The command '/bin/sh -c RUN set -eu;     export A=1;     if !…'"
-            " returned a non-zero code: 1",
+            f"The command '/bin/sh -c {SCRIPT}' returned a non-zero code: 1",
+            "installing Python packages failed with exit code 1",
         ),
         (
-            f'ERROR: failed to solve: process "/bin/sh -c {LONG}" did not complete successfully: x',
-            'ERROR: failed to solve: process "/bin/sh -c RUN set -eu;     export A=1;     if !…"'
-            " did not complete successfully: x",
+            f'#8 ERROR: process "/bin/sh -c {SCRIPT}" did not complete successfully: exit code: 2',
+            "installing Python packages failed with exit code 2",
         ),
-        ("Step 2/19 : RUN make", "Step 2/19 : RUN make"),
-        (f"error: {LONG}", f"error: {LONG}"),
+        (
+            "The command '/bin/sh -c make' returned a non-zero code: 2",
+            "make failed with exit code 2",
+        ),
+        ("Step 2/19 : RUN make", "step 2 of 19: RUN make"),
+        (f"error: {SCRIPT}", f"error: {SCRIPT}"),
     ],
 )
-def test_a_long_instruction_is_cut_and_the_reason_is_not(line: str, shown: str) -> None:
+def test_a_failed_instruction_is_in_words_and_the_reason_as_it_is(line: str, shown: str) -> None:
     assert summarize_build([line, "why"]) == f"{shown}\nwhy"
+
+
+OWN_DOCKERFILES = [
+    "images/environment/pip.Dockerfile",
+    "images/environment/conda.Dockerfile",
+    "images/services/Dockerfile",
+    "templates/image-classifier/Dockerfile",
+]
+
+
+@pytest.mark.parametrize("name", OWN_DOCKERFILES)
+def test_a_failure_of_labctls_own_dockerfiles_shows_no_shell(name: str) -> None:
+    """Each RUN of them, as both builders write it when it fails."""
+    text = (ROOT / name).read_text()
+    commands = [
+        command.replace("\\\n", "")
+        for command in re.findall(r"^RUN ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    ]
+    assert len(commands) == text.count("\nRUN ")
+    for command in commands:
+        lines = [
+            f"Step 3/9 : RUN {command}",
+            f"The command '/bin/sh -c {command}' returned a non-zero code: 1",
+        ]
+        step, failed = summarize_build(lines).splitlines()
+        action = step.removeprefix("step 3 of 9: ")
+        assert action.startswith(("installing ", "creating ")), action
+        assert failed == f"{action} failed with exit code 1"

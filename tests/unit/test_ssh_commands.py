@@ -54,6 +54,7 @@ def test_the_config_of_one_server() -> None:
         "    ForwardAgent no\n"
         "    ForwardX11 no\n"
         "    Ciphers ^aes128-gcm@openssh.com\n"
+        "    ConnectTimeout 8\n"
         "    ServerAliveInterval 15\n"
         "    ServerAliveCountMax 4\n"
         'Match originalhost digits exec "test -O /tmp/labctl-501 || mkdir -m 700 /tmp/labctl-501"\n'
@@ -263,6 +264,18 @@ def test_labctl_ssh_shares_the_master_of_the_alias_without_the_check_in_a_shell(
     assert any(line.startswith(f"controlpath {folder}/p-") for line in own)
     assert own == read_options("ssh", "-F", str(path), "digits")
     assert (tmp_path / "called").exists()
+
+
+def test_a_persons_ssh_to_a_silent_server_gives_up_as_soon_as_labctls_own(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(config())
+    for argv in (
+        ["ssh", "-F", str(path), "digits"],
+        ssh.interactive_argv(str(path), "I-1", runtime_dir="/tmp/labctl-501"),
+    ):
+        words = [argv[0], "-G", *argv[1:]]
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+        assert f"connecttimeout {ssh.CONNECT_TIMEOUT_S}" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -359,6 +359,16 @@ def test_a_default_ttl_replaces_no_limit_that_the_server_was_given() -> None:
     assert (declined.ttl_s, declined.budget_usd) == (None, None)
 
 
+def test_an_idle_limit_is_replaced_by_another_one_only() -> None:
+    """`labctl up --ttl 8h --idle 30m`, then a plain `labctl up` or `labctl start`."""
+    first = arm(None, GuardLimits(ttl_s=28_800, idle_s=1_800), 60)
+    default = GuardLimits(ttl_s=43_200, ttl_is_default=True)
+    assert arm(first, default, 600).limits.idle_s == 1_800
+    assert arm(first, GuardLimits(ttl_s=28_800), 600).limits.idle_s == 1_800
+    assert arm(first, GuardLimits(ttl_s=28_800, idle_s=7_200), 600).limits.idle_s == 7_200
+    assert arm(first, default, 600, server_id="i-2").limits.idle_s is None
+
+
 def test_a_default_ttl_that_ends_within_the_hour_of_its_first_arming_begins_now() -> None:
     late = arm(None, GuardLimits(ttl_s=43_200, ttl_is_default=True), 43_000)
     assert late.limits.from_s == pytest.approx(43_000, abs=60)

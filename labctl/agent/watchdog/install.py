@@ -149,7 +149,8 @@ def _merge_limits(recorded: LimitsRecord | None, request: GuardRequest) -> Limit
         elapsed_s = max(elapsed_s, carry_elapsed_s(recorded.age, boot, now, wall))
     limits = ServerLimits(
         ttl_s=requested.ttl_s,
-        idle_s=requested.idle_s,
+        # Without the option of the earlier `up`, a plain `up` or `start` does not lose this guard.
+        idle_s=requested.idle_s or previous.idle_s,
         budget_usd=limit_budget(
             Budget(previous.budget_usd, recorded.budget_whole_usd if recorded else None),
             Budget(requested.budget_usd, requested.budget_whole_usd),

@@ -142,6 +142,7 @@ def _check_quotas(clients: Clients, need: Need, offers: list[Offer]) -> list[Che
             Check(
                 name=f"quota {market}",
                 ok=suffices or (enough and need.spot == "prefer"),
+                warning=not suffices,
                 detail=detail,
                 next="" if suffices else f"ask for more at {quota.link(offer.region)}",
             )
