@@ -16,7 +16,7 @@ from fastapi import Request
 from fastapi.responses import FileResponse, RedirectResponse, Response
 from starlette.middleware import Middleware
 
-from labctl.errors import LabError, NotFoundError
+from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Value
 from labctl.submissions.receiver import Receiver
 from labctl.web.auth import LoginLink
@@ -263,6 +263,8 @@ class Dashboard(CourseSite):
     async def send_receipt(
         self, request: Request, key: str, person: str, name: str, number: str
     ) -> Response:
+        if session_of(request).hidden:
+            raise PolicyError("a receipt names the student; show names first")
         submission = await self._find_submission(key, person, name, number)
         receipt = await asyncio.to_thread(read_receipt, Receiver(self.drop), submission)
         return download_response(receipt, f"{name}-{person}-{submission.number}.receipt.json")

@@ -319,7 +319,10 @@ def test_hidden_names_are_on_no_page_that_a_link_leads_to(bed: Bed, ann: Visitor
         due += {link for link in links if link not in visited and link not in due}
     assert sum("/marking/" in address for address in visited) > 10
     assert any(address.endswith("/bundle") for address in visited)
-    for path in ("/seats/none", f"{page_of(bed)}?file=99", "/assignments/none/marking"):
+    bundle = next(address for address in visited if address.endswith("/1/bundle"))
+    receipt = bundle.replace("/bundle", "/receipt")
+    assert ann.ask(receipt)[0] == 409
+    for path in ("/seats/none", f"{page_of(bed)}?file=99", "/assignments/none/marking", receipt):
         assert not names.search(ann.ask(path)[2])
     for path in ("marks", "comments", "comments/remove", "comments/forget"):
         for number in range(4):
