@@ -161,10 +161,10 @@ def measure(model: Any, example: Any, request: MeasureRequest) -> MeasureReply:
 
 
 def build_model(request: MeasureRequest) -> tuple[Any, Any]:
-    """Call the function; return (model, the example input that it returned, or None)."""
-    import torch
+    """Call the function; return (model, the example input that it returned, or None).
 
-    torch.manual_seed(0)
+    Code that cannot be imported fails before PyTorch is imported, which takes seconds.
+    """
     path = Path(request.file)
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path)]
@@ -179,6 +179,9 @@ def build_model(request: MeasureRequest) -> tuple[Any, Any]:
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         own = [n for n in names if getattr(getattr(module, n), "__module__", "") == path.stem]
         raise UnmeasurableError("function", ", ".join(sorted(own)[:20]))
+    import torch
+
+    torch.manual_seed(0)
     made = make()
     model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, torch.nn.Module):

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.web.live_updates import Channel, Feed
 from labctl.web.pages import Pages
 from labctl.web.request_state import session_of
@@ -33,7 +33,11 @@ class CourseSite(WebSite):
     base: ClassVar[str]
     home: ClassVar[str]
     # the status of an error; 503 for any other
-    statuses: ClassVar[Mapping[type[LabError], int]] = {NotFoundError: 404, UsageError: 400}
+    statuses: ClassVar[Mapping[type[LabError], int]] = {
+        NotFoundError: 404,
+        PolicyError: 403,
+        UsageError: 400,
+    }
 
     def __init__(self, feed: Feed, pages: Pages, middleware: Sequence[Middleware]) -> None:
         super().__init__(middleware)

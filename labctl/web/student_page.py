@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from fastapi import Request
@@ -17,7 +17,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection
 
-from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.errors import LabError, NotFoundError
 from labctl.submissions.receiver import Receiver
 from labctl.web.course_site import CourseSite, list_parts, stream_response
 from labctl.web.downloads import (
@@ -65,7 +65,6 @@ class StudentPage(CourseSite):
     """The page for the students of one course."""
 
     base, home = "student_base.html.j2", "My seat"
-    statuses: ClassVar = {**CourseSite.statuses, PolicyError: 403}
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """How slow this machine is at the moment, for tests that hold labctl to a real time bound.
 
-Such tests bear the mark `timed`. In a run of the whole suite they come last, three at a time.
+Such tests bear the mark `timed`. In a run of the whole suite they come last, all at once.
 Each multiplies its bound by what a bare loop of the same shape takes a moment before, over what
 it takes on a quiet machine.
 """

@@ -38,7 +38,7 @@ ARG BASE
 FROM ${BASE}
 RUN apt-get update \\
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pytest \\
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 """
 SMALL_DOCKERFILE = """
 ARG BASE

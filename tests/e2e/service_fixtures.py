@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from service_lab import HOME, Recorder, ServiceLab
-from sshd_container import Sshd, base_image, docker, wait_for
+from sshd_container import Sshd, docker, wait_for
 
 from labctl.servers.host_keys import ensure_key_pair
 
@@ -37,16 +37,6 @@ def _send_wheels(folder: str, box: str) -> None:
     assert pack.returncode == 0
 
 
-def _python_image(box: str) -> str:
-    """An image with python3 and nothing else, made inside the server."""
-    text = (
-        f"FROM {base_image()}\nRUN command -v python3 || (apt-get update && "
-        "DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3)\n"
-    )
-    docker("exec", "-i", box, "docker", "build", "-q", "-t", "bare:1", "-", stdin=text)
-    return "bare:1"
-
-
 def _logs(name: str) -> str:
     return subprocess.run(
         ["docker", "logs", name], capture_output=True, text=True, check=True
@@ -55,7 +45,7 @@ def _logs(name: str) -> str:
 
 @pytest.fixture(scope="session")
 def service_lab(
-    server_image: str, tmp_path_factory: pytest.TempPathFactory
+    server_image: str, image_with_pytest: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServiceLab]:
     folder = tmp_path_factory.mktemp("service-lab")
     key = folder / "id_ed25519"
@@ -71,11 +61,11 @@ def service_lab(
     try:
         docker(*words, "-e", f"LABCTL_AUTHORIZED_KEY={public}", server_image)
         wait_for(lambda: "ready" in _logs(box.name))
-        _send(base_image(), box.name)
+        _send(image_with_pytest, box.name)
         wheels = os.environ.get("LABCTL_WHEELHOUSE", "")
         if wheels:
             _send_wheels(wheels, box.name)
-        yield ServiceLab(box, folder / "ssh", _python_image(box.name), bool(wheels))
+        yield ServiceLab(box, folder / "ssh", image_with_pytest, bool(wheels))
     finally:
         subprocess.run(["docker", "rm", "-f", "-v", box.name], capture_output=True, check=False)
 

@@ -121,7 +121,7 @@ def greets(port: int) -> bool:
 def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     """Until `condition` holds; an assertion after `timeout_s`.
 
-    A look may start processes, so the pause is as long as a look took.
+    A look may start processes, so the pause is twice as long as a look took.
     """
     end = time.monotonic() + timeout_s
     while True:
@@ -130,7 +130,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
             return
         now = time.monotonic()
         assert now < end, f"not within {timeout_s} s"
-        time.sleep(min(0.5, max(0.02, now - began)))
+        time.sleep(min(0.5, max(0.02, 2 * (now - began))))
 
 
 def base_image() -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import registry_container
 from lab_directory import LabDirectory, make_lab
-from lab_servers import drop_pool, small_image, wait_for
+from lab_servers import drop_pool, wait_for
 
 pytestmark = pytest.mark.engine
 
@@ -52,9 +52,11 @@ def copy_lab(lab: LabDirectory, name: str) -> LabDirectory:
 
 @pytest.fixture(scope="module")
 def labs(
-    tmp_path_factory: pytest.TempPathFactory, base_image: str, server_image: str
+    tmp_path_factory: pytest.TempPathFactory, base_image: str, server_image: str, small_image: str
 ) -> Iterator[TwoLabs]:
-    first = make_lab(tmp_path_factory.mktemp("images"), "e2e-images", base_image)
+    # Based on 2 MB: what these tests do with an image takes long for a large one.
+    local = f"  local: {{image: {server_image}}}\n"
+    first = make_lab(tmp_path_factory.mktemp("images"), "e2e-images", small_image, local)
     owner = f"tests-{secrets.token_hex(4)}"
     first.environ["LOGNAME"] = owner  # a pool of its own: its servers start without images
     dockerfile = (first.root / "Dockerfile").read_text() + f"RUN echo {owner} > /owner\n{REPLACED}"
@@ -141,9 +143,7 @@ def test_a_server_that_ends_while_an_image_loads_loses_nothing(labs: TwoLabs) ->
 
 def test_a_built_image_is_pushed_to_the_registry_and_pulled_from_it(labs: TwoLabs) -> None:
     host = registry_container.HOST
-    # A base image of 2 MB, since what this test does with it takes long for a large one.
-    environ = {**labs.second.environ, "LABCTL_BASE_IMAGE": small_image()}
-    lab = LabDirectory(labs.second.root, labs.second.name, environ, labs.second.server_id)
+    lab = labs.second
     text = (lab.root / "lab.yaml").read_text()
     registry = f"image: {{build: ., registry: {host}/labs, args: {{A: b}}}}"
     (lab.root / "lab.yaml").write_text(text.replace("image: {build: .}", registry))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,11 +89,8 @@ def decisions(bed: Bed, instance: str) -> dict[str, dict[str, Any]]:
 
 def decided(bed: Bed, instance: str, what: str) -> dict[str, Any]:
     """Wait until the watchdog has decided `what`."""
-    end = time.monotonic() + 120
-    while what not in (told := decisions(bed, instance)):
-        assert time.monotonic() < end, told
-        time.sleep(0.2)
-    return told[what]
+    found: dict[str, Any] = wait_for(lambda: decisions(bed, instance).get(what), 120)
+    return found
 
 
 def stored(bed: Bed) -> list[str]:

@@ -37,7 +37,9 @@ MODULES = (
     "labctl.providers.aws",
     "boto3",
     "botocore.httpsession",
+    "filelock",
     "jinja2",
+    "tenacity",
 )
 # By these audit events a file appears at its place.
 EFFECTS = ("os.rename", "os.link")

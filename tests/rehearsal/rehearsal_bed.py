@@ -50,12 +50,15 @@ def ami_of(rehearsal: Rehearsal, region: str = "us-east-1") -> str:
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = 120.0) -> Any:
-    """The first true value of `condition`."""
+    """The first true value of `condition`, which may start a process each time."""
     end = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {timeout_s} s"
-        time.sleep(0.02)
-    return value
+    while True:
+        began = time.monotonic()
+        if value := condition():
+            return value
+        now = time.monotonic()
+        assert now < end, f"not within {timeout_s} s"
+        time.sleep(max(0.02, 2 * (now - began)))
 
 
 class RehearsalSetup:

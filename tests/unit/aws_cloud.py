@@ -17,12 +17,23 @@ from botocore.loaders import create_loader
 from moto import settings
 from moto.backends import get_backend
 from moto.ec2.models import amis
+from moto.ec2.models import instance_types as catalog
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 Start = Callable[..., Any]
 REGION = "us-east-1"
 CANONICAL = "099720109477"
+# A type of each kind that labctl tells apart. moto has 1,400, and takes long to list them.
+NAMES = (
+    *("g4dn.xlarge", "g4dn.12xlarge", "g5.xlarge", "g5g.xlarge", "g6f.large", "p5.48xlarge"),
+    *("t3.micro", "c7g.xlarge", "m7i-flex.large"),
+)
+TYPES = [one for one in catalog.InstanceTypeBackend.instance_types if one["InstanceType"] in NAMES]
+OFFERINGS = {
+    region: [one for one in offered if one["InstanceType"] in NAMES]
+    for region, offered in catalog.INSTANCE_TYPE_OFFERINGS["availability-zone"].items()
+}
 LOADER = create_loader()
 XML_ERROR = (
     "<?xml version='1.0' encoding='UTF-8'?><Response><Errors><Error><Code>{code}</Code>"
@@ -96,10 +107,12 @@ class Cloud:
 def forget_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
     """moto as it comes: a rehearsal in the same process, over or not, switched it for itself.
 
-    One image for all of its thousand, over which it takes long.
+    One image for all of its thousand, and a few types, since it takes long to list them.
     """
     images = [image for image in amis.AMIS if image["owner_id"] == CANONICAL]
     monkeypatch.setattr(amis, "AMIS", images[:1])
+    monkeypatch.setattr(catalog.InstanceTypeBackend, "instance_types", TYPES)
+    monkeypatch.setitem(catalog.INSTANCE_TYPE_OFFERINGS, "availability-zone", OFFERINGS)
     monkeypatch.setenv("MOTO_AMIS_PATH", "nothing besides these")
     monkeypatch.setattr(settings, "ec2_load_default_amis", lambda: True)
     for name in ("ENABLE_AMI", "ENABLE_KEYPAIR", "EC2_ENABLE_INSTANCE_TYPE"):

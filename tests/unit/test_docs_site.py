@@ -20,25 +20,30 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_every_page_is_built_and_found_by_the_search(tmp_path: Path) -> None:
-    done = build(ROOT / "mkdocs.yml", tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", site)
     assert done.returncode == 0, done.stderr
+    return site
+
+
+def test_every_page_is_built_and_found_by_the_search(site: Path) -> None:
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    missing = {name for name in pages if not (tmp_path / name / "index.html").exists()}
+    missing = {name for name in pages if not (site / name / "index.html").exists()}
     assert missing == set()
-    index = (tmp_path / "search" / "search_index.json").read_text()
+    index = (site / "search" / "search_index.json").read_text()
     assert "I closed the laptop" in index
-    home = (tmp_path / "index.html").read_text()
+    home = (site / "index.html").read_text()
     assert 'href="student/"' in home
 
 
 @pytest.mark.browser
-def test_no_page_is_wider_than_a_phone(tmp_path: Path) -> None:
-    assert build(ROOT / "mkdocs.yml", tmp_path).returncode == 0
+def test_no_page_is_wider_than_a_phone(site: Path) -> None:
     with open_browser() as browser:
         page = browser.new_page(viewport={"width": PHONE_PX, "height": 800})
         widths = {}
-        for file in (tmp_path / "index.html", *tmp_path.glob("*/index.html")):
+        for file in (site / "index.html", *site.glob("*/index.html")):
             page.goto(file.as_uri())
             widths[file.parent.name] = page.evaluate("document.documentElement.scrollWidth")
     assert len(widths) > 20

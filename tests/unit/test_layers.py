@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -64,6 +65,14 @@ def test_an_import_that_points_up_is_caught(tmp_path: Path) -> None:
     assert "wrong_house.model is not allowed to import wrong_house.cli" in done.stdout
 
 
+@functools.cache
+def parse_modules() -> dict[Path, ast.Module]:
+    """Every module of labctl, by its path below the package."""
+    package = ROOT / "labctl"
+    paths = sorted(package.rglob("*.py"))
+    return {path.relative_to(package): ast.parse(path.read_text()) for path in paths}
+
+
 def list_optional_protocols() -> set[str]:
     """What a provider may implement besides `Provider`: the protocols that isinstance can check."""
     return {
@@ -86,10 +95,9 @@ def test_only_servers_know_what_providers_can_optionally_do() -> None:
     protocols = list_optional_protocols()
     assert {"Stoppable", "Keep", "Bake", "QuotaSource"} <= protocols
     wrong = {
-        str(path.relative_to(ROOT)): sorted(names)
-        for path in sorted((ROOT / "labctl").rglob("*.py"))
-        if path.relative_to(ROOT / "labctl").parts[0] not in ("servers", "providers")
-        and (names := protocols & list_names(ast.parse(path.read_text())))
+        str(path): sorted(names)
+        for path, tree in parse_modules().items()
+        if path.parts[0] not in ("servers", "providers") and (names := protocols & list_names(tree))
     }
     assert not wrong
 
@@ -128,10 +136,10 @@ def test_only_providers_branch_on_a_providers_name() -> None:
     ):
         assert list_name_branches(ast.parse(branch), names), branch
     wrong = {
-        str(path.relative_to(ROOT)): branches
-        for path in sorted((ROOT / "labctl").rglob("*.py"))
-        if path.relative_to(ROOT / "labctl").parts[0] not in ("providers", "rehearsal")
-        and (branches := list_name_branches(ast.parse(path.read_text()), names))
+        str(path): branches
+        for path, tree in parse_modules().items()
+        if path.parts[0] not in ("providers", "rehearsal")
+        and (branches := list_name_branches(tree, names))
     }
     assert not wrong
 
@@ -175,9 +183,9 @@ def test_only_config_reads_the_environment() -> None:
         assert list_environment_reads(ast.parse(read)), read
     wrong = {
         name: reads
-        for path in sorted((ROOT / "labctl").rglob("*.py"))
-        if not (name := str(path.relative_to(ROOT / "labctl"))).startswith("config/")
+        for path, tree in parse_modules().items()
+        if not (name := str(path)).startswith("config/")
         and not name.startswith(OWN_ENVIRONMENT)
-        and (reads := list_environment_reads(ast.parse(path.read_text())))
+        and (reads := list_environment_reads(tree))
     }
     assert not wrong

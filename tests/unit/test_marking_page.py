@@ -321,7 +321,7 @@ def test_hidden_names_are_on_no_page_that_a_link_leads_to(bed: Bed, ann: Visitor
     assert any(address.endswith("/bundle") for address in visited)
     bundle = next(address for address in visited if address.endswith("/1/bundle"))
     receipt = bundle.replace("/bundle", "/receipt")
-    assert ann.ask(receipt)[0] == 409
+    assert ann.ask(receipt)[0] == 403
     for path in ("/seats/none", f"{page_of(bed)}?file=99", "/assignments/none/marking", receipt):
         assert not names.search(ann.ask(path)[2])
     for path in ("marks", "comments", "comments/remove", "comments/forget"):

@@ -7,7 +7,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from PIL import Image
@@ -51,18 +51,19 @@ def test_several_images_of_a_request_are_answered_in_their_order() -> None:
         assert classes == ["dark", "light", "dark"]
 
 
-BAD_IMAGES: dict[str, tuple[bytes, int, str]] = {
-    "nothing": (b"", 400, "no_image"),
-    "a text": (b"hello", 422, "not_an_image"),
-    "a page": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "not_an_image"),
-    "a program": (b"\x7fELF" + bytes(100), 422, "not_an_image"),
-    "a pickle": (b"\x80\x04cos\nsystem\n", 422, "not_an_image"),
-    "cut off": (picture(size=(64, 64), kind="JPEG")[:300], 422, "not_an_image"),
-    "half a PNG": (bomb(100, 100, rows=100)[:60], 422, "not_an_image"),
-    "a broken header": (picture()[:20], 422, "not_an_image"),
-    "wide": (bomb(2**31 - 1, 1), 413, "too_large"),
-    "a claim of 10 gigapixels": (bomb(100_000, 100_000), 413, "too_large"),
-    "a bomb of 100 megapixels": (bomb(10_000, 10_000, rows=10_000), 413, "too_large"),
+# Functions, since each worker that collects the tests would make the bombs.
+BAD_IMAGES: dict[str, tuple[Callable[[], bytes], int, str]] = {
+    "nothing": (lambda: b"", 400, "no_image"),
+    "a text": (lambda: b"hello", 422, "not_an_image"),
+    "a page": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>", 422, "not_an_image"),
+    "a program": (lambda: b"\x7fELF" + bytes(100), 422, "not_an_image"),
+    "a pickle": (lambda: b"\x80\x04cos\nsystem\n", 422, "not_an_image"),
+    "cut off": (lambda: picture(size=(64, 64), kind="JPEG")[:300], 422, "not_an_image"),
+    "half a PNG": (lambda: bomb(100, 100, rows=100)[:60], 422, "not_an_image"),
+    "a broken header": (lambda: picture()[:20], 422, "not_an_image"),
+    "wide": (lambda: bomb(2**31 - 1, 1), 413, "too_large"),
+    "a claim of 10 gigapixels": (lambda: bomb(100_000, 100_000), 413, "too_large"),
+    "a bomb of 100 megapixels": (lambda: bomb(10_000, 10_000, rows=10_000), 413, "too_large"),
 }
 
 
@@ -77,10 +78,10 @@ def shared() -> Iterator[Client]:
 def test_what_is_no_image_or_too_large_is_refused_and_the_server_goes_on(
     shared: Client, what: str
 ) -> None:
-    content, status, reason = BAD_IMAGES[what]
+    make_content, status, reason = BAD_IMAGES[what]
     counted = f'labctl_errors_total{{reason="{reason}"}}'
     before = shared.metric(counted) or 0
-    reply = shared.post(content)
+    reply = shared.post(make_content())
     assert (reply.status, reply.reason) == (status, reason)
     assert reply.json()["error"]["message"]
     assert shared.metric(counted) == before + 1

@@ -419,7 +419,7 @@ def test_a_pass_that_is_killed_anywhere_leaves_the_store_usable(
 ) -> None:
     """What is indexed at a kill is whole, and the next pass goes on."""
     run = lab.run("first")
-    for step in range(1, 9):
+    for step in range(1, 5):
         run.checkpoint(step, size=200_000)
     whole, killed = run.tree(), 0
     for number in range(40):
