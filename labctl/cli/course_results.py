@@ -90,7 +90,7 @@ def print_proof(proof: EndProof) -> None:
         click.echo(f"{clean(name)}: {clean(result)}")
     if proof.endings:
         print_down(list(proof.endings))
-    click.echo(f"revoked {proof.revoked_keys} keys of students")
+    click.echo(f"revoked {count_text(proof.revoked_keys, 'key')} of students")
     for left in proof.left:
         if left.error:
             print_message(f"{left.provider} could not be checked: {clean(left.error)}")

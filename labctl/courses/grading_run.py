@@ -45,6 +45,7 @@ from labctl.errors import ConnectError, InterruptError, LabError, PolicyError
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
 from labctl.submissions import bundle
+from labctl.text import count_text
 
 
 class SeatGrade(Value, frozen=True):
@@ -174,7 +175,7 @@ class _Batch:
             self.stopped = True
             raise InterruptError(
                 "grading was interrupted",
-                why=f"{len(self.done)} submissions are graded, and keep their grades",
+                why=f"graded so far: {count_text(len(self.done), 'submission')}; these grades stay",
                 hint=f"labctl course grade {self.name}   # continues",
             ) from None
         finally:

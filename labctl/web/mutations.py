@@ -90,10 +90,10 @@ class CourseActions:
                 return lab, server
         raise NotFoundError("this lab has no files on the server yet", hint="labctl push")
 
-    def write_starter(self, seat: str, assignment: str) -> tuple[int, tuple[str, ...]]:
+    def write_starter(self, seat: str, assignment: str) -> tuple[str, ...]:
         """Write an assignment's published starter into the seat's own lab on its server.
 
-        Return the number of files, and the student's own that differ and stay.
+        Return the student's own files that differ and stay.
         """
         with self._lock:
             staff, course_seat = self._open_seat(seat)
@@ -101,7 +101,7 @@ class CourseActions:
         if starter is None:
             raise NotFoundError(f"{assignment} hands out no files")
         lab, server = self.open_lab(seat, course_seat.lab_id)
-        return len(starter.files), server_starters.write_starter(lab, server, starter)
+        return server_starters.write_starter(lab, server, starter)
 
     def read_load(self, seat: str) -> ServerLoad | None:
         """Read a seat's server over SSH, record its runs and limits, and return its load.

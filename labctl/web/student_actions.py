@@ -153,8 +153,8 @@ class StudentActions:
         """Stop a run of the student's seat, as `labctl cancel` does."""
         return self._course.cancel(seat.name, run_id, by=student)
 
-    def write_starter(self, seat: SeatView, assignment: str) -> tuple[int, tuple[str, ...]]:
-        """Write an assignment's files into the seat's lab; return their number and what stays."""
+    def write_starter(self, seat: SeatView, assignment: str) -> tuple[str, ...]:
+        """Write an assignment's files into the seat's lab; return the student's that stay."""
         return self._course.write_starter(seat.name, assignment)
 
     def open_log(self, seat: SeatView, run_id: str, tail_lines: int, most: int) -> LogReader:

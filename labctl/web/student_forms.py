@@ -165,9 +165,9 @@ class StudentForms:
         seat = await self._require_starter(request, name)
 
         def write() -> str:
-            count, own = self._page.actions.write_starter(seat, name)
+            own = self._page.actions.write_starter(seat, name)
             if not own:
-                return f"All {count} files of {name} are in /lab/code. Open Jupyter to use them."
+                return f"The files of {name} are in /lab/code. Open Jupyter to use them."
             stay = names_text(list(own), MOST_NAMED)
             return f"The files of {name} are in /lab/code, but yours stay as they are: {stay}."
 

@@ -99,7 +99,7 @@ def test_a_model_answers_through_a_forward_and_a_pickle_in_its_place_is_refused(
     assert "read-only" in served.box.sh(f"docker logs {service.container}")
     another = ensure_service(served.remote, wish(served, "step-00000001"), served.reporter)
     assert served.inspect(another.container)["Id"] != seen["Id"]
-    assert served.reporter.count("which had other settings") == 1
+    assert served.reporter.count("which was running with other settings") == 1
     served.box.sh(f"docker stop -t 60 {service.container}")
     assert served.inspect(service.container)["State"]["ExitCode"] == 0
 

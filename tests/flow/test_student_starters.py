@@ -25,11 +25,11 @@ BUTTON = 'href="/assignments/hw3/files"'
 def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     calls: list[tuple[str, str]] = []
 
-    def write(_: object, seat: str, assignment: str) -> tuple[int, tuple[str, ...]]:
+    def write(_: object, seat: str, assignment: str) -> tuple[str, ...]:
         calls.append((seat, assignment))
         if len(calls) > 2:
             raise TransferError("the files could not be written", why="its disk may be full")
-        return 3, ("train.py", EVIL) if len(calls) > 1 else ()
+        return ("train.py", EVIL) if len(calls) > 1 else ()
 
     monkeypatch.setattr(CourseActions, "write_starter", write)
     return calls
@@ -70,7 +70,7 @@ def test_a_student_gets_the_files_on_their_server(
     assert "/assignments/hw4/files" not in page, "it hands out nothing"
     assert "/lab/code" in visitor.ask("/assignments/hw3/files")[2]
     assert written == [], "a question writes nothing"
-    assert "All 3 files of hw3 are in /lab/code" in send(visitor, "/assignments/hw3/files")
+    assert "The files of hw3 are in /lab/code. Open" in send(visitor, "/assignments/hw3/files")
     page = send(visitor, "/assignments/hw3/files")
     assert "yours stay as they are: train.py, &lt;script&gt;" in page
     assert EVIL not in page

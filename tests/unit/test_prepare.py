@@ -95,7 +95,7 @@ def test_a_need_that_the_server_meets(asked: Need, facts: ServerFacts) -> None:
 @pytest.mark.parametrize(
     ("asked", "facts", "words"),
     [
-        (need("any"), CPU, "no GPU"),
+        (need("any"), CPU, "the server has none"),
         (need("A100"), with_gpus(T4), "Tesla T4 (15.0 GiB)"),
         (need("A10"), with_gpus(A100), "NVIDIA A100-SXM4-80GB (80.0 GiB)"),
         (need("T4", 2), with_gpus(T4), "Tesla T4 (15.0 GiB)"),
@@ -106,7 +106,7 @@ def test_a_need_that_the_server_meets(asked: Need, facts: ServerFacts) -> None:
 def test_a_need_that_the_server_does_not_meet(asked: Need, facts: ServerFacts, words: str) -> None:
     with pytest.raises(PolicyError) as caught:
         choose_gpus_option(asked, facts)
-    assert words in caught.value.why
+    assert words in f"{caught.value.what}\n{caught.value.why}"
     assert caught.value.hint
 
 
