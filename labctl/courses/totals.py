@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.record import RESULTS
@@ -18,6 +18,7 @@ from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.marks import read_marks
+from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.released_grades import (
     is_complete,
     list_released_lines,
@@ -25,6 +26,9 @@ from labctl.courses.records.released_grades import (
 )
 from labctl.model import Value
 from labctl.submissions.receiver import Receiver
+
+# (assignment, students and teams) -> whether one of them has submitted
+HasSubmitted = Callable[[str, Sequence[str]], bool]
 
 
 class StudentTotal(Value, frozen=True):
@@ -92,7 +96,7 @@ class ReleasedTotals:
 
     def __init__(self, folder: CourseFolder, entries: Iterable[CourseLedgerEntry]) -> None:
         entries = list(entries)
-        self._config = folder.config
+        self._folder, self._config = folder, folder.config
         self._grades = folder.grades
         self._excuses = read_excuses(entries)
         self._lines = {
@@ -104,20 +108,34 @@ class ReleasedTotals:
             if self._config.is_missing_zero(name)
         }
         self._marks = {name: read_marks(entries, name) for name in self._judges}
+        self._closed_seats = {
+            name: _find_closed_seats(folder, entries, name) for name in self._judges
+        }
 
-    def find_missing(self, student: str, seat: Seat, submitted: Collection[str]) -> tuple[str, ...]:
+    def find_missing(
+        self, student: str, seat: Seat, has_submitted: HasSubmitted
+    ) -> tuple[str, ...]:
         """Return the assignments in which a student gets 0 because the seat submitted nothing.
 
-        One that staff has graded all the same, such as a presentation, waits for its release.
+        `seat` is the student's present one; in a closed assignment, the one of then counts. One
+        that staff has graded all the same, such as a presentation, waits for its release.
         """
+        seats = {name: self._find_seat(name, student) or seat for name in self._judges}
         return tuple(
             name
             for name, judge in self._judges.items()
-            if name not in submitted
-            and (name, student) not in self._excuses
-            and judge.has_closed(seat)
-            and not self._is_graded(name, student, seat)
+            if (name, student) not in self._excuses
+            and judge.has_closed(seats[name])
+            and not has_submitted(name, (seats[name].name, *seats[name].students))
+            and not self._is_graded(name, student, seats[name])
         )
+
+    def _find_seat(self, name: str, student: str) -> Seat | None:
+        """Return a student's seat at the close, their own for one who joined later; None before."""
+        seats = self._closed_seats[name]
+        if seats is None:
+            return None
+        return seats.get(student) or self._folder.build_seats({student: (student,)})[0]
 
     def _is_graded(self, name: str, student: str, seat: Seat) -> bool:
         owners = (student, seat.name)
@@ -125,9 +143,9 @@ class ReleasedTotals:
             (self._grades / name / owner / RESULTS).is_file() for owner in owners
         )
 
-    def read(self, student: str, seat: Seat, submitted: Collection[str]) -> CourseTotal:
-        """Return a student's total; `submitted` are the assignments that the seat submitted."""
-        missing = self.find_missing(student, seat, submitted)
+    def read(self, student: str, seat: Seat, has_submitted: HasSubmitted) -> CourseTotal:
+        """Return what a student with this seat sees of their total."""
+        missing = self.find_missing(student, seat, has_submitted)
         counted, zeros = list[CountedGrade](), list[str]()
         for name, rules in self._config.assignments.items():
             line = self._lines[name].get(student)
@@ -146,16 +164,24 @@ class ReleasedTotals:
         return compute_total(counted, self._config.assignment_groups, zeros)
 
 
+def _find_closed_seats(
+    folder: CourseFolder, entries: Iterable[CourseLedgerEntry], name: str
+) -> dict[str, Seat] | None:
+    """Return the seats of students when an assignment closed; None while it is open."""
+    members = read_frozen_members(entries, name, folder.config.assignments[name])
+    if members is None:
+        return None
+    return {one: seat for seat in folder.build_seats(members) for one in seat.students}
+
+
 def read_released_total(folder: CourseFolder, student: str) -> CourseTotal | None:
     """Return what a student sees of their total; None if the course has no assignment groups."""
     if not folder.config.assignment_groups:
         return None
-    seat, receiver = folder.find_seat_of(student), Receiver(folder.drop)
-    owners = dict.fromkeys((seat.name, *seat.students))
-    submitted = [
-        name
-        for name in folder.config.assignments
-        if any(receiver.receipts(name, owner) for owner in owners)
-    ]
+    receiver = Receiver(folder.drop)
+
+    def has_submitted(name: str, owners: Sequence[str]) -> bool:
+        return any(receiver.receipts(name, owner) for owner in owners)
+
     totals = ReleasedTotals(folder, folder.ledger.list_entries())
-    return totals.read(student, seat, submitted)
+    return totals.read(student, folder.find_seat_of(student), has_submitted)

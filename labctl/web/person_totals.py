@@ -7,29 +7,28 @@ from collections.abc import Sequence
 from labctl.courses.records.course_total import CountedGrade, compute_total
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.totals import ReleasedTotals
-from labctl.web.view import GradeView, PersonTotals, SubmissionView
+from labctl.courses.totals import HasSubmitted, ReleasedTotals
+from labctl.web.view import GradeView, PersonTotals
 
 
 class PersonTotalsReader:
     """Computes the totals of one snapshot. A course without assignment groups has none."""
 
-    def __init__(self, folder: CourseFolder, entries: Sequence[CourseLedgerEntry]) -> None:
+    def __init__(
+        self,
+        folder: CourseFolder,
+        entries: Sequence[CourseLedgerEntry],
+        has_submitted: HasSubmitted,
+    ) -> None:
         self._config = folder.config
+        self._has_submitted = has_submitted
         has_groups = bool(folder.config.assignment_groups)
         self._released = ReleasedTotals(folder, entries) if has_groups else None
 
-    def read(
-        self,
-        student: str,
-        seat: Seat,
-        submissions: Sequence[SubmissionView],
-        grades: Sequence[GradeView],
-    ) -> PersonTotals:
+    def read(self, student: str, seat: Seat, grades: Sequence[GradeView]) -> PersonTotals:
         if self._released is None:
             return PersonTotals()
-        submitted = {one.assignment for one in submissions}
-        missing = self._released.find_missing(student, seat, submitted)
+        missing = self._released.find_missing(student, seat, self._has_submitted)
         finals = dict.fromkeys(missing, 0.0)
         finals |= {grade.assignment: grade.score for grade in grades if grade.score is not None}
         present = [
@@ -39,5 +38,5 @@ class PersonTotalsReader:
         ]
         return PersonTotals(
             present=compute_total(present, self._config.assignment_groups, missing),
-            released=self._released.read(student, seat, submitted),
+            released=self._released.read(student, seat, self._has_submitted),
         )

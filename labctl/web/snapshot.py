@@ -123,7 +123,7 @@ class SnapshotTaker:
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on(folder.config.assignments)
         decisions = read_decisions(self._ledger.news, folder.config.assignments)
-        totals = PersonTotalsReader(folder, self._ledger.news)
+        totals = PersonTotalsReader(folder, self._ledger.news, self._hand_ins.has_submitted)
         return Snapshot(
             at=now,
             course=folder.config.name,
@@ -256,7 +256,7 @@ class SnapshotTaker:
             seat=keys.get(student.id, ""),
             hand_ins=hand_ins,
             grades=grades,
-            totals=totals.read(student.id, roster.seat_by_name[student.seat], hand_ins, grades),
+            totals=totals.read(student.id, roster.seat_by_name[student.seat], grades),
             regrades=tuple(read_regrades(self._ledger.by_student.get(student.id, ()))),
         )
 

@@ -35,10 +35,15 @@ if TYPE_CHECKING:
 MOST_OWN, MOST_IN_ALL = 4, 100
 # bytes that the browser may have received and not drawn yet
 MOST_UNSEEN_BYTES = 512 * 1024
+# bytes that are typed at once
+WRITE_BYTES = 65_536
+# bytes that may wait for a program that does not read what is typed, as after a long paste
+MOST_UNREAD_BYTES = 8 * 1024**2
 # how soon a terminal ends once its student has no right to the server any more
 CHECK_EVERY_S = 3.0
 # xterm.js writes the colors of the terminal into a style element.
 TERMINAL_POLICY = POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
+PASTED = "Too much text was pasted at once. Upload a file in Jupyter instead."
 BUSY, REFUSED = 1013, 1008
 PATH = "/terminal/{lab_id}"
 
@@ -141,6 +146,7 @@ class StudentTerminals:
         tasks = [
             asyncio.create_task(connection.send_output()),
             asyncio.create_task(connection.receive_input()),
+            asyncio.create_task(connection.type_input()),
             asyncio.create_task(self._wait_for_loss(browser, key)),
         ]
         try:
@@ -169,6 +175,8 @@ class TerminalConnection:
         self._terminal = terminal
         self._unseen_bytes = 0
         self._has_drawn = asyncio.Event()
+        self._typed = bytearray()
+        self._has_typed = asyncio.Event()
 
     async def send_output(self) -> None:
         """Send what the terminal prints, no faster than the browser draws, until it ends."""
@@ -184,7 +192,10 @@ class TerminalConnection:
                 await self._has_drawn.wait()
 
     async def receive_input(self) -> None:
-        """Type what the browser sends, until it leaves or sends something else."""
+        """Receive what the browser sends, until it leaves or sends something else.
+
+        It never waits for a program: one that reads nothing must not hide that the browser left.
+        """
         while True:
             try:
                 text = await self._browser.receive_text()
@@ -195,16 +206,24 @@ class TerminalConnection:
             self._has_drawn.set()
             if message.size is not None:
                 self._terminal.resize(*_limit_size(*message.size))
-            await self._type(message.typed.encode())
+            self._typed += message.typed.encode()
+            if len(self._typed) > MOST_UNREAD_BYTES:
+                await _report(self._browser, PASTED)
+                return
+            self._has_typed.set()
 
-    async def _type(self, data: bytes) -> None:
-        while data:
+    async def type_input(self) -> None:
+        """Type what was received, as fast as the terminal takes it."""
+        while True:
+            await self._has_typed.wait()
             try:
-                data = data[self._terminal.write(data) :]
+                del self._typed[: self._terminal.write(bytes(self._typed[:WRITE_BYTES]))]
             except BlockingIOError:
                 await _wait_for(self._terminal.fileno(), is_read=False)
-            except OSError:  # it has ended
-                return
+            except OSError:  # it has ended; its last output may not be sent yet
+                self._typed.clear()
+            if not self._typed:
+                self._has_typed.clear()
 
 
 async def _wait_for(fd: int, *, is_read: bool) -> None:

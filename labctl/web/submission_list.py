@@ -99,6 +99,12 @@ class SubmissionList:
         ]
         return tuple(sorted(submissions, key=lambda one: one.received))
 
+    def has_submitted(self, assignment: str, names: Iterable[str]) -> bool:
+        """Tell whether one of these students has submitted the assignment."""
+        return any(
+            one.assignment == assignment for name in names for one in self._by_student.get(name, ())
+        )
+
     def _update(self, submission: SubmissionView) -> SubmissionView:
         """Return the submission judged by the rules of now, and whether it has a report.
 

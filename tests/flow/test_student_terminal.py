@@ -146,6 +146,44 @@ def test_a_long_paste_and_a_flood_arrive_and_the_flood_can_be_stopped(campus: Ca
         read_until(socket, "still 2 here")
 
 
+# A program that reads nothing, as the terminal takes a paste only as far as its buffer.
+STUCK = "stty -echo -icanon; echo rea''dy; sleep 1000\n"
+
+
+def test_a_tab_that_closes_while_a_paste_waits_ends_the_terminal(
+    campus: Campus, terminals: Terminals
+) -> None:
+    with open_socket(campus.enter("lovelace")) as socket:
+        type_text(socket, STUCK)
+        read_until(socket, "ready")
+        type_text(socket, "x" * 200_000)
+    (terminal,) = terminals.running
+    wait_until(lambda: has_ended(terminal))
+
+
+def test_a_paste_that_is_printed_while_it_is_typed_does_not_stop(campus: Campus) -> None:
+    with open_socket(campus.enter("lovelace")) as socket:
+        type_text(socket, "stty raw -echo; echo rea''dy; head -c 2000000\n")
+        read_until(socket, "ready")
+        type_text(socket, "x" * 2_000_000)
+        received = 0
+        while received < 2_000_000:
+            block = socket.recv(30)
+            received += block.count(b"x") if isinstance(block, bytes) else 0
+            socket.send(json.dumps({"drawn": len(block)}))
+
+
+def test_a_paste_that_nobody_reads_is_limited(
+    campus: Campus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(student_terminal, "MOST_UNREAD_BYTES", 100_000)
+    with open_socket(campus.enter("lovelace")) as socket:
+        type_text(socket, STUCK)
+        read_until(socket, "ready")
+        type_text(socket, "x" * 200_000)
+        assert json.loads(socket.recv(30))["problem"] == student_terminal.PASTED
+
+
 @pytest.mark.parametrize("whose", ["nobody", "other", "forged", "notebook", "evil", "other-lab"])
 def test_nobody_else_gets_in(campus: Campus, terminals: Terminals, whose: str) -> None:
     ada, alan = campus.enter("lovelace"), campus.enter("turing")

@@ -22,9 +22,14 @@ from submission_bed import FILES, make_receiver, packed
 from labctl.cli.exit_codes import run_and_exit
 from labctl.cli.groups import cli
 from labctl.courses import grading_run as grading
+from labctl.courses.records.course_total import CourseTotal
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.roster import read_roster, write_roster
+from labctl.courses.totals import read_released_total
+from labctl.state import State
 from labctl.submissions.receiver import Receiver
+from labctl.web.snapshot import SnapshotTaker
+from labctl.web.view import PersonTotals
 from labctl.wire.sandbox import GradedJobRecord, GradeRequest, ProgramResult
 
 DUE_AT = 1_606_604_340.0
@@ -38,6 +43,10 @@ assignments:
     late: 24h
     penalty: 10
     grade: {{inputs: assignments/hw3/inputs, labels: assignments/hw3/labels}}
+"""
+GROUP = f"""\
+  hw4: {{due: "{OPEN}"}}
+assignment_groups: {{homework: {{assignments: [hw3, hw4], drop_lowest: 1}}}}
 """
 CANVAS = """\
 Student,ID,SIS User ID,SIS Login ID,Section,hw3 (103)
@@ -201,6 +210,19 @@ def test_a_change_of_team_leaves_the_grades_of_what_has_closed(bed: Bed, earlier
     assert seen.score == 55
     # What closes later has the teams of then.
     assert [one.students for one in bed.folder.list_seats()] == [("alice",), ("bob",), ("carol",)]
+
+
+def test_a_change_of_team_makes_no_submission_missing(bed: Bed) -> None:
+    """carol's team submitted: the 0 for a missing submission is nobody's after she left it."""
+    (bed.path / "course.yaml").write_text(f"missing: 0\n{COURSE.format(due=CLOSED)}{GROUP}")
+    assert bed.course("collect", "hw3").code == 0
+    bed.put_teams(alice="team-1", bob="", carol="")
+    state = State(bed.path / "state.db", network=False)
+    people = {one.id: one for one in SnapshotTaker(bed.folder, state).take().people}
+    state.close()
+    for student in ("alice", "bob", "carol"):
+        assert read_released_total(bed.folder, student) == CourseTotal(), student
+        assert people[student].totals == PersonTotals(CourseTotal(), CourseTotal()), student
 
 
 def forget_what_is_new(bed: Bed) -> None:
