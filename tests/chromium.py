@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
@@ -36,3 +36,14 @@ def measure_overflow(page: Page) -> int:
     """Return by how many pixels a page is wider than its window."""
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     return int(page.evaluate(wide))
+
+
+def sign_in(context: BrowserContext, url: str, student: str, code: str) -> Page:
+    """Sign a student in with their join code; return the page once it is updated live."""
+    page = context.new_page()
+    page.goto(url)
+    page.fill("#student", student)
+    page.fill("#code", code)
+    page.click("button.go")
+    expect(page.locator("#live")).to_have_text("live")
+    return page

@@ -177,23 +177,17 @@ def grades_command(
         return
     is_export = bool(format_ or out)
     if is_export:
-        form = "" if format_ == "own" else format_ or ""
         export = export_grades(
             course.folder,
             assignment,
-            to=form,
+            to="" if format_ == "own" else format_ or "",
             penalty=not no_penalty,
             rubric=rubric,
             dropped=totals.list_drop_reasons(course.folder, assignment),
         )
         _write_export(export, out, json_)
     if json_:
-        dropped = totals.find_dropped(course.folder, assignment)
-        rows = [
-            grade_tables.make_report(grade, dropped.get(grade.student))
-            for grade in list_grades(course.folder, assignment)
-        ]
-        print_json({"assignment": assignment, "grades": rows, "written": str(out or "")})
+        _print_reports(course.folder, assignment, out)
         return
     _print_table(course.folder, assignment, rubric=rubric, is_export=is_export)
 
@@ -205,6 +199,15 @@ def _require_tests_alone(assignment: str, has_others: bool) -> None:
             why="it shows staff what each test gave",
             hint=f"labctl course grades {assignment} --tests",
         )
+
+
+def _print_reports(folder: CourseFolder, assignment: str, out: Path | None) -> None:
+    dropped = totals.find_dropped(folder, assignment)
+    rows = [
+        grade_tables.make_report(grade, dropped.get(grade.student))
+        for grade in list_grades(folder, assignment)
+    ]
+    print_json({"assignment": assignment, "grades": rows, "written": str(out or "")})
 
 
 def _print_table(folder: CourseFolder, assignment: str, *, rubric: bool, is_export: bool) -> None:

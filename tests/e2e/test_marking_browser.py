@@ -1,12 +1,7 @@
-"""The page for marking in Chromium: by keyboard alone, by two people, and with hostile files.
-
-CHROMIUM names the browser's program where it is not /usr/bin/chromium. With LABCTL_SCREENSHOTS,
-a directory, the pages are kept as pictures.
-"""
+"""The page for marking in Chromium: by keyboard alone, by two people, and with hostile files."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect, sync_playwright
+from chromium import keep_picture, measure_overflow
+from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from dashboard_bed import Bed, wait_until
@@ -38,9 +34,8 @@ from labctl.web import http_server
 from labctl.web.http_server import URL_FILE
 from labctl.web.marking_view import MarkingReader
 
+pytest_plugins = ["browser_fixtures"]
 pytestmark = pytest.mark.browser
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 STUDENTS = ("lovelace", "turing", "hopper", "dijkstra", "liskov")
 LONG = {
     **FILES,
@@ -76,14 +71,6 @@ def outside() -> Iterator[tuple[str, list[str]]]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}", requests
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -159,8 +146,7 @@ def test_a_regrade_request_is_answered_without_a_mouse(context: BrowserContext, 
 
 
 def keep(page: Page, name: str) -> None:
-    if folder := os.environ.get("LABCTL_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"marking-{name}.png", caret="initial")
+    keep_picture(page, f"marking-{name}")
 
 
 def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
@@ -488,6 +474,5 @@ def test_it_fits_every_screen(context: BrowserContext, bed: Bed) -> None:
         for kind in ("report", "log", "notebook", "code"):
             page.click(f"#kind-{kind}")
             expect(page.locator(f"#kind-{kind}")).to_have_attribute("aria-current", "true")
-            wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            assert page.evaluate(wide) == 0, (kind, width)
+            assert measure_overflow(page) == 0, (kind, width)
             keep(page, f"{kind}-{width}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import websockets
-from chromium import keep_picture
+from chromium import keep_picture, sign_in
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from service_lab import LAB_ID, ServiceLab
 from sshd_container import wait_for
@@ -60,15 +60,9 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
         yield context
 
 
-def sign_in(campus: Campus, context: BrowserContext) -> Page:
+def enter(campus: Campus, context: BrowserContext) -> Page:
     campus.invite("lovelace")
-    page = context.new_page()
-    page.goto(campus.url)
-    page.fill("#student", "lovelace")
-    page.fill("#code", CODE)
-    page.click("button.go")
-    expect(page.locator("#live")).to_have_text("live")
-    return page
+    return sign_in(context, campus.url, "lovelace", CODE)
 
 
 def open_in_browser(page: Page, title: str) -> Page:
@@ -81,7 +75,7 @@ def open_in_browser(page: Page, title: str) -> Page:
 def test_a_notebook_runs_in_the_browser_and_reaches_nothing_of_the_page(
     campus: Campus, context: BrowserContext
 ) -> None:
-    page = sign_in(campus, context)
+    page = enter(campus, context)
     notebook = open_in_browser(page, "Open Jupyter")
     # Another test's notebook may be open in this JupyterLab.
     notebook.wait_for_url("**/lab**")
@@ -125,7 +119,7 @@ def test_a_notebook_runs_in_the_browser_and_reaches_nothing_of_the_page(
 def test_tensorboard_shows_the_scalars(
     campus: Campus, context: BrowserContext, service_lab: ServiceLab
 ) -> None:
-    board = open_in_browser(sign_in(campus, context), "Open TensorBoard")
+    board = open_in_browser(enter(campus, context), "Open TensorBoard")
     board.wait_for_url("**/tensorboard/**")
     service_lab.write_scalars("first-run")
     tags = board.url.partition("#")[0] + "data/plugin/timeseries/tags"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from chromium import keep_picture
+from chromium import keep_picture, sign_in
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sshd_container import IMAGE, Sshd, build, docker, start
 
@@ -68,15 +68,9 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
         yield context
 
 
-def sign_in(campus: Campus, context: BrowserContext) -> Page:
+def enter(campus: Campus, context: BrowserContext) -> Page:
     campus.invite("lovelace")
-    page = context.new_page()
-    page.goto(campus.url)
-    page.fill("#student", "lovelace")
-    page.fill("#code", CODE)
-    page.click("button.go")
-    expect(page.locator("#live")).to_have_text("live")
-    return page
+    return sign_in(context, campus.url, "lovelace", CODE)
 
 
 def open_terminal(page: Page) -> Page:
@@ -90,7 +84,7 @@ def open_terminal(page: Page) -> Page:
 def test_a_command_is_typed_and_survives_the_tab(
     campus: Campus, context: BrowserContext, server: Sshd
 ) -> None:
-    page = sign_in(campus, context)
+    page = enter(campus, context)
     problems: list[str] = []
     requests: list[str] = []
     context.on("request", lambda request: requests.append(request.url))
@@ -125,7 +119,7 @@ def test_a_command_is_typed_and_survives_the_tab(
 
 
 def test_another_student_gets_nothing(campus: Campus, context: BrowserContext) -> None:
-    page = sign_in(campus, context)
+    page = enter(campus, context)
     open_terminal(page)
     alan = campus.enter("turing")
     assert alan.ask(f"/terminal/{LAB_ID}")[0] == 404
@@ -136,7 +130,7 @@ def test_another_student_gets_nothing(campus: Campus, context: BrowserContext) -
 def test_without_tmux_it_is_a_shell(campus: Campus, context: BrowserContext, server: Sshd) -> None:
     server.sh("mv /usr/bin/tmux /usr/bin/tmux.away; usermod -s /usr/bin/fish student")
     try:
-        terminal = open_terminal(sign_in(campus, context))
+        terminal = open_terminal(enter(campus, context))
         terminal.keyboard.type("echo (math 6 x 7) fish\n")
         expect(terminal.locator(".xterm-rows")).to_contain_text("42 fish")
     finally:
