@@ -23,7 +23,11 @@ SANDBOX = (
 
 def find_bundle(drop: Path, one: SubmissionView) -> Path:
     """Return the path of a submission; NotFoundError if it was deleted."""
-    return Receiver(drop).find_bundle(one.assignment, one.by, one.number)
+    try:
+        return Receiver(drop).find_bundle(one.assignment, one.by, one.number)
+    except NotFoundError:
+        # The receiver's error names the student, whose name may be hidden here.
+        raise NotFoundError("the files of this submission were deleted") from None
 
 
 def has_report(bundle: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -322,6 +323,9 @@ def test_hidden_names_are_on_no_page_that_a_link_leads_to(bed: Bed, ann: Visitor
     bundle = next(address for address in visited if address.endswith("/1/bundle"))
     receipt = bundle.replace("/bundle", "/receipt")
     assert ann.ask(receipt)[0] == 403
+    shutil.rmtree(bed.folder.drop / "submissions")
+    status, _, page = ann.ask(bundle)
+    assert (status, names.search(page)) == (404, None)
     for path in ("/seats/none", f"{page_of(bed)}?file=99", "/assignments/none/marking", receipt):
         assert not names.search(ann.ask(path)[2])
     for path in ("marks", "comments", "comments/remove", "comments/forget"):
