@@ -326,6 +326,8 @@ def test_hidden_names_are_on_no_page_that_a_link_leads_to(bed: Bed, ann: Visitor
     shutil.rmtree(bed.folder.drop / "submissions")
     status, _, page = ann.ask(bundle)
     assert (status, names.search(page)) == (404, None)
+    pages = [ann.ask(page_of(bed, number))[2] for number in range(3)]
+    assert not any(names.search(page) for page in pages)
     for path in ("/seats/none", f"{page_of(bed)}?file=99", "/assignments/none/marking", receipt):
         assert not names.search(ann.ask(path)[2])
     for path in ("marks", "comments", "comments/remove", "comments/forget"):
