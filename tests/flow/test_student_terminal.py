@@ -87,13 +87,13 @@ def type_text(socket: ClientConnection, text: str) -> None:
 
 def read_until(socket: ClientConnection, text: str) -> str:
     """Read what the terminal prints until it has this text; draw it at once."""
-    output = ""
-    while text not in output:
+    output = b""  # a block may end inside a letter
+    while text.encode() not in output:
         block = socket.recv(30)
         assert isinstance(block, bytes)
-        output += block.decode(errors="replace")
+        output += block
         socket.send(json.dumps({"drawn": len(block)}))
-    return output
+    return output.decode(errors="replace")
 
 
 def read_until_end(socket: ClientConnection) -> None:
