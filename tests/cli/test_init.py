@@ -330,8 +330,8 @@ def test_a_list_that_cannot_be_used_is_replaced_by_another(labctl: Any, home: Pa
     assert (lab.root / "requirements.txt").read_text() == files["requirements.txt"]
     assert (lab.root / "requirements-labctl.txt").read_text().splitlines()[1:] == [
         "torch==2.8.0",
-        "# left out: it installs a file of this machine ('./wheels/a.whl'); "
-        "install the package from an index, or write a Dockerfile",
+        "# left out: it installs a file of this machine ('./wheels/a.whl'); install the",
+        "# package from an index, or write a Dockerfile",
         "# ./wheels/a.whl",
     ]
     text = (lab.root / "lab.yaml").read_text()
