@@ -237,9 +237,14 @@ def _draft_data(facts: ProjectFacts) -> list[str]:
         return ["# Directories or addresses that a run reads below $LABCTL_DATA_DIR:", "# data: {}"]
     name = facts.data[0]
     if facts.data_rule:
+        what, pronoun = f"{name}/ is", "it"
+        if facts.is_data_partial:
+            what, pronoun = f"Files of {name}/ are", "them"
         where = [
-            *wrap_comment(f"{name}/ is not sent with the code ({_one_line(facts.data_rule)})."),
-            *wrap_comment(f"If runs need it, add the line {_one_line(facts.data_inclusion)}."),
+            *wrap_comment(f"{what} not sent with the code ({_one_line(facts.data_rule)})."),
+            *wrap_comment(
+                f"If runs need {pronoun}, add the line {_one_line(facts.data_inclusion)}."
+            ),
         ]
     else:
         where = wrap_comment(
