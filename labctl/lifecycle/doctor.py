@@ -7,6 +7,7 @@ from collections.abc import Callable
 from labctl.commands.probe import MissingRequirement, list_missing, list_slow_parts
 from labctl.commands.systemd import UNIT
 from labctl.config import Paths
+from labctl.config.lab import SAMPLE
 from labctl.errors import LabError, NotFoundError
 from labctl.errors.replies import describe_error
 from labctl.lifecycle.keeper_host import KeeperHost
@@ -22,7 +23,8 @@ def list_lab_checks(context: LabContext) -> list[Check]:
     """Check the providers, the lab's server if there is one, and the lab's keeper."""
     providers = [*_check_provider(context), *list_unused_provider_checks(context)]
     if not context.config.path.exists():
-        start = "labctl init digits && cd digits"
+        has_code = any(context.config.path.parent.glob("*.py"))
+        start = "labctl init   # writes one for your code" if has_code else SAMPLE
         detail = "not checked, because this directory has no lab.yaml"
         return [*providers, Check(name="lab", ok=True, skipped=True, detail=detail, next=start)]
     return [

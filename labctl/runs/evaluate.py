@@ -169,7 +169,8 @@ def evaluate_on_server(
     choice = resolve_target(context, which)
     reply = _call_server(context, choice, time_limit_s)
     if reply.used_program:
-        text = f"the code of run {choice.run.id} has no {SCRIPT}: this lab's was used"
+        text = f"the code of run {choice.run.id} has no {SCRIPT}: this lab's was used, "
+        text += "with the run's other files"
         context.reporter.emit(Note(text=text))
     script = parse_last_line(reply.last_line)
     if reply.code != 0 or not (reply.evaluation or script):

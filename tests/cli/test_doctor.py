@@ -99,9 +99,18 @@ def test_a_machine_without_a_lab_is_checked(
     checks = run_doctor(labctl)
     assert {"labctl", "ssh", "rsync", "disk", "clock", "Docker Engine", "lab"} <= set(checks)
     assert checks["clock"]["detail"] == "right"
-    assert checks["lab"]["next"] == "labctl init digits && cd digits"
+    assert checks["lab"]["next"].startswith("labctl init digits && cd digits   # a sample")
     assert "aws credentials" not in checks
     assert list((home / "empty").iterdir()) == []
+
+
+def test_a_directory_with_code_becomes_a_lab_next(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "birds").mkdir()
+    (home / "birds" / "train.py").write_text("print()")
+    monkeypatch.chdir(home / "birds")
+    assert run_doctor(labctl)["lab"]["next"] == "labctl init   # writes one for your code"
 
 
 def test_a_line_that_is_ok_has_no_next_command(

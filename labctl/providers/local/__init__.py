@@ -141,7 +141,7 @@ class LocalProvider:
             if container is None:
                 return
             with suppress(docker_errors.NotFound):
-                clear_and_stop(container)
+                clear_and_stop(container, self.context.progress)
                 try:
                     container.remove(force=True, v=True)
                 except docker_errors.APIError as error:
