@@ -401,6 +401,6 @@ def test_the_end_of_a_server_says_what_it_waits_for(
     LocalProvider(LocalSettings(), recording).terminate(server.id)
     assert shown == [
         (f"{part} {server.id}", done)
-        for part in ("deleting the containers on", "stopping")
+        for part in ("deleting the containers on", "stopping", "deleting")
         for done in (0, 1)
     ]

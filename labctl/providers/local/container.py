@@ -195,16 +195,16 @@ def clear_and_stop(container: Container, progress: Callable[[str, float, float],
     """
     if container.status == "running":
         clear = "/usr/local/lib/lab-server/clear.sh"
-        with _show_part(progress, f"deleting the containers on {container.name}"):
+        with show_part(progress, f"deleting the containers on {container.name}"):
             container.exec_run(["timeout", str(CLEAR_TIMEOUT_S), clear])
-        with _show_part(progress, f"stopping {container.name}"):
+        with show_part(progress, f"stopping {container.name}"):
             container.stop(timeout=STOP_TIMEOUT_S)
 
 
 @contextmanager
-def _show_part(progress: Callable[[str, float, float], None], text: str) -> Iterator[None]:
+def show_part(progress: Callable[[str, float, float], None], text: str) -> Iterator[None]:
     """Show a part of a long wait while it lasts: on a busy machine, one can take half a minute."""
-    progress(text, 0, 1)
+    progress(text, 0, 0)  # nothing says how far it is
     try:
         yield
     finally:
