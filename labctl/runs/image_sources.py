@@ -141,8 +141,8 @@ def pull_built(context: LabContext, server: Server, remote: AgentClient, wanted:
     if closing.code != 0:
         login = context.subject.ssh(f"docker login {registry.partition('/')[0]}")
         # Also before the first build of an image; docker tells it from a refusal only in words.
-        why = "; ".join(closing.tail[-1:])
-        text = f"{registry} gave the server no {reference.rpartition(':')[2]}, so it builds it: {why}"
+        why, tag = "; ".join(closing.tail[-1:]), reference.rpartition(":")[2]
+        text = f"{registry} gave the server no {tag}, so it builds it: {why}"
         context.reporter.emit(Note(text=f"{text}; if the registry needs a login: {login}"))
     return closing.code == 0
 
