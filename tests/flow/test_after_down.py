@@ -100,6 +100,11 @@ def test_an_attach_points_to_the_log_that_is_here(pulled: World, labctl: Labctl)
     log.touch()
     output = labctl(pulled, "attach")
     assert (output.code, output.err.splitlines()[-1]) == (255, "  next: labctl logs night")
+    up.up(pulled.context())
+    shutil.rmtree(pulled.machine.home / "labctl/digits/runs/night")
+    output = labctl(pulled, "attach")
+    assert "does not exist on this server" in output.err
+    assert (output.code, output.err.splitlines()[-1]) == (255, "  next: labctl logs night")
 
 
 @pytest.mark.parametrize("with_new_server", [False, True])
