@@ -214,11 +214,16 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
     remote = context.open_agent(server)
     name = "evaluating on the server"
     context.reporter.emit(Step(name=name, detail=f"at most {duration_text(time_limit_s)}"))
-    reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
+    try:
+        reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
+    except NotFoundError as error:
+        if choice.run.server_id == server.id:
+            raise
+        raise _make_ended_server_error(choice.run) from error
     if reply.missing:
         images.ensure_image(context, server, remote, reply.missing, of_run=choice.run.id)
         reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
-    context.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True, brief=bool(reply.lacks)))
     if reply.lacks == "program":
         raise make_no_script_error()
     if reply.lacks:
@@ -227,6 +232,15 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
             runs.find_run(context, choice.run.id), choice.directory
         )
     return reply
+
+
+def _make_ended_server_error(run: Run) -> LabError:
+    again = command("labctl", "run", "--", *run.command).render() if run.command else "labctl run"
+    return NotFoundError(
+        f"the server of run {run.id} has ended",
+        why="an evaluation on the server needs the run's own code and results there",
+        hint=f"{again}   # runs it again, on the lab's server",
+    )
 
 
 def read_own_script(root: Path) -> str:
