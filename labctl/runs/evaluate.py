@@ -28,6 +28,7 @@ from labctl.runs.evaluation_script import (
     run_script,
 )
 from labctl.runs.missing_model import (
+    make_ended_server_error,
     make_no_local_checkpoints_error,
     make_no_script_error,
     make_no_server_checkpoints_error,
@@ -219,7 +220,7 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
     except NotFoundError as error:
         if choice.run.server_id == server.id:
             raise
-        raise _make_ended_server_error(choice.run) from error
+        raise make_ended_server_error(choice.run) from error
     if reply.missing:
         images.ensure_image(context, server, remote, reply.missing, of_run=choice.run.id)
         reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
@@ -232,15 +233,6 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
             runs.find_run(context, choice.run.id), choice.directory
         )
     return reply
-
-
-def _make_ended_server_error(run: Run) -> LabError:
-    again = command("labctl", "run", "--", *run.command).render() if run.command else "labctl run"
-    return NotFoundError(
-        f"the server of run {run.id} has ended",
-        why="an evaluation on the server needs the run's own code and results there",
-        hint=f"{again}   # runs it again, on the lab's server",
-    )
 
 
 def read_own_script(root: Path) -> str:

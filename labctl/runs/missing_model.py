@@ -74,6 +74,16 @@ def make_no_server_checkpoints_error(run: Run, home: Path) -> LabError:
     return _make_no_checkpoints_error(run, home, "the server", follow)
 
 
+def make_ended_server_error(run: Run) -> LabError:
+    """Make the error for a run that the lab's present server does not have."""
+    again = command("labctl", "run", "--", *run.command).render() if run.command else "labctl run"
+    return NotFoundError(
+        f"the server of run {run.id} has ended",
+        why="an evaluation on the server needs the run's own code and results there",
+        hint=f"{again}   # runs it again, on the lab's server",
+    )
+
+
 def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command) -> LabError:
     what = f"run {run.id} has no checkpoints on {where}"
     if not run.has_ended:
