@@ -93,7 +93,7 @@ def _derive_limits(
 ) -> GuardLimits:
     return GuardLimits(
         ttl_s=deadlines.ttl_s(need, price_usd_per_hour),
-        ttl_is_default=deadlines.is_default(need, price_usd_per_hour),
+        ttl_is_default=deadlines.has_no_limit(need),
         idle_s=need.idle_s,
         budget_usd=budget_usd,
         budget_whole_usd=need.budget_usd,
