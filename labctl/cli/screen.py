@@ -230,7 +230,9 @@ class Screen:
     def _draw_wait(self, step: Step) -> None:
         with self._lock:
             if step.name in self.waits and sys.stderr.isatty():
-                self._draw_step(step)
+                # A wait within another step, such as a login, is part of what that one names.
+                if not self.bars:
+                    self._draw_step(step)
             elif step.name in self.waits:
                 self._print(f"  {clean(step.name)}")
 

@@ -90,7 +90,10 @@ def _read_status(
     """Return the status, and whether the provider was queried for it."""
     lab = open_lab(ctx, quiet=json_, record_only=not refresh)
     if refresh or not lab.keeper:
-        return lab.status(refresh=refresh, why=why), refresh
+        try:
+            return lab.status(refresh=refresh, why=why), refresh
+        except BusyError as error:
+            return {**lab.status(), "provider_problem": error.what}, False
     # A keeper acts on the lab, so this machine's record may be out of date.
     lab = open_lab(ctx, quiet=json_)
     try:

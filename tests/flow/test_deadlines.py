@@ -142,6 +142,10 @@ def test_the_plan_of_a_server_that_a_keeper_ends_does_not_name_labctl_down(lab: 
     assert describe_plan(cloud, Need(), offer, (), None).splitlines()[1:] == [
         f"{cloud.name} decides when it stops"
     ]
+    others = [msgspec.structs.replace(offer, price_usd_per_hour=price) for price in (0.6, 0.7)]
+    for count, text in ((1, "offer, up to $0.60/h"), (2, "2 offers in turn, up to $0.70/h")):
+        last = describe_plan(cloud, Need(), offer, others[:count], None).splitlines()[-1]
+        assert last == f"if it has no capacity, labctl tries the next {text}"
     limited = describe_plan(cloud, Need(ttl_s=3600, idle_s=600), offer, (), 5.0)
     text = "it stops automatically after 1 h, when $5.00 is spent, after 10 min without work"
     assert limited.splitlines()[1:] == [text]

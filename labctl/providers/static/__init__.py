@@ -254,9 +254,10 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
 def _check(machine: ConfiguredMachine, answer: MachineLease | LabError, subject: Subject) -> Check:
     if isinstance(answer, LabError):
         answer.subject = subject
-        return Check(
-            name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=answer.hint
-        )
+        # `labctl doctor` is the command that shows this check.
+        again = f"{subject.up}   # once your network or VPN reaches it"
+        fix = again if answer.hint == "labctl doctor" else answer.hint
+        return Check(name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=fix)
     if answer.state == "free":
         return Check(name=machine.name, ok=True, detail="free")
     return Check(name=machine.name, ok=answer.state != "broken", detail=_describe_holder(answer))
