@@ -36,8 +36,8 @@ def test_refresh_shows_what_is_known_and_that_the_keeper_did_not_answer(
 
 
 def test_refresh_without_a_network_shows_what_is_known(home: Path, labctl: Labctl) -> None:
-    hosts = "static: {hosts: [{alias: gpu1}]}"
-    (home / "digits" / "lab.yaml").write_text(f"lab: digits\nserver: {{provider: static, {hosts}}}\n")
+    server = "{provider: static, static: {hosts: [{alias: gpu1}]}}"
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\nserver: {server}\n")
     (home / ".ssh").mkdir(mode=0o700)
     (home / ".ssh" / "config").write_text("Host gpu1\n  HostName 127.0.0.1\n  Port 1\n")
     said = labctl("status", "--refresh")
