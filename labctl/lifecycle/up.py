@@ -9,7 +9,7 @@ import msgspec
 
 from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import describe_error
-from labctl.events import BlockerNote, Note, report_part
+from labctl.events import BlockerNote, Note, report_part, report_wait
 from labctl.lazy import lazy_imports
 from labctl.lifecycle import disk_restore
 from labctl.lifecycle.status import record_watch
@@ -49,7 +49,8 @@ def up(
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
                 with report_part(context.reporter, "boot"):
-                    server = call_with_key_setup(context, lambda: adopt(context, listed))
+                    with report_wait(context.reporter, f"checking {context.provider.name}"):
+                        server = call_with_key_setup(context, lambda: adopt(context, listed))
                     if server is None:
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)
@@ -67,7 +68,8 @@ def _make_interrupt_error(context: LabContext) -> InterruptError:
     return InterruptError(
         "interrupted while the server was being created",
         why=f"the server may already exist{'' if is_free else ' and cost money'}",
-        hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
+        hint=f"{context.subject.up}   # continues\n"
+        f"{context.subject.down}   # instead, to remove it",
     )
 
 

@@ -37,6 +37,7 @@ from labctl.providers.static.machines import (
     StaticSettings,
     list_machines,
 )
+from labctl.text import count_text, names_text
 
 __all__ = ["HostEntry", "StaticProvider", "StaticSettings"]
 
@@ -84,10 +85,14 @@ class StaticProvider:
             if isinstance(answer, MachineLease) and _is_suitable(machine.make_offer(answer), need)
         ]
         free = [machine.make_offer(answer) for machine, answer in fitting if answer.state == "free"]
+        if not free and not fitting:
+            _raise_if_all_failed(answers)
+        failed = [machine.name for machine, answer in answers if isinstance(answer, LabError)]
+        if failed:
+            number = f"{count_text(len(failed), 'machine')} cannot be used now"
+            self.context.note(f"{number}: {names_text(failed, 5)}; to see why: labctl doctor")
         if not free and fitting:
             raise _make_busy_error(fitting)
-        if not free:
-            _raise_if_all_failed(answers)
         return free
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
