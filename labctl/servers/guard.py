@@ -116,8 +116,8 @@ def extend(context: LabContext, server: Server, span_s: int) -> WatchRecord | No
     PolicyError beyond the ceiling or the budget, NotFoundError if nothing guards the server.
     """
     if isinstance(context.provider, Guarded):
-        context.provider.extend_life(server.id, span_s)
-        return read_watchdog(context, server)
+        watch = context.provider.extend_life(server.id, span_s)
+        return watch or read_watchdog(context, server)
     request = ExtendRequest(_find_guarded_lab_id(context, server), span_s)
     extended = context.open_agent(server).call(EXTEND, request).watch
     if _should_hold_disk(context, server):
