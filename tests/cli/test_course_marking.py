@@ -168,6 +168,36 @@ def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> 
     assert (listed["accepted"], listed["answered_by"]) == (True, "ann")
 
 
+def test_an_accepted_regrade_carries_the_new_points_in_one_command(
+    run: Labctl, course: CourseFolder
+) -> None:
+    run("mark", "essay", "alice", "text", "5", "--note", "too short", by="ben")
+    run("mark", "essay", "alice", "talk", "20", by="ben")
+    course.ledger.append_all([draft_request_line("essay", "alice", 1, "why 5?")])
+    answer = ("regrades", "essay", "alice", "--answer", "you are right")
+    for words, code, problem in (
+        (("--mark", "text", "8"), 2, "a declined request changes no marks"),
+        (("--accept", "--mark", "text", "11"), 2, "is worth 10 points"),
+        (("--accept", "--mark", "tetx", "8"), 4, "did you mean text?"),
+    ):
+        refused = run(*answer, *words)
+        assert (refused.code, problem in refused.err) == (code, True), refused.err
+    assert "essay alice, request 1" in run("regrades").out, "a refused answer was saved"
+    said = run(*answer, "--accept", "--mark", "text", "8", "--mark", "talk", "19")
+    assert said.out.splitlines() == [
+        "alice: request 1 for essay accepted",
+        "alice: text 8 of 10 (was 5, by ben)",
+        "alice: talk 19 of 20 (was 20, by ben)",
+    ]
+    assert said.err == "next: labctl course grades essay --release\n"
+    (row, _) = json.loads(run("grades", "essay", "--json").out)["grades"]
+    marks = [
+        (one["mark"]["points"], one["mark"]["note"], one["mark"]["by"]) for one in row["items"]
+    ]
+    assert marks == [(8, "too short", "ann"), (19, "", "ann")]
+    assert run("regrades").out == "No regrade request is open.\n"
+
+
 def test_statistics_draw_the_distribution(run: Labctl) -> None:
     assert "0 of 2 students have a grade" in run("statistics", "essay").out
     for student, points in (("alice", "10"), ("bob", "2")):
