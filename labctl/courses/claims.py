@@ -21,12 +21,15 @@ from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
 from labctl.model import Endpoint, Offer, Server, ServerState, Value
 from labctl.providers.course import PROVIDER
+from labctl.text import duration_text
 
 # Seconds for which one answer of the provider counts as current.
 FRESH_S = 5.0
 OVER = ("stopped", "ending", "terminated")
 # For one seat.
 MOST_CLAIMS = 16
+# How long saving a server's results may take before its students are warned.
+LONG_SAVE_S = 3600.0
 UNKNOWN = Endpoint(host="", port=0)
 
 
@@ -49,6 +52,14 @@ class SeatState(Value, frozen=True):
     claims: tuple[SeatClaim, ...] = ()
     ready: tuple[str, ...] = ()
     server: Server | None = None
+
+
+class EndFailure(Value, frozen=True):
+    """Why a seat's server could not be saved and ended, at Unix time `at`."""
+
+    what: str
+    why: str
+    at: float
 
 
 class ServerActions(Protocol):
@@ -85,6 +96,8 @@ class SharedSeatServer:
         self._busy = self._again = False
         self._errors: dict[str, LabError] = {}
         self._checked_at = 0.0
+        self._ending_since = 0.0
+        self._end_failure: EndFailure | None = None
         self._holding = _read_holding(file)
 
     @property
@@ -94,6 +107,14 @@ class SharedSeatServer:
     @property
     def server(self) -> Server | None:
         return self._holding.server
+
+    def find_end_failure(self) -> EndFailure | None:
+        """Return why the server could not end, until a new claim; None while that may succeed."""
+        since = self._ending_since
+        if self._end_failure is None and since and time.time() - since > LONG_SAVE_S:
+            why = f"it has taken longer than {duration_text(LONG_SAVE_S)}"
+            return EndFailure(what="saving its results has not finished", why=why, at=since)
+        return self._end_failure
 
     def server_id_of(self, claim: SeatClaim) -> str:
         return f"{PROVIDER}-{self.seat.pseudonym}-{claim.token}"
@@ -117,6 +138,7 @@ class SharedSeatServer:
                         hint="labctl down   # in a lab that you do not need now",
                     )
                 self._errors.pop(new.token, None)
+                self._end_failure = None
                 self._store_changes(claims=(*self.claims, new))
                 self._wake_worker()
                 held = new
@@ -166,6 +188,7 @@ class SharedSeatServer:
             self._checked_at = time.monotonic()
             if found is None or found.id != server.id or found.state in OVER:
                 self._notify(f"its server is {found.state if found else 'gone'}")
+                self._ending_since = 0.0
                 self._store_changes(claims=(), ready=(), server=None)
             return self.server
 
@@ -293,11 +316,16 @@ class SharedSeatServer:
                 server = self._work.authorize_keys(self.seat, server, staying)
                 return self._record_server(server, staying)
             if self.server is not None:
+                self._ending_since = self._ending_since or time.time()
                 self._work.save_and_remove_server(self.seat, self.server)
         except Exception as error:
-            self._drop_failed(as_lab_error(error, self._notify), staying)
+            failure = as_lab_error(error, self._notify)
+            if not staying:
+                self._end_failure = EndFailure(what=failure.what, why=failure.why, at=time.time())
+            self._drop_failed(failure, staying)
             return False
         with self._changed:
+            self._ending_since, self._end_failure = 0.0, None
             if self.server is not None:
                 self._notify("its server has ended")
             remaining = tuple(claim for claim in self.claims if not claim.leaving)

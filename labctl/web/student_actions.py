@@ -11,7 +11,7 @@ import threading
 import time
 
 from labctl.courses import join_codes
-from labctl.courses.claims import SeatClaim, SharedSeatServer
+from labctl.courses.claims import EndFailure, SeatClaim, SharedSeatServer
 from labctl.courses.requests import RequestHandler
 from labctl.errors import CapacityError, LabError, NotFoundError
 from labctl.model import Need, Run, Value, make_record
@@ -41,13 +41,14 @@ class Standing(Value, frozen=True):
     """A student's hold on their seat's server, and why the last one could not start or ended.
 
     `labs` are the labs of the student that use it, (id, name); without any, the server is the
-    team's or the staff's alone.
+    team's or the staff's alone. `end_failure` says why the server could not be saved and ended.
     """
 
     labs: tuple[tuple[str, str], ...] = ()
     starting: bool = False
     ending: bool = False
     problem: str = ""
+    end_failure: EndFailure | None = None
 
 
 class StudentActions:
@@ -74,6 +75,7 @@ class StudentActions:
             starting=student in self._starting,
             ending=not held and bool(self._requests.list_claims(seat.name, student)),
             problem=self._problems.get(student, ""),
+            end_failure=self._requests.find_end_failure(seat.name),
         )
 
     def find_offer(self) -> OfferRecord | None:

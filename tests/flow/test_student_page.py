@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from course_keeper_context import Pretended
 
-from labctl.courses import join_codes
+from labctl.courses import claims, join_codes
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.released_grades import draft_released_line
 from labctl.courses.requests import RequestHandler
@@ -341,6 +341,49 @@ def test_a_server_that_could_not_start_is_explained(school: School) -> None:
     act(visitor, "/server/start")
     wait_until(lambda: "no machine left. zone a" in visitor.ask("/")[2])
     assert "Start my server" in visitor.ask("/")[2]
+
+
+def test_a_server_that_cannot_be_saved_says_why_and_what_to_do(school: School) -> None:
+    visitor = school.enter("liskov")
+    act(visitor, "/server/start")
+    wait_until(lambda: school.work.keys == [("liskov",)])
+    school.work.error = PolicyError(
+        "not everything could be saved", why=f"no space left\nthe server is still running {EVIL}"
+    )
+    act(visitor, "/server/end")
+    assert school.request_handler.wait(60)
+    wait_until(lambda: "could not be saved" in visitor.ask("/")[2])
+    page = visitor.ask("/")[2]
+    assert "Its results are being saved" not in page.partition('class="tiles"')[2]
+    assert "<p>no space left</p>" in page
+    assert "labctl course down --only liskov" in page
+    assert EVIL not in page
+    school.work.error = None
+    for seat in school.request_handler.list_seat_servers():
+        seat.resume()
+    wait_until(lambda: "Start my server" in visitor.ask("/")[2])
+    assert "could not be saved" not in visitor.ask("/")[2]
+
+
+def test_a_server_whose_saving_never_finishes_says_so(
+    school: School, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor, saving, done = school.enter("liskov"), threading.Event(), threading.Event()
+    act(visitor, "/server/start")
+    wait_until(lambda: school.work.keys == [("liskov",)])
+
+    def save(*_: object) -> None:
+        saving.set()
+        assert done.wait(60)
+
+    monkeypatch.setattr(school.work, "save_and_remove_server", save)
+    act(visitor, "/server/end")
+    assert saving.wait(60)
+    assert "could not be saved" not in visitor.ask("/")[2]
+    monkeypatch.setattr(claims, "LONG_SAVE_S", 0.0)
+    wait_until(lambda: "it has taken longer than" in visitor.ask("/")[2])
+    assert "labctl course down --only liskov" in visitor.ask("/")[2]
+    done.set()
 
 
 def test_a_member_of_a_team_does_not_end_the_others_server(school: School) -> None:
