@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from chromium import keep_picture, sign_in
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from sshd_container import IMAGE, Sshd, build, docker, start
+from sshd_container import Sshd, build_tmux_image, docker, start
 
 from labctl.servers.connections import Connections
 from labctl.services.remote_terminal import RemoteTerminal, open_server_terminal
@@ -29,15 +29,11 @@ from dashboard_bed import make
 
 pytest_plugins = ["browser_fixtures", "sshd_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
-TMUX = f"""
-FROM {IMAGE}
-RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends tmux
-"""
 
 
 @pytest.fixture(scope="module")
-def server(sshd_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    box = start(build(f"{sshd_image}-tmux", TMUX), tmp_path_factory.mktemp("keys") / "id_ed25519")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    box = start(build_tmux_image(), tmp_path_factory.mktemp("keys") / "id_ed25519")
     box.sh("mkdir -p ~/labctl/mine/code", user="student")
     yield box
     docker("rm", "-f", "-v", box.name)
