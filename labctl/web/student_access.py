@@ -33,6 +33,8 @@ from labctl.web.responses import refuse
 SIGN_IN, BEGIN, DONE = "/sign-in", "/sign-in/institution", "/sign-in/institution/done"
 # addresses for browsers that are not signed in
 PUBLIC = (SIGN_IN, BEGIN, DONE)
+# in the address of the sign-in page, after a session has ended
+ENDED = "ended"
 STATIC = "/static/"
 # failed tries in WINDOW_S: of one student from one address, of one student in all, and from one
 # address in all, behind which may be a campus
@@ -295,11 +297,11 @@ def _read_key(data: dict[str, object]) -> SessionKey:
 
 
 async def _answer_stranger(scope: Scope, receive: Receive, send: Send) -> None:
-    headers = Headers(scope=scope)
     if scope["type"] == "websocket":
         await WebSocket(scope, receive, send).close(1008)
-    elif scope["method"] == "GET" and headers.get("sec-fetch-mode", "navigate") == "navigate":
-        await RedirectResponse(SIGN_IN, 303)(scope, receive, send)
+    elif Headers(scope=scope).get("sec-fetch-mode", "navigate") == "navigate":
+        address = f"{SIGN_IN}?{ENDED}" if scope["session"].get("student") else SIGN_IN
+        await RedirectResponse(address, 303)(scope, receive, send)
     else:
         answer = refuse("this browser is not signed in, or its session has ended; sign in again")
         await answer(scope, receive, send)

@@ -114,6 +114,38 @@ def test_a_command_is_typed_and_survives_the_tab(
     expect(again.locator("#terminal-state")).to_have_text("connected")
 
 
+def test_what_was_typed_outlives_the_session(campus: Campus, context: BrowserContext) -> None:
+    terminal = open_terminal(enter(campus, context))
+    screen, help_text = terminal.locator(".xterm-rows"), terminal.locator("#terminal-help")
+    terminal.keyboard.type("echo half a comm")
+    expect(screen).to_contain_text("echo half a comm")
+    other_code = CODE[::-1]
+    campus.invite("lovelace", other_code)  # which ends the sessions of the earlier code
+    expect(help_text).to_contain_text("You are signed out.")
+    expect(terminal.locator("#terminal-state")).to_have_text("not connected")
+    terminal.keyboard.type("lost")
+    keep_picture(terminal, "student-terminal-signed-out")
+    with context.expect_page() as opened:
+        help_text.get_by_role("link", name="Sign in").click()
+    opened.value.fill("#student", "lovelace")
+    opened.value.fill("#code", other_code)
+    opened.value.click("button.go")
+    expect(opened.value.locator("#live")).to_have_text("live")
+    terminal.bring_to_front()
+    terminal.get_by_role("button", name="Connect again").click()
+    expect(help_text).not_to_be_visible()
+    expect(screen).to_contain_text("echo half a comm")
+    terminal.keyboard.type("and\n")
+    expect(screen).to_contain_text(re.compile(r"(?<!echo )half a command"))
+
+
+def test_a_server_that_was_given_up_is_named(campus: Campus, context: BrowserContext) -> None:
+    terminal = open_terminal(enter(campus, context))
+    for seat in campus.request_handler.list_seat_servers():
+        seat.release_all()
+    expect(terminal.locator("#terminal-help")).to_contain_text("This server has ended")
+
+
 def test_another_student_gets_nothing(campus: Campus, context: BrowserContext) -> None:
     page = enter(campus, context)
     open_terminal(page)
