@@ -104,7 +104,8 @@ class RegradeDesk:
         if total is None:
             return None
         dropped = tuple(one.text for one in total.dropped)
-        return TotalRecord(total.final, total.points, dropped, total.missing)
+        groups = tuple(one.text for one in total.groups)
+        return TotalRecord(total.final, total.points, dropped, total.missing, groups)
 
     def _require_member(self, student: str) -> None:
         # Not `find_student`, whose error names the course's directory.

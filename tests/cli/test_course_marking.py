@@ -14,6 +14,7 @@ import pytest
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.regrade_requests import draft_request_line
+from labctl.courses.totals import read_released_total
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -248,6 +249,47 @@ def test_totals_say_what_is_dropped_and_why(course: CourseFolder, run: Labctl) -
     table = run("grades", "hw2", "--rubric", "--format", "csv").out
     assert table.splitlines()[1].endswith(reason)
     assert "alice,Alice,5" in run("grades", "hw2", "--format", "csv").out
+
+
+def test_totals_with_weights_are_percentages_in_every_form(
+    course: CourseFolder, run: Labctl
+) -> None:
+    text = GROUPED.replace("  hw3:", "  exam: {points: 40, rubric: {text: 40}}\n  hw3:")
+    text = text.replace("drop_lowest: 1}", "drop_lowest: 1, weight: 25%}")
+    text += "  exams: {assignments: [exam], weight: 75%}\n"
+    (course.path / "course.yaml").write_text(text)
+    for name, points in (("hw1", "8"), ("hw2", "5"), ("hw3", "9"), ("exam", "20")):
+        run("mark", name, "alice", "text", points)
+    shown = run("grades")
+    said = shown.out.splitlines()
+    assert said[1].split()[:8] == ["alice", "Alice", "8", "(5)", "20", "9", "58.75", "100"]
+    assert shown.err.startswith("TOTAL is a percentage: homework 25%, exams 75%.")
+    (report, _) = json.loads(run("grades", "--json").out)["totals"]
+    assert report["groups"][0] == {"name": "homework", "weight": 25, "final": 17, "points": 20}
+    assert (report["total"], report["points"]) == (58.75, 100)
+    assert "alice,,8,5,20,9,58.75,100," in run("grades", "--format", "csv").out
+
+
+def test_a_regrade_above_another_grade_moves_the_drop(course: CourseFolder, run: Labctl) -> None:
+    (course.path / "course.yaml").write_text(GROUPED)
+    for name, points in (("hw1", "8"), ("hw2", "5"), ("hw3", "9")):
+        run("mark", name, "alice", "text", points)
+        run("grades", name, "--release")
+    assert "hw2 is dropped" in run("grades").out
+    course.ledger.append_all([draft_request_line("hw2", "alice", 1, "why 5?")])
+    run("regrades", "hw2", "alice", "--answer", "yes", "--accept", "--mark", "text", "10")
+    # Released grades count until the next release.
+    assert "hw2 is dropped" in run("grades").out
+    run("grades", "hw2", "--release", "--yes")
+    said = run("grades").out.splitlines()[1].split()
+    assert said[:7] == ["alice", "Alice", "(8)", "10", "9", "19", "20"]
+    assert "hw1 is dropped: the lowest of 3 in homework" in run("grades").out
+    reason = "dropped: the lowest of 3 in homework"
+    assert reason in run("grades", "hw1").out
+    assert reason not in run("grades", "hw2").out
+    total = read_released_total(CourseFolder(course.path), "alice")
+    assert total is not None
+    assert (total.final, [one.assignment for one in total.dropped]) == (19, ["hw1"])
 
 
 @pytest.mark.parametrize("words", [("--release",), ("--format", "canvas"), ("-o", "x.csv")])

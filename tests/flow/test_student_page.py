@@ -288,6 +288,13 @@ def test_a_released_grade_that_is_dropped_says_so(school: School) -> None:
     assert "hw3 is dropped: the lowest of 2 in homework" in page
     assert "<small>submission 1; dropped: the lowest of 2 in homework</small>" in page
     assert "Total so far" not in school.enter("turing").ask("/")[2]
+    weighted = (
+        "{homework: {assignments: [hw3], weight: 25%}, exams: {assignments: [hw4], weight: 75%}}"
+    )
+    file.write_text(file.read_text().replace(group, f"assignment_groups: {weighted}\n"))
+    # 40 of 100 and 45 of 50: 0.25 * 40% + 0.75 * 90%
+    wait_until(lambda: "Total so far: <strong>77.5%</strong>" in visitor.ask("/")[2])
+    assert "<small>homework (25%): 40 of 100;</small>" in visitor.ask("/")[2]
 
 
 def test_what_students_write_is_shown_as_text(school: School) -> None:
