@@ -16,7 +16,7 @@ from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, 
 from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.gradebook import Grade, Stamp, add_marks, read_results
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.records.marks import StudentMarks, describe_items, list_items, read_marks
+from labctl.courses.records.marks import StudentMarks, describe_items, list_items, read_all_marks
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
 from labctl.model import Value
@@ -110,11 +110,10 @@ def read_decisions(
     entries: Sequence[CourseLedgerEntry], assignments: Mapping[str, AssignmentConfig]
 ) -> GradeDecisions:
     """Return what the ledger says about the grades of these assignments."""
-    with_rubric = [name for name, rules in assignments.items() if rules.rubric]
     return GradeDecisions(
         released=find_released(entries),
         frozen=find_frozen_seats(entries, assignments),
-        marks={name: read_marks(entries, name) for name in with_rubric},
+        marks=read_all_marks(entries),
         excuses={pair: excuse.text for pair, excuse in read_excuses(entries).items()},
     )
 
