@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from chromium import keep_picture, sign_in
+from chromium import keep_picture, sign_in, watch_memory
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sshd_container import Sshd, build_tmux_image, docker, start
 
@@ -112,6 +112,21 @@ def test_a_command_is_typed_and_survives_the_tab(
     expect(again.locator("#terminal-state")).to_have_text("not connected")
     again.get_by_role("button", name="Connect again").click()
     expect(again.locator("#terminal-state")).to_have_text("connected")
+
+
+def test_a_program_that_prints_without_end_takes_bounded_memory(
+    campus: Campus, context: BrowserContext
+) -> None:
+    terminal = open_terminal(enter(campus, context))
+    terminal.keyboard.type("yes spam and more spam\n")
+    expect(terminal.locator(".xterm-rows")).to_contain_text(
+        re.compile(r"(spam and more spam\s*){5}")
+    )
+    server_mb, browser_mb = watch_memory(10)
+    assert (server_mb < 30, browser_mb < 200) == (True, True), (server_mb, browser_mb)
+    terminal.keyboard.press("Control+c")
+    terminal.keyboard.type("clear; echo still $((1 + 1)) here\n")
+    expect(terminal.locator(".xterm-rows")).to_contain_text("still 2 here")
 
 
 def test_what_was_typed_outlives_the_session(campus: Campus, context: BrowserContext) -> None:
