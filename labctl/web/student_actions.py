@@ -10,6 +10,8 @@ import secrets
 import threading
 import time
 
+import msgspec
+
 from labctl.courses import join_codes
 from labctl.courses.claims import EndFailure, SeatClaim, SharedSeatServer
 from labctl.courses.requests import RequestHandler
@@ -75,8 +77,17 @@ class StudentActions:
             starting=student in self._starting,
             ending=not held and bool(self._requests.list_claims(seat.name, student)),
             problem=self._problems.get(student, ""),
-            end_failure=self._requests.find_end_failure(seat.name),
+            end_failure=self._find_end_failure(seat.name),
         )
+
+    def _find_end_failure(self, seat: str) -> EndFailure | None:
+        """Return why the seat's server could not end, without the path of the course's folder."""
+        failure = self._requests.find_end_failure(seat)
+        if failure is None:
+            return None
+        path, folder = str(self._requests.folder.path), "the course's folder"
+        what, why = (text.replace(path, folder) for text in (failure.what, failure.why))
+        return msgspec.structs.replace(failure, what=what, why=why)
 
     def find_offer(self) -> OfferRecord | None:
         """Return what a new server would be, as `read_offer` last read it."""

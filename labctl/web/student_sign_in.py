@@ -15,6 +15,7 @@ from labctl.web.student_access import (
     DONE,
     ENDED,
     SIGN_IN,
+    UNSENT,
     StudentAccess,
     StudentSession,
     session_of,
@@ -24,10 +25,13 @@ from labctl.web.web_site import add_routes
 if TYPE_CHECKING:
     from labctl.web.institution_sign_in import InstitutionSignIn
 
-SESSION_ENDED = PolicyError(
-    "your session has ended, and nothing was sent",
-    why="sign in again; this tab keeps the text of a regrade request",
-)
+SESSION_ENDED = {
+    ENDED: PolicyError("your session has ended", why="sign in again"),
+    UNSENT: PolicyError(
+        "your session has ended, and nothing was sent",
+        why="sign in again; this tab keeps the text of a regrade request",
+    ),
+}
 
 
 class StudentSignIn:
@@ -50,8 +54,8 @@ class StudentSignIn:
         add_routes(app, "POST", {SIGN_IN: self.sign_in, "/sign-out": self.sign_out})
 
     async def show_sign_in(self, request: Request) -> Response:
-        ended = SESSION_ENDED if ENDED in request.query_params else None
-        return self._render_sign_in(request, ended)
+        reasons = (one for name, one in SESSION_ENDED.items() if name in request.query_params)
+        return self._render_sign_in(request, next(reasons, None))
 
     async def sign_in(self, request: Request) -> Response:
         form = form_of(request)

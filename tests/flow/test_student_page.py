@@ -250,6 +250,16 @@ def test_a_stranger_sees_nothing(school: School, path: str) -> None:
     assert "Lovelace" not in Visitor(f"{school.url}/").ask("/sign-in")[2]
 
 
+def test_the_sign_in_page_says_that_a_session_has_ended(school: School) -> None:
+    visitor = school.enter("lovelace")
+    school.invite("lovelace", CODE[::-1])
+    assert visitor.ask("/")[1]["location"] == "/sign-in?ended"
+    assert "Your session has ended. Sign in again." in visitor.ask("/sign-in?ended")[2]
+    status, headers, _ = visitor.form("/submissions/hw3/regrade", csrf="x", text="why?")
+    assert (status, headers["location"]) == (303, "/sign-in?unsent")
+    assert "nothing was sent" in visitor.ask("/sign-in?unsent")[2]
+
+
 def test_grades_are_seen_once_they_are_released(school: School) -> None:
     school.bed.grade("lovelace", "hw3", 43.21, "a secret hint")
     visitor = school.enter("lovelace")
@@ -355,7 +365,8 @@ def test_a_server_that_cannot_be_saved_says_why_and_what_to_do(school: School) -
     act(visitor, "/server/start")
     wait_until(lambda: school.work.keys == [("liskov",)])
     school.work.error = PolicyError(
-        "not everything could be saved", why=f"no space left\nthe server is still running {EVIL}"
+        f"{school.bed.folder.path}/seats/liskov cannot be written",
+        why=f"no space left\nthe server is still running {EVIL}",
     )
     act(visitor, "/server/end")
     assert school.request_handler.wait(60)
@@ -363,6 +374,7 @@ def test_a_server_that_cannot_be_saved_says_why_and_what_to_do(school: School) -
     page = visitor.ask("/")[2]
     assert "Its results are being saved" not in page.partition('class="tiles"')[2]
     assert "<p>no space left</p>" in page
+    assert str(school.bed.folder.path) not in page
     assert "labctl course down --only liskov" in page
     assert EVIL not in page
     school.work.error = None
