@@ -165,7 +165,7 @@ def answer_regrade(
     if marks and not accepted:
         raise UsageError(
             "a declined request changes no marks",
-            hint=f"labctl course regrades {assignment} {student} --answer ... --accept --mark ...",
+            hint="repeat the command with --accept, or without --mark",
         )
     prepared = prepare_answer(folder, assignment, student, answer, accepted=accepted, by=by)
     given: tuple[GivenMark, ...] = ()

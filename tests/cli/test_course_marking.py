@@ -143,6 +143,24 @@ def test_next_can_be_skipped_and_stopped(run: Labctl, course: CourseFolder) -> N
     assert "bob (Bob)" in out
 
 
+def test_grading_an_assignment_of_a_rubric_alone_leads_to_marking(run: Labctl) -> None:
+    refused = run("grade", "essay")
+    assert refused.code == 2
+    assert "people give all of its points" in refused.err
+    assert "next: labctl course mark essay --next" in refused.err
+
+
+def test_an_invitation_without_a_keeper_publishes_nothing(
+    course: CourseFolder, run: Labctl
+) -> None:
+    template = "  hw1: {template: image-classifier-starter}\n"
+    (course.path / "course.yaml").write_text(COURSE + template)
+    refused = run("invite", "--all")
+    assert refused.code == 2
+    assert "names no keeper" in refused.err
+    assert "hw1: 19 files" in run("push").out, "it was published by the refused command"
+
+
 def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert run("excuse", "essay", "alice", "--why", "ill").out == "alice is excused: essay\n"
     assert "excused: ill" in run("grades", "essay").out
