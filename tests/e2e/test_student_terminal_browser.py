@@ -154,6 +154,21 @@ def test_what_was_typed_outlives_the_session(campus: Campus, context: BrowserCon
     expect(screen).to_contain_text(re.compile(r"(?<!echo )half a command"))
 
 
+def test_a_new_lab_has_a_directory_for_its_code(
+    campus: Campus, context: BrowserContext, server: Sshd
+) -> None:
+    """A file that a student writes there is submitted; one in the home directory is not."""
+    make_lab = f"mkdir -p labctl/mine/.labctl; echo {LAB_ID} > labctl/mine/.labctl/id"
+    server.sh(f"cd; mv labctl before; {make_lab}", user="student")
+    try:
+        server.sh("tmux kill-server || true", user="student")
+        terminal = open_terminal(enter(campus, context))
+        terminal.keyboard.type("pwd; echo 1 > mine.py\n")
+        expect(terminal.locator(".xterm-rows")).to_contain_text("/home/student/labctl/mine/code")
+    finally:
+        server.sh("cd; tmux kill-server; rm -rf labctl; mv before labctl", user="student")
+
+
 def test_a_server_that_was_given_up_is_named(campus: Campus, context: BrowserContext) -> None:
     terminal = open_terminal(enter(campus, context))
     for seat in campus.request_handler.list_seat_servers():
