@@ -10,16 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from labctl.config.identity import write_private
 from labctl.courses.records.folder import Seat
+from labctl.courses.seat_claims import EndFailure, SeatClaim, SeatState, ServerActions
 from labctl.errors import BusyError, LabError, PolicyError, ProviderError
 from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
-from labctl.model import Endpoint, Offer, Server, ServerState, Value
+from labctl.model import Endpoint, Server, ServerState
 from labctl.providers.course import PROVIDER
 from labctl.text import duration_text
 
@@ -31,51 +31,6 @@ MOST_CLAIMS = 16
 # How long saving a server's results may take before its students are warned.
 LONG_SAVE_S = 3600.0
 UNKNOWN = Endpoint(host="", port=0)
-
-
-class SeatClaim(Value, frozen=True):
-    """A lab's hold on its seat's server. `leaving` means released: the server is to end."""
-
-    token: str
-    student: str
-    lab: str
-    lab_id: str
-    public_key: str
-    offer: Offer
-    at: float
-    leaving: bool = False
-
-
-class SeatState(Value, frozen=True):
-    """What is stored about one seat: its claims, the tokens that can log in, its server."""
-
-    claims: tuple[SeatClaim, ...] = ()
-    ready: tuple[str, ...] = ()
-    server: Server | None = None
-
-
-class EndFailure(Value, frozen=True):
-    """Why a seat's server could not be saved and ended, at Unix time `at`."""
-
-    what: str
-    why: str
-    at: float
-
-
-class ServerActions(Protocol):
-    """The work at the provider and on servers for one seat. Every method may raise LabError."""
-
-    def create_server(self, seat: Seat) -> Server:
-        """Return a ready server, the seat's own or a new one; this may take minutes."""
-
-    def authorize_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> Server:
-        """Allow only these claims' keys to log in; return the server with the endpoint to use."""
-
-    def check_server(self, seat: Seat, server: Server) -> Server | None:
-        """Return the server as its provider shows it now, or None if it is gone."""
-
-    def save_and_remove_server(self, seat: Seat, server: Server) -> None:
-        """Save what is on the server, end it, and wait until its provider confirms that."""
 
 
 class SharedSeatServer:

@@ -31,12 +31,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from labctl.courses import saved_files, starters
-from labctl.courses.claims import EndFailure, SeatClaim, SharedSeatServer
+from labctl.courses.claims import SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
 from labctl.courses.publish import describe_course
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.seat_actions import SeatActions
+from labctl.courses.seat_claims import EndFailure, SeatClaim
 from labctl.courses.seat_ends import describe_end
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import as_reply

@@ -13,8 +13,9 @@ import time
 import msgspec
 
 from labctl.courses import join_codes
-from labctl.courses.claims import EndFailure, SeatClaim, SharedSeatServer
+from labctl.courses.claims import SharedSeatServer
 from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_claims import EndFailure, SeatClaim
 from labctl.errors import CapacityError, LabError, NotFoundError
 from labctl.model import Need, Run, Value, make_record
 from labctl.web.mutations import CourseActions, LogReader
