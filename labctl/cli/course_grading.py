@@ -309,8 +309,8 @@ def _print_totals(grading: GradingResult) -> None:
     seats = grading.seats
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)
-    text = f"{counts['graded']} graded ({fresh} now), {counts['failed']} failed"
-    click.echo(f"{text}, {counts['error']} not graded, {counts['missing']} missing.")
+    text = f"{counts['graded']} graded, {counts['failed']} failed, {counts['error']} not graded"
+    click.echo(f"{text}, {counts['missing']} missing; {fresh} run now.")
     for graded in seats:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"

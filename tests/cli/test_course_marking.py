@@ -170,6 +170,17 @@ def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert json.loads(run("excuse", "--json").out)["excuses"] == []
 
 
+def test_a_release_in_a_large_class_names_a_few_who_wait(run: Labctl, course: CourseFolder) -> None:
+    roster = "".join(f"s{number:02},Student {number}\n" for number in range(40))
+    course.roster_file.write_text(f"id,name\n{roster}")
+    for item, points in (("text", "8"), ("talk", "17")):
+        run("mark", "essay", "s00", item, points)
+    said = run("grades", "essay", "--release")
+    (line,) = [one for one in said.err.splitlines() if one.startswith("released to")]
+    assert line.startswith("released to 1 student; without a grade: s01, s02,")
+    assert line.endswith("s12 and 27 more")
+
+
 def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> None:
     words = "why?\nbob, request 9\nI want \x1b[31mmore"
     course.ledger.append_all([draft_request_line("essay", "alice", 1, words)])
