@@ -145,8 +145,8 @@ def grades_command(
 ) -> None:
     """Show the grades of ASSIGNMENT; with --format, print a file for your learning platform.
 
-    Without ASSIGNMENT, the command shows all grades and each student's total, without the grades
-    that `assignment_groups` in course.yaml drop. --format csv prints them as a table.
+    Without ASSIGNMENT, the command shows all grades and each student's total, by the rules of
+    `assignment_groups` in course.yaml. --format csv prints them as a table.
 
     The file has only this assignment's column, so importing it changes no other grade. A released
     grade stays the same until the next --release, which shows the difference and asks.
