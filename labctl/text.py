@@ -5,6 +5,7 @@ The agent writes some of them too, so these are in `labctl.wire.text`.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -24,6 +25,7 @@ __all__ = [
     "decimal_bytes_text",
     "dollars_text",
     "duration_text",
+    "hint_lines",
     "names_text",
     "optional_text",
     "price_or_free_text",
@@ -62,6 +64,18 @@ def timing_text(seconds: float) -> str:
 def decimal_bytes_text(count: float) -> str:
     """Write bytes in powers of ten, as is usual for models: 377 kB, 10.8 MB, 1,128 GB."""
     return scale_text(count, 1000, ("B", "kB", "MB", "GB"))
+
+
+def hint_lines(hint: str) -> list[str]:
+    """Return the lines that show a hint: each command alone on its line, to be copied as it is.
+
+    A comment goes below its command, in parentheses, because zsh would pass it on as arguments.
+    """
+    shown = []
+    for line in hint.splitlines():
+        command, *comment = re.split(r" {2,}# ", line, maxsplit=1)
+        shown += [command, *(f"({text})" for text in comment)]
+    return shown
 
 
 def count_text(count: int, noun: str) -> str:

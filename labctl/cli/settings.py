@@ -148,6 +148,6 @@ def trust_command(ctx: click.Context, provider: str | None, yes: bool) -> None:
         return
     if yes or is_trusted(lab.context.paths, lab.config):
         for question in questions:
-            click.echo(f"- {clean(question)}")
+            print_message(f"- {clean(question)}", err=False)
     lab.require_approval()
     click.echo("approved")

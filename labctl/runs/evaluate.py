@@ -147,8 +147,9 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     if evaluation is None:
         _report_no_details(context)
     else:
-        _keep(choice.directory / FILE, evaluation)
         script = _summarize(evaluation)
+    if kept := evaluation or _make_evaluation(script, "here", fingerprints):
+        _keep(choice.directory / FILE, kept)
     return _compare(
         choice.run.id,
         script,
@@ -182,14 +183,15 @@ def evaluate_on_server(
             msgspec.json.encode(reply.evaluation), "server", reply.checkpoint_fingerprints
         )
         script = _summarize(evaluation)
-        choice.directory.mkdir(parents=True, exist_ok=True)
-        _keep(choice.directory / ON_SERVER, evaluation)
     else:
         _report_no_details(context)
     assert script is not None
     here = read_local_accuracy(choice.directory, script.checkpoint)
-    if here is None and evaluation is not None:
-        _keep(choice.directory / FILE, evaluation)
+    if kept := evaluation or _make_evaluation(script, "server", reply.checkpoint_fingerprints):
+        choice.directory.mkdir(parents=True, exist_ok=True)
+        _keep(choice.directory / ON_SERVER, kept)
+        if here is None:
+            _keep(choice.directory / FILE, kept)
     return _compare(
         choice.run.id,
         script,
@@ -287,6 +289,24 @@ def _compare(
 
 def _summarize(evaluation: Evaluation) -> ScriptResult:
     return ScriptResult(evaluation.accuracy, evaluation.checkpoint, evaluation.items)
+
+
+def _make_evaluation(
+    script: ScriptResult, where: Literal["here", "server"], fingerprints: dict[str, str]
+) -> Evaluation | None:
+    """Make an evaluation of the accuracy alone; None if that is not a share."""
+    if not 0 <= script.accuracy <= 1:
+        return None
+    return Evaluation(
+        checkpoint=script.checkpoint,
+        classes=(),
+        confusion=(),
+        accuracy=script.accuracy,
+        items=script.total,
+        where=where,
+        at=time.time(),
+        checkpoint_fingerprints=fingerprints,
+    )
 
 
 def _has_files(directory: Path) -> bool:

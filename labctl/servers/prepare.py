@@ -129,12 +129,13 @@ def _make_needs_admin_error(
     lines.append(f"the account {facts.user} may not use sudo without a password.")
     lines.append(f"An administrator of {server.endpoint.host} must run there:")
     lines += [f"    {line}" for line in list_admin_commands(required)]
-    playbook = playbooks_dir / "server.yml"
+    playbook = str(playbooks_dir / "server.yml")
+    play = command("ansible-playbook", "-i", "hosts", playbook, "-K")
     return PolicyError(
         f"{name} is not ready for labctl, and {facts.user} may not change it",
         why="\n".join(lines),
-        hint="send these lines to the administrator; or, if you know the sudo password: "
-        f"labctl inventory > hosts && ansible-playbook -i hosts {playbook} -K",
+        hint="send these lines to the administrator; or, if you know the sudo password:\n"
+        f"labctl inventory > hosts\n{play.render()}",
     )
 
 
