@@ -29,6 +29,7 @@ from labctl.runs.evaluation_script import (
     run_script,
 )
 from labctl.runs.missing_model import (
+    make_ended_server_error,
     make_no_local_checkpoints_error,
     make_no_script_error,
     make_no_server_checkpoints_error,
@@ -171,7 +172,8 @@ def evaluate_on_server(
     choice = resolve_target(context, which)
     reply = _call_server(context, choice, time_limit_s)
     if reply.used_program:
-        text = f"the code of run {choice.run.id} has no {SCRIPT}: this lab's was used"
+        text = f"the code of run {choice.run.id} has no {SCRIPT}: this lab's was used, "
+        text += "with the run's other files"
         context.reporter.emit(Note(text=text))
     script = parse_last_line(reply.last_line)
     if reply.code != 0 or not (reply.evaluation or script):
@@ -216,11 +218,16 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
     remote = context.open_agent(server)
     name = "evaluating on the server"
     context.reporter.emit(Step(name=name, detail=f"at most {duration_text(time_limit_s)}"))
-    reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
+    try:
+        reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
+    except NotFoundError as error:
+        if choice.run.server_id == server.id:
+            raise
+        raise make_ended_server_error(choice.run) from error
     if reply.missing:
         images.ensure_image(context, server, remote, reply.missing, of_run=choice.run.id)
         reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
-    context.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True, brief=bool(reply.lacks)))
     if reply.lacks == "program":
         raise make_no_script_error()
     if reply.lacks:
