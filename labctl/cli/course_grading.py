@@ -32,7 +32,7 @@ from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.text import bytes_text
+from labctl.text import bytes_text, count_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,12 +132,16 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         strangers = ", ".join(collection.strangers)
         print_message(f"ignored, no seat in this course: {clean(strangers)}")
     if collection.accepted:
-        print_message(f"next: labctl course grade {collection.assignment}")
+        name = collection.assignment
+        is_by_hand = not folder.config.assignments[name].graded_points
+        print_message(
+            f"next: labctl course {f'mark {name} --next' if is_by_hand else f'grade {name}'}"
+        )
 
 
 def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:
     new = sum(folder.is_new for folder in folders)
-    print_message(f"{into}: code of {len(folders)} submissions, {new} of them new")
+    print_message(f"{into}: code of {count_text(len(folders), 'submission')}, {new} of them new")
     if any(folder.diff for folder in folders):
         print_message("  each .diff compares one with the starter")
 
@@ -305,8 +309,8 @@ def _print_totals(grading: GradingResult) -> None:
     seats = grading.seats
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)
-    text = f"{counts['graded']} graded ({fresh} now), {counts['failed']} failed"
-    click.echo(f"{text}, {counts['error']} not graded, {counts['missing']} missing.")
+    text = f"{counts['graded']} graded, {counts['failed']} failed, {counts['error']} not graded"
+    click.echo(f"{text}, {counts['missing']} missing; {fresh} run now.")
     for graded in seats:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"

@@ -342,22 +342,26 @@ def _print_saved_log(lab: Lab, run_id: str, tail: int) -> None:
     text = reconcile.read_saved_log(lab.context, run_id)
     run_commands.write_log(_last_lines(text, tail))
     empty = "" if text else f"; run {run_id} had not printed anything"
-    print_message(f"the server has ended; this is the log that was saved or pulled{empty}")
+    print_message(f"the run's server has ended; this is the log that was saved or pulled{empty}")
 
 
 def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
-    """Return the lab's server; None if it has ended and the run's log was saved or pulled."""
+    """Return the server of the run's log; None if it has ended and the log was saved or pulled."""
     if lab.keeper:
         reconcile.reconcile(lab.context)
     try:
-        return lab.context.get_server()
+        server = lab.context.get_server()
     except NotFoundError:
-        was_pulled = reconcile.local_log_path(
-            lab.context, runs.find_run(lab.context, run).id
-        ).is_file()
-        if not (was_pulled or lab.keeper or lab.config.store):
+        if not (_was_pulled(lab, run) or lab.keeper or lab.config.store):
             raise
         return None
+    found = runs.find_run(lab.context, run)
+    is_elsewhere = found.has_ended and found.server_id != server.id
+    return None if is_elsewhere and _was_pulled(lab, run) else server
+
+
+def _was_pulled(lab: Lab, run: str) -> bool:
+    return reconcile.local_log_path(lab.context, runs.find_run(lab.context, run).id).is_file()
 
 
 def _last_lines(text: bytes, count: int) -> bytes:

@@ -109,6 +109,7 @@ def program_name() -> str:
     return f"remote-{digest.hexdigest()[:16]}"
 
 
+@functools.cache
 def build_program() -> bytes:
     """Build a zip of the agent's files, byte for byte reproducible."""
     buffer = io.BytesIO()

@@ -206,10 +206,12 @@ class Connections:
         try:
             policy(log_in)
         except (BusyError, AuthenticationError) as error:
+            look = f"ssh -v {server.alias}   # shows where the connection ends"
             raise type(error)(
                 f"could not log in to {name or server.alias} within {deadline_s:g} s: {error.what}",
                 why=error.why,
-                hint=error.next_step,
+                # `labctl up`, the next step of other commands, is often what waited here.
+                hint=look if isinstance(error, ConnectError) else error.next_step,
             ) from error
         return transport
 

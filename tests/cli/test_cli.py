@@ -552,6 +552,14 @@ def test_a_secret_is_kept_and_never_shown(labctl: Any, home: Path) -> None:
     assert labctl("secret", "set", "bad name", stdin="x").code == 2
 
 
+def test_a_secret_that_lab_yaml_does_not_list_is_named(labctl: Any, home: Path) -> None:
+    said = labctl("secret", "set", "WANDB_API_KEY", stdin="hunter2\n").err
+    assert "lab.yaml lists it: secrets: [WANDB_API_KEY]\n" in said
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nsecrets: [WANDB_API_KEY]\n")
+    again = labctl("secret", "set", "WANDB_API_KEY", stdin="hunter2\n").err
+    assert again == "stored WANDB_API_KEY for digits\n"
+
+
 def test_config_tells_where_each_setting_comes_from(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

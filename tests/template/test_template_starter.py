@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from labctl.agent.sandbox import (
     grading_tests,
 )
 from labctl.config import find_paths
+from labctl.courses import sample_assignments
 from labctl.courses.creation import init_course
 from labctl.courses.graded_parts import check_parts, describe_parts
 from labctl.courses.records.folder import CourseFolder
@@ -35,14 +37,21 @@ STARTER = TEMPLATES / "image-classifier-starter"
 EXERCISES = {"_block", "forward"}
 
 
+GENERATORS = sample_assignments.GENERATORS
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> CourseFolder:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseFolder]:
+    """A course with the assignment, without the model of its reference solution."""
     home = tmp_path_factory.mktemp("course")
     (home / "roster.csv").write_text("id,name\nalice,Alice\n")
     reporter = SilentReporter()
     init_course(TEMPLATES, home / "ml", home / "roster.csv", reporter)
-    add_assignment(TEMPLATES, home / "ml", "hands-on", reporter, is_new=True)
-    return CourseFolder(home / "ml")
+    with pytest.MonkeyPatch.context() as patch:
+        # Only one test needs the model, which is trained for 20 s.
+        patch.setattr(sample_assignments, "GENERATORS", GENERATORS[:1])
+        add_assignment(TEMPLATES, home / "ml", "hands-on", reporter, is_new=True)
+        yield CourseFolder(home / "ml")
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +142,12 @@ def test_all_points_of_the_assignment_come_from_somewhere(folder: CourseFolder) 
     assert text.endswith(rubric)
 
 
+@pytest.mark.long
 def test_the_reference_solution_gets_all_points_that_labctl_gives(
-    folder: CourseFolder, tmp_path: Path
+    folder: CourseFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sample_assignments, "GENERATORS", GENERATORS)
+    add_assignment(TEMPLATES, folder.path, "hands-on", SilentReporter(), is_new=False)
     rules = folder.config.assignments["hands-on"].grade
     assert rules is not None
     reference = folder.path / rules.reference
