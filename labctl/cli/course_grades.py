@@ -10,7 +10,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, print_grace
 from labctl.cli.course_tests import print_student_tests
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -250,7 +250,7 @@ def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:
     print_message("Released grades that differ from the current grading:")
     for grade in changed:
         print_message(f"  {clean(change_text(grade))}")
-    print_message(f"  next: labctl course grades {assignment} --release   # asks first")
+    print_next(f"labctl course grades {assignment} --release   # asks first")
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:

@@ -20,7 +20,7 @@ from labctl.cli.course_options import (
     select_seats,
 )
 from labctl.cli.course_tests import print_dry_run
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -316,12 +316,12 @@ def _print_totals(grading: GradingResult) -> None:
             text = f"{owner}: results.json was edited by hand and is kept"
             print_message(clean(text))
     if counts["error"] and not grading.withheld:
-        print_message(f"next: labctl course grade {grading.assignment}   # retries those")
+        print_next(f"labctl course grade {grading.assignment}   # retries those")
     if grading.unreached:
         names = ", ".join(grading.unreached)
         print_message(f"the grading server was lost before these were graded: {names}")
         print_message(f"  {clean(grading.why)}")
-        print_message(f"  next: labctl course grade {grading.assignment}   # continues")
+        print_next(f"labctl course grade {grading.assignment}   # continues")
 
 
 def _print_failures(grading: GradingResult, grades: Path) -> None:
@@ -336,8 +336,10 @@ def _print_failures(grading: GradingResult, grades: Path) -> None:
         others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
         print_message(f"  output: {_find_output(grades / name / failed[0])}{others}")
     if grading.withheld:
-        print_message(f"  next: labctl course grade {name} --dry-run   # tries your solution")
-        print_message(f"  or:   labctl course grade {name} --accept-failures   # 0 points")
+        print_next(
+            f"labctl course grade {name} --dry-run   # tries your solution\n"
+            f"labctl course grade {name} --accept-failures   # instead, to give them 0 points"
+        )
 
 
 def _find_output(directory: Path) -> Path:
