@@ -87,6 +87,10 @@ class _ExecCommand(OwnCommand):
         ctx.params["command"] = tuple(command)
         return rest
 
+    def names_run(self, ctx: click.Context, word: str) -> bool:
+        runs_on_record = complete_runs(ctx, self.params[0], word)
+        return any(item.value == word for item in runs_on_record)
+
 
 @click.command("exec", cls=_ExecCommand)
 @click.argument(

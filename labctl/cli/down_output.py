@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from labctl.model import Resource
 
 with lazy_imports(__name__):
-    from labctl.servers import disks
+    from labctl.servers import adoption, disks
 
 
 def is_billing(result: DownResult) -> bool:
@@ -46,8 +46,7 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
             f"downloaded {_count_files(result.home_files)} from the home directory to server-home/",
             err=err,
         )
-    removed = f"removed {result.removed}" if result.removed else f"{lab.config.name} had no server"
-    print_message(removed, err=err)
+    print_message(describe_removal(lab, result), err=err)
     for server in result.servers_left:
         print_message(f"STILL THERE: {server.id} ({server.state})")
     for resource in [one for one in result.leftovers if one.kind != "cache"]:
@@ -61,6 +60,15 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
             print_message(
                 f"Image caches kept for the next up: {len(caches)} (labctl orphans)", err=err
             )
+
+
+def describe_removal(lab: Lab, result: DownResult) -> str:
+    """Say which server was removed. A leased machine stays on, and only its lease has ended."""
+    if not result.removed:
+        return f"{lab.config.name} had no server"
+    if adoption.is_leased(lab.context):
+        return f"ended the lease of {result.removed}; the machine stays on"
+    return f"removed {result.removed}"
 
 
 def _count_files(count: int, name: str = "file") -> str:

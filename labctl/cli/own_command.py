@@ -40,6 +40,10 @@ class OwnCommand(click.Command):
         """Return the user's command that an error shows if none was typed."""
         return EXAMPLE
 
+    def names_run(self, ctx: click.Context, word: str) -> bool:
+        """Whether this word before `--` is the run that the command is for, not an option's value."""
+        return False
+
     def _make_error(self, ctx: click.Context, args: list[str], option: str) -> UsageError:
         before, after = split_words(args)
         ctx.ignore_unknown_options = True
@@ -50,7 +54,10 @@ class OwnCommand(click.Command):
         kept = _subtract(before, loose)
         if after:  # the words before the unknown option name a run
             count = next(n for n, word in enumerate(loose) if word.startswith("-"))
-            kept, moved = [*kept, *loose[:count]], [*after, *loose[count:]]
+            names, rest = loose[:count], loose[count:]
+            if not names and self.names_run(ctx, rest[-1]):
+                names, rest = rest[-1:], rest[:-1]
+            kept, moved = [*kept, *names], [*after, *rest]
         else:
             default = self.find_default(ctx) if loose[0].startswith("-") else ()
             moved = [*default, *loose]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 import click
 
 from labctl.cli import runs
-from labctl.cli.down_output import is_billing, print_down
+from labctl.cli.down_output import describe_removal, is_billing, print_down
 from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, format_next, print_error
 from labctl.cli.options import list_timings, stop_drawing
 from labctl.cli.screen import print_json
@@ -179,7 +179,7 @@ def _end_after_failure(lab: Lab, error: Exception, *, is_own: bool) -> None:
         return
     _stop_drawing()
     if result.removed:
-        print_message(f"--down removed {result.removed}")
+        print_message(f"--down {describe_removal(lab, result)}")
 
 
 def _finish(lab: Lab, run: Run | None, ending: ServerEnd | None, json_: bool) -> int:

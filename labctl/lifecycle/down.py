@@ -247,7 +247,8 @@ def _ask_for_consent(
     verb = "is" if len(running) == 1 else "are"
     live = f"{', '.join(running)} {verb} still running and would be canceled; " if running else ""
     lost = "Results that were not pulled will be LOST. " if loses_results else ""
-    question = f"{lost}{live}remove the server {server.alias} ({server.provider})?"
+    action = "end the lease of" if adoption.is_leased(context) else "remove the server"
+    question = f"{lost}{live}{action} {server.alias} ({server.provider})?"
     if not context.reporter.confirm(Question(question=question)):
         raise PolicyError(
             "nothing was removed",

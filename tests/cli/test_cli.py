@@ -171,6 +171,16 @@ def test_an_empty_name_is_not_the_default(labctl: Any, home: Path, words: tuple[
     assert sorted(home.rglob("*")) == before
 
 
+def test_exec_keeps_the_run_after_an_unknown_option(labctl: Any) -> None:
+    lab = Lab.load(".")
+    lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
+    said = labctl("exec", "--detatch", "r1", "--", "ls")
+    assert said.err.endswith("next: labctl exec r1 -- ls --detatch\n")
+    said = labctl("exec", "--workdir", "/tmp", "--", "ls")
+    assert said.err.endswith("next: labctl exec -- ls --workdir /tmp\n")
+    lab.context.state.close()
+
+
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))

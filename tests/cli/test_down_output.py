@@ -34,3 +34,17 @@ def test_edits_alone_are_not_zero_files(home: Path, capsys: pytest.CaptureFixtur
     print_down(lab, DownResult(removed="box", saved_edits=2))
     assert capsys.readouterr().out.startswith("downloaded 2 edited files to server-edits/\n")
     lab.context.state.close()
+
+
+def test_a_static_machine_stays_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "digits" / "lab.yaml").write_text(
+        "lab: digits\nrun: [python, train.py]\n"
+        "server: {provider: static, static: {hosts: [gpu1.lab.example]}}\n"
+    )
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    print_down(lab, DownResult(removed="static-gpu1"))
+    assert capsys.readouterr().out.splitlines() == [
+        "ended the lease of static-gpu1; the machine stays on",
+        "Nothing is left running or billing.",
+    ]
+    lab.context.state.close()

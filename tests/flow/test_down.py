@@ -26,7 +26,7 @@ from labctl.errors import (
 from labctl.events import Event, Progress, Step
 from labctl.lifecycle import up
 from labctl.lifecycle.down import DownResult, down
-from labctl.model import Resource
+from labctl.model import Resource, Server
 from labctl.runs import outputs
 from labctl.servers import adoption, end_server
 from labctl.servers.host_keys import ensure_key_pair
@@ -171,6 +171,18 @@ def test_a_server_that_never_became_ready_has_no_results_to_lose(
     reporter = Recorded()
     assert end(lab, reporter).removed
     assert reporter.asked[0].question == "remove the server digits (cloud)?"
+
+
+def test_of_a_leased_machine_only_the_lease_is_ended(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def extend(server_id: str, span_s: int) -> Server | None:
+        return ready.cloud.find(server_id)
+
+    monkeypatch.setattr(ready.cloud, "extend", extend, raising=False)
+    reporter = Recorded()
+    end(ready, reporter)
+    assert reporter.asked[0].question == "end the lease of digits (cloud)?"
 
 
 def test_what_cannot_be_saved_is_stopped_and_kept(ready: World) -> None:
