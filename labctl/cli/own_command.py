@@ -41,7 +41,7 @@ class OwnCommand(click.Command):
         return EXAMPLE
 
     def names_run(self, ctx: click.Context, word: str) -> bool:
-        """Whether this word before `--` is the run that the command is for, not an option's value."""
+        """Whether this word before `--` is the name of a run, and not the value of an option."""
         return False
 
     def _make_error(self, ctx: click.Context, args: list[str], option: str) -> UsageError:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from labctl.lifecycle import lab_draft, sample_project
+    from labctl.servers import adoption
 
 
 def _parse_directory(
@@ -216,7 +217,8 @@ def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     if not can_run:
         rows = [("labctl up", "check again, after you have fixed the above")]
     rows.append((f"ssh {server.alias}", "open a shell on the server"))
-    rows.append(("labctl down", "remove the server when you are done"))
+    end = "end your lease of it" if adoption.is_leased(lab.context) else "remove the server"
+    rows.append(("labctl down", f"{end} when you are done"))
     width = max(16, *(len(command) for command, _ in rows))
     for command, text in rows:
         click.echo(f"  {command:<{width}}  {text}")

@@ -16,7 +16,7 @@ from labctl.cli.groups import COMMANDS
 # Programs that labctl's messages tell people to type.
 _PROGRAMS = (
     "aws|cd|chmod|curl|df|docker|eval|export|labctl|less|ls|mkdir|mv|pip|pipx|python|rm|ssh|"
-    "ssh-copy-id|sudo|systemctl|unset|uv"
+    "ssh-copy-id|ssh-keygen|sudo|systemctl|unset|uv"
 )
 # A line that is a command or an option, or far enough to the right to have its own layout. A line
 # such as "labctl needs the number of ..." is a sentence.

@@ -81,9 +81,10 @@ def write_report(
     context.reporter.emit(Step(name="writing the report", done=True))
     for note in facts.notes:
         context.reporter.emit(Note(text=note, level="warning"))
-    return Report(
-        run=facts.run.id, file=str(file), bytes=len(text), lacks=_list_missing(facts, run_id)
-    )
+    # A pull ends with the record; `labctl eval --on-server` downloads only its own result.
+    is_pulled = (context.config.root / "runs" / facts.run.id / RECORD).is_file()
+    lacks = _list_missing(facts, run_id, is_pulled=is_pulled)
+    return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=lacks)
 
 
 def fingerprint_inputs(home: Path) -> str:
@@ -288,7 +289,7 @@ def _read_reclaims(context: LabContext, run: Run) -> tuple[LostServer, ...] | No
     )
 
 
-def _list_missing(facts: ReportFacts, run_id: str) -> tuple[str, ...]:
+def _list_missing(facts: ReportFacts, run_id: str, *, is_pulled: bool) -> tuple[str, ...]:
     """List the missing data, each with the command that provides it.
 
     `run_id` is the run as the user named it, "" for the latest.
@@ -302,6 +303,8 @@ def _list_missing(facts: ReportFacts, run_id: str) -> tuple[str, ...]:
         missing.append(f"evaluated on the server only; to check it on this machine: {call}")
     elif facts.server is None and facts.server_accuracy is None:
         missing.append(f"no evaluation on the server: {evaluate} --on-server")
+    if not is_pulled and not (facts.scalars.series and facts.samples):
+        return (*missing, f"no curves or telemetry: the run was not downloaded completely: {pull}")
     if not facts.scalars.series:
         missing.append("no curves: the run logged no TensorBoard scalars to logs/")
     if not facts.samples:

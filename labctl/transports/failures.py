@@ -60,7 +60,7 @@ def make_turned_away_error(endpoint: Endpoint, why: str) -> TurnedAwayError:
     return TurnedAwayError(
         f"{endpoint_text(endpoint)} closed the connection before sending an SSH banner",
         why=why or "its sshd may be starting, or there are too many simultaneous logins",
-        hint=lambda subject: f"{subject.refresh}   # in a minute",
+        hint=lambda subject: f"{subject.up}   # in a minute",
     )
 
 

@@ -132,6 +132,14 @@ def test_a_run_without_telemetry_curves_and_evaluation(labctl: Any, pulled: Path
     assert "Not evaluated yet" in (pulled / "report.html").read_text()
 
 
+def test_before_the_pull_nothing_is_said_about_the_run_itself(labctl: Any, pulled: Path) -> None:
+    shutil.rmtree(pulled / "logs")
+    (pulled / "run.json").unlink()
+    said = labctl("report")
+    assert "no curves or telemetry: the run was not downloaded completely: labctl pull" in said.err
+    assert "too short" not in said.err
+
+
 def test_damaged_parts_are_left_out_and_named(labctl: Any, pulled: Path) -> None:
     events = pulled / "logs" / "events.out.tfevents.1.host.1.0"
     events.write_bytes(events.read_bytes()[:-7])

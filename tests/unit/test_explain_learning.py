@@ -251,6 +251,20 @@ def test_messages_that_are_known(line: str, rule: str, word: str) -> None:
     assert line.startswith(found[rule].evidence[0].text[:200])
 
 
+def test_a_failed_installation_is_named_although_the_run_ended_well() -> None:
+    log = (
+        "ERROR: Could not find a version that satisfies the requirement timmm (from versions: )\n"
+        "ERROR: No matching distribution found for timmm\n"
+        "trained\n"
+    )
+    found = findings(material(log=log, run=run(exit_code=0, summary="done")))
+    assert found["install-failed"].what == "pip did not install timmm"
+    assert found["install-failed"].evidence[0].text.endswith("found for timmm")
+    assert "install-failed" not in findings(
+        material(log="see ERROR: No matching distribution found for x\n")
+    )
+
+
 def test_a_path_that_was_not_pushed_explains_the_exception() -> None:
     failed = run(exit_code=1, summary="failed with exit code 1")
     log = "Traceback\nFileNotFoundError: no tiles in data/tiles\n"

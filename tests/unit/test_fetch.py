@@ -303,5 +303,9 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
     monkeypatch.delenv("CURL_CA_BUNDLE")
     with pytest.raises(Failure) as caught:
         fetch_set(lab, f"{secure.url}/x.bin")
-    assert "certificate" in caught.value.report.why
+    report = caught.value.report
+    assert report.what == "the server does not trust the certificate of 127.0.0.1"
+    assert "certificate" in report.why
+    assert "\n" not in report.why
+    assert report.kind == "policy"
     assert secure.requests == []

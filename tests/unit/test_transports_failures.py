@@ -62,6 +62,11 @@ def test_each_kind_has_its_error(said: str, kind: type[LabError]) -> None:
     assert "\r" not in error.why
 
 
+def test_whoever_was_turned_away_tries_again_to_connect() -> None:
+    error = failures.parse_ssh_error(HERE, WAY_CLOSED)
+    assert error.hint == "labctl up   # in a minute"
+
+
 def test_messages_differ_and_quote_what_tells() -> None:
     error = failures.parse_ssh_error(
         HERE, "Warning: noise\nssh: connect to host gpu1: No route to host\n"

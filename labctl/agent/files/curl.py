@@ -33,7 +33,7 @@ OPTIONS = [
     *("--user-agent", "labctl", "--header", "Accept-Encoding: identity"),
 ]
 # curl's exit codes (its manual, "Exit codes"). BROKEN: the connection was made, then ended early.
-REFUSED_PROTOCOL, UNKNOWN_HOST = 1, 6
+REFUSED_PROTOCOL, UNKNOWN_HOST, UNTRUSTED_CERTIFICATE = 1, 6, 60
 BROKEN = (16, 18, 52, 55, 56, 92)
 
 
@@ -164,6 +164,13 @@ def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
         what = f"the server cannot resolve the name {host}"
         hint = ("check the address; ", HintPart("ssh", f"getent hosts {host}"))
         raise Failure("link", what, message, hint)
+    if code == UNTRUSTED_CERTIFICATE:
+        what = f"the server does not trust the certificate of {host}"
+        # The lines after the first one are curl's advice on its own options.
+        why = message.splitlines()[0]
+        port = urllib.parse.urlsplit(address).port or 443
+        show = HintPart("ssh", f"curl -sSI https://{host}:{port}")
+        raise Failure("policy", what, why, ("check the address; ", show))
     raise Failure("link", f"the server cannot reach {host}", message, PUSH_COMMAND)
 
 

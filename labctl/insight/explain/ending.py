@@ -28,6 +28,7 @@ from labctl.insight.explain.sources import (
     DATA_LOADER,
     LAB_FILE,
     LABCTL,
+    LABCTL_IMAGES,
     TUNING,
     Reference,
 )
@@ -72,6 +73,15 @@ KNOWN_MESSAGES = (
         "the container has only what its image installs, not what is on your machine",
         "correct its name, or add it to {packages}, then:\n{again}",
         LABCTL,
+    ),
+    _known_message(
+        "install-failed",
+        r"(?m:^ERROR: No matching distribution found for (\S+))",
+        "pip did not install {0}",
+        "its name or version does not exist, none fits the image's Python, or the package index "
+        "was not reachable. A script goes on after a failed command, unless it begins with set -e",
+        "correct its name or version, and add it to {packages}",
+        LABCTL_IMAGES,
     ),
     _known_message(
         "card-unknown-to-pytorch",
