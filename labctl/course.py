@@ -44,6 +44,7 @@ with lazy_imports(__name__):
         costs,
         grades,
         grading_run,
+        invitation,
         plan,
         publish,
         release,
@@ -137,6 +138,7 @@ class Course:
         Each file works once, for `valid_s` seconds. Starters that were not published are published.
         With `replace`, the devices from which these students have joined lose access now.
         """
+        invitation.keeper_address(self.folder)  # without a keeper, nothing is published either
         starters.publish_starters(self.folder, self.paths, only_new=True)
         keys = course_keys.AuthorizedKeys(self.folder, authorized_keys)
         return publish.invite_all(

@@ -270,6 +270,7 @@ class ServerFacts(Value, frozen=True):
     uptime_s: float = 0.0
     python: str = ""
     tmux: str = ""
+    rsync: str = ""
     docker: str = ""
     docker_fault: DockerFault = ""
     docker_error: str = ""

@@ -5,6 +5,8 @@ The agent writes some of them too, so these are in `labctl.wire.text`.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -23,15 +25,20 @@ __all__ = [
     "decimal_bytes_text",
     "dollars_text",
     "duration_text",
+    "hint_lines",
     "names_text",
     "optional_text",
     "price_or_free_text",
     "price_range_text",
     "price_text",
     "timing_text",
+    "wrap_comment",
 ]
 
 T = TypeVar("T")
+
+# the columns of a terminal as it opens
+COMMENT_COLUMNS = 80
 
 
 def optional_text(value: T | None, write: Callable[[T], str], missing: str = "-") -> str:
@@ -59,6 +66,18 @@ def decimal_bytes_text(count: float) -> str:
     return scale_text(count, 1000, ("B", "kB", "MB", "GB"))
 
 
+def hint_lines(hint: str) -> list[str]:
+    """Return the lines that show a hint: each command alone on its line, to be copied as it is.
+
+    A comment goes below its command, in parentheses, because zsh would pass it on as arguments.
+    """
+    shown = []
+    for line in hint.splitlines():
+        command, *comment = re.split(r" {2,}# ", line, maxsplit=1)
+        shown += [command, *(f"({text})" for text in comment)]
+    return shown
+
+
 def count_text(count: int, noun: str) -> str:
     """Write a count with its noun: 1 seat, 2 seats."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -68,3 +87,16 @@ def names_text(names: Sequence[str], most: int) -> str:
     """Write the first `most` names with commas, and how many more there are: a, b and 3 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def wrap_comment(text: str, indent: str = "") -> list[str]:
+    """Split a sentence into comment lines of a generated file, which fit a terminal."""
+    start = f"{indent}# "
+    return textwrap.wrap(
+        text,
+        COMMENT_COLUMNS,
+        initial_indent=start,
+        subsequent_indent=start,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -156,10 +156,8 @@ def mark_submissions(week: Week) -> Figures:
     else:
         RegradeDesk(week.folder).record_request("hw3", BROWSING, text)
     week.labctl("course", "regrades")
-    answer = ("--answer", "You are right: 20 instead of 15", "--accept")
+    answer = ("--answer", "You are right", "--accept", "--mark", "presentation", "20")
     week.labctl("course", "--as", "ann", "regrades", "hw3", BROWSING, *answer)
-    mark = ("mark", "hw3", BROWSING, "presentation", "20", "--replace")
-    week.labctl("course", "--as", "ann", *mark)
     regrades = run_json("course", "regrades", "hw3", "--all", cwd=week.course)["regrades"]
     assert isinstance(regrades, list)
     return {"regrades_accepted": [request["accepted"] for request in regrades]}

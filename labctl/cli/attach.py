@@ -50,14 +50,15 @@ def attach_command(ctx: click.Context, run: str) -> None:
     """
     lab = open_lab(ctx)
     run_id = runs.find_run(lab.context, run).id
+    request = RunRequest(lab.config.name, lab.id, run_id)
     try:
         server = lab.context.get_server()
+        reply = lab.context.open_agent(server).call(OPEN_SESSION, request)
     except NotFoundError as error:
+        # There is no server, or the run was on an earlier one.
         if reconcile.local_log_path(lab.context, run_id).is_file():
             error.hint = words("labctl", "logs", run_id).render()
         raise
-    request = RunRequest(lab.config.name, lab.id, run_id)
-    reply = lab.context.open_agent(server).call(OPEN_SESSION, request)
     line = ["exec", "tmux", "attach-session", "-t", f"={reply.session}"]
     if reply.ended:  # the session ends with its viewer, as nothing else would end it
         line += [";", "set-option", "-t", f"={reply.session}:", "destroy-unattached", "on"]

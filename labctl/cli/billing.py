@@ -23,6 +23,7 @@ from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
 from labctl.errors import NoOfferError, UsageError
+from labctl.events import report_wait
 from labctl.lazy import lazy_imports
 from labctl.text import (
     bytes_text,
@@ -64,14 +65,16 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
     labctl offers --gpu any --min-gpu-memory 16GB --max-price 1.50
     """
     lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
-    offers = lab.context.provider.offers(lab.config.server.need)
+    context = lab.context
+    with report_wait(context.reporter, f"looking for a server ({context.provider.name})"):
+        offers = context.provider.offers(lab.config.server.need)
     if json_:
         print_json({"offers": offers})
     elif offers:
         _print_offers(offers if all_ else offers[:MAX_OFFERS_SHOWN], len(offers))
     if not offers:
         raise NoOfferError(
-            f"{lab.context.provider.name} has no server that fits this need", hint="labctl config"
+            f"{context.provider.name} has no server that fits this need", hint="labctl config"
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course_options import find_acting_person, shorten_name
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -54,7 +54,8 @@ def transfer_grades(
         _print_sent(transfer)
     elif transfer.changes:
         command = f"labctl course grades {name} --to canvas --send"
-        print_message(f"Nothing was sent. next: {command}")
+        print_message("Nothing was sent.")
+        print_next(command)
     ctx.exit(1 if transfer.failed else 0)
 
 
@@ -83,4 +84,4 @@ def _print_sent(transfer: CanvasTransfer) -> None:
         students = ", ".join(transfer.failed)
         print_message(f"Canvas did not take the grades of: {clean(students)}")
         command = f"labctl course grades {transfer.assignment} --to canvas --send"
-        print_message(f"  next: {command}   # sends only these")
+        print_next(f"{command}   # sends only these")

@@ -10,7 +10,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, print_grace
 from labctl.cli.course_tests import print_student_tests
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -21,7 +21,7 @@ from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.text import count_text, duration_text
+from labctl.text import count_text, duration_text, names_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,8 @@ with lazy_imports(__name__):
     from labctl.courses import allowances, totals
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
+# students without a grade whom a release names
+MOST_NAMES = 12
 
 
 @click.command("due", short_help="Move a due time for one student, or list extensions.")
@@ -143,8 +145,8 @@ def grades_command(
 ) -> None:
     """Show the grades of ASSIGNMENT; with --format, print a file for your learning platform.
 
-    Without ASSIGNMENT, the command shows all grades and each student's total, without the grades
-    that `assignment_groups` in course.yaml drop. --format csv prints them as a table.
+    Without ASSIGNMENT, the command shows all grades and each student's total, by the rules of
+    `assignment_groups` in course.yaml. --format csv prints them as a table.
 
     The file has only this assignment's column, so importing it changes no other grade. A released
     grade stays the same until the next --release, which shows the difference and asks.
@@ -248,7 +250,7 @@ def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:
     print_message("Released grades that differ from the current grading:")
     for grade in changed:
         print_message(f"  {clean(change_text(grade))}")
-    print_message(f"  next: labctl course grades {assignment} --release   # asks first")
+    print_next(f"labctl course grades {assignment} --release   # asks first")
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:
@@ -257,7 +259,8 @@ def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     )
     for change in result.changes:
         print_message(f"changed: {clean(change)}")
-    waiting = f"; without a grade: {', '.join(result.waiting)}" if result.waiting else ""
+    names = names_text(result.waiting, MOST_NAMES)
+    waiting = f"; without a grade: {names}" if result.waiting else ""
     for line in result.unmarked:
         print_message(f"not complete: {clean(line)}")
     print_message(f"released to {count_text(len(result.students), 'student')}{waiting}")

@@ -19,7 +19,7 @@ from labctl.cli.course_options import (
     select_seats,
 )
 from labctl.cli.course_tests import print_dry_run
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -31,7 +31,7 @@ from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.text import bytes_text
+from labctl.text import bytes_text, count_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,12 +131,16 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         strangers = ", ".join(collection.strangers)
         print_message(f"ignored, no seat in this course: {clean(strangers)}")
     if collection.accepted:
-        print_message(f"next: labctl course grade {collection.assignment}")
+        name = collection.assignment
+        is_by_hand = not folder.config.assignments[name].graded_points
+        print_message(
+            f"next: labctl course {f'mark {name} --next' if is_by_hand else f'grade {name}'}"
+        )
 
 
 def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:
     new = sum(folder.is_new for folder in folders)
-    print_message(f"{into}: code of {len(folders)} submissions, {new} of them new")
+    print_message(f"{into}: code of {count_text(len(folders), 'submission')}, {new} of them new")
     if any(folder.diff for folder in folders):
         print_message("  each .diff compares one with the starter")
 
@@ -304,19 +308,19 @@ def _print_totals(grading: GradingResult) -> None:
     seats = grading.seats
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)
-    text = f"{counts['graded']} graded ({fresh} now), {counts['failed']} failed"
-    click.echo(f"{text}, {counts['error']} not graded, {counts['missing']} missing.")
+    text = f"{counts['graded']} graded, {counts['failed']} failed, {counts['error']} not graded"
+    click.echo(f"{text}, {counts['missing']} missing; {fresh} run now.")
     for graded in seats:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"
             print_message(clean(text))
     if counts["error"] and not grading.withheld:
-        print_message(f"next: labctl course grade {grading.assignment}   # retries those")
+        print_next(f"labctl course grade {grading.assignment}   # retries those")
     if grading.unreached:
         names = ", ".join(grading.unreached)
         print_message(f"the grading server was lost before these were graded: {names}")
         print_message(f"  {clean(grading.why)}")
-        print_message(f"  next: labctl course grade {grading.assignment}   # continues")
+        print_next(f"labctl course grade {grading.assignment}   # continues")
 
 
 def _print_failures(grading: GradingResult, grades: Path) -> None:
@@ -331,8 +335,10 @@ def _print_failures(grading: GradingResult, grades: Path) -> None:
         others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
         print_message(f"  output: {_find_output(grades / name / failed[0])}{others}")
     if grading.withheld:
-        print_message(f"  next: labctl course grade {name} --dry-run   # tries your solution")
-        print_message(f"  or:   labctl course grade {name} --accept-failures   # 0 points")
+        print_next(
+            f"labctl course grade {name} --dry-run   # tries your solution\n"
+            f"labctl course grade {name} --accept-failures   # instead, to give them 0 points"
+        )
 
 
 def _find_output(directory: Path) -> Path:

@@ -71,7 +71,7 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     if json_:
         print_json(course_now)
     else:
-        _print_status(course_now, names_by_seat(course.folder))
+        _print_status(course_now, names_by_seat(course.folder), refreshed=refresh)
         _print_unneeded(unneeded)
     ctx.exit(1 if any(seat.error for seat in course_now.seats) else 0)
 
@@ -86,7 +86,7 @@ def _print_unneeded(seats: Sequence[Seat]) -> None:
     print_message(f"  next: labctl course down --only {selection}")
 
 
-def _print_status(course: CourseStatus, names: dict[str, str]) -> None:
+def _print_status(course: CourseStatus, names: dict[str, str], *, refreshed: bool) -> None:
     wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     headings = (
         "SEAT",
@@ -112,7 +112,8 @@ def _print_status(course: CourseStatus, names: dict[str, str]) -> None:
     for seat in course.seats:
         if seat.error:
             print_message(f"{clean(seat.seat)}: {clean(seat.error)}")
-    _print_age(course)
+    if not refreshed or any(seat.error for seat in course.seats):
+        _print_age(course)
     if any(seat.state == "elsewhere" for seat in course.seats):
         text = "elsewhere: created by another machine; next: labctl course status --refresh"
         print_message(text)

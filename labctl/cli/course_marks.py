@@ -63,7 +63,7 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
         if json_:
             print_json({"mark": given})
         else:
-            _print_mark(given)
+            print_mark(given)
         return
     if options["name"] or (options["next_"] and (options["list_"] or json_)):
         raise UsageError(
@@ -111,7 +111,7 @@ def _record_mark(folder: CourseFolder, options: MarkOptions) -> GivenMark:
     )
 
 
-def _print_mark(given: GivenMark) -> None:
+def print_mark(given: GivenMark) -> None:
     students, most = ", ".join(given.students), points_text(given.most)
     before = given.before
     was = f" (was {points_text(before.points)}, by {before.by or 'unknown'})" if before else ""
@@ -202,7 +202,7 @@ def _ask_points(
             if isinstance(error, UsageError):
                 continue
             return "s"  # another grader was faster
-        _print_mark(given)
+        print_mark(given)
         return points
 
 

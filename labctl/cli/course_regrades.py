@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
+from labctl.cli.course_marks import print_mark
 from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
@@ -21,6 +22,7 @@ from labctl.text import dollars_text
 if TYPE_CHECKING:
     from labctl.courses.records.grade_statistics import GradeStatistics
     from labctl.courses.records.regrade_requests import RegradeRequest
+    from labctl.courses.regrades import AnsweredRegrade
 
 with lazy_imports(__name__):
     from labctl.courses import regrades, statistics
@@ -36,6 +38,14 @@ MOST_PARTS = 5
 @click.argument("student", default="")
 @click.option("--answer", metavar="TEXT", help="Answer the student's open request.")
 @click.option("--accept", is_flag=True, help="With --answer: the request is accepted.")
+@click.option(
+    "--mark",
+    "marks",
+    nargs=2,
+    multiple=True,
+    metavar="ITEM POINTS",
+    help="With --accept: also give these points for an item of the rubric. Repeatable.",
+)
 @click.option("--all", "all_", is_flag=True, help="Also list the requests that have an answer.")
 @json_option
 @click.pass_context
@@ -45,20 +55,21 @@ def regrades_command(
     student: str,
     answer: str | None,
     accept: bool,
+    marks: tuple[tuple[str, str], ...],
     all_: bool,
     json_: bool,
 ) -> None:
     """List the open requests, of ASSIGNMENT and STUDENT or of all, or answer one.
 
     A student asks with labctl submit --ask-regrade, once the grade is released, and reads the
-    answer with labctl submit --grade. An accepted request changes no grade: mark or grade again,
-    then release.
+    answer with labctl submit --grade. --mark gives the student and their team the new points
+    together with the answer. The student sees the new grade after the next release.
 
     \b
     labctl course regrades
-    labctl course regrades hw3 alice --answer "You are right: 18" --accept
+    labctl course regrades hw3 alice --answer "You are right: 18" --accept --mark code 18
     """
-    if (answer is None and accept) or (answer is not None and not student):
+    if (answer is None and (accept or marks)) or (answer is not None and not student):
         raise UsageError(
             "an answer needs an assignment, a student and a text",
             hint='labctl course regrades hw3 alice --answer "..." --accept',
@@ -66,13 +77,13 @@ def regrades_command(
     folder = open_course(ctx, quiet=json_).folder
     if answer is not None:
         by = find_acting_person()
-        request = regrades.answer_regrade(
-            folder, assignment, student, answer, accepted=accept, by=by
+        answered = regrades.answer_regrade(
+            folder, assignment, student, answer, accepted=accept, marks=dict(marks), by=by
         )
         if json_:
-            print_json({"regrade": request})
+            print_json({"regrade": answered.request, "marks": answered.marks})
         else:
-            _print_answer(request)
+            _print_answer(answered, bool(folder.config.assignments[assignment].rubric))
         return
     listed = regrades.list_regrades(folder, assignment, student)
     shown = [request for request in listed if all_ or student or request.is_open]
@@ -82,15 +93,25 @@ def regrades_command(
         _print_regrades(shown)
 
 
-def _print_answer(request: RegradeRequest) -> None:
+def _print_answer(answered: AnsweredRegrade, has_rubric: bool) -> None:
+    request = answered.request
     assignment, student = request.assignment, request.student
     word = "accepted" if request.accepted else "declined"
     click.echo(f"{student}: request {request.number} for {assignment} {word}")
-    if request.accepted:
-        print_message(
-            f"next: labctl course mark {assignment} {student} ITEM POINTS --replace\n"
-            f"      labctl course grades {assignment} --release"
-        )
+    for mark in answered.marks:
+        print_mark(mark)
+    if not request.accepted:
+        return
+    release = f"labctl course grades {assignment} --release"
+    if answered.marks:
+        print_message(f"next: {release}")
+        return
+    change = (
+        f"labctl course mark {assignment} {student} ITEM POINTS --replace"
+        if has_rubric
+        else f"labctl course grade {assignment} --only {student} --again, or edit its results.json"
+    )
+    print_message(f"next: {change}\n      {release}")
 
 
 def _print_regrades(requests: list[RegradeRequest]) -> None:

@@ -18,7 +18,7 @@ from labctl.errors import UsageError
 from labctl.model import Value
 
 if TYPE_CHECKING:
-    from labctl.courses.records.course_total import DroppedGrade
+    from labctl.courses.records.course_total import DroppedGrade, GroupTotal
     from labctl.courses.records.folder import CourseFolder
 
 
@@ -30,7 +30,10 @@ class DroppedReport(Value, frozen=True):
 
 
 class TotalReport(Value, frozen=True):
-    """One student's total, as --json prints it; `grades` has None where there is no grade."""
+    """One student's total, as --json prints it; `grades` has None where there is no grade.
+
+    If groups have weights, `total` is the percentage that `groups` gives, and `points` is 100.
+    """
 
     student: str
     team: str
@@ -39,6 +42,7 @@ class TotalReport(Value, frozen=True):
     total: float
     points: float
     dropped: tuple[DroppedReport, ...]
+    groups: tuple[GroupTotal, ...] = ()
 
 
 def check_options(format_: str | None, is_written: bool, needs_assignment: bool) -> None:
@@ -83,6 +87,7 @@ def _make_report(one: StudentTotal, names: list[str]) -> TotalReport:
         total=one.total.final,
         points=one.total.points,
         dropped=tuple(_report_dropped(dropped) for dropped in one.total.dropped),
+        groups=one.total.groups,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import click
 
 from labctl.errors import ConfigError, InterruptError, LabError
 from labctl.lazy import lazy_imports
+from labctl.text import hint_lines
 
 with lazy_imports(__name__):
     import traceback
@@ -66,15 +66,8 @@ def print_next(hint: str) -> None:
 
 
 def format_next(hint: str) -> list[str]:
-    """Return the lines that show a hint: each command alone on its line, to be copied as it is.
-
-    A comment goes below its command, in parentheses, because zsh would pass it on as arguments.
-    """
-    shown = []
-    for line in clean(hint).splitlines():
-        command, *comment = re.split(r" {2,}# ", line, maxsplit=1)
-        shown += [command, *(f"({text})" for text in comment)]
-    return shown
+    """Return the lines that show a hint, without control characters."""
+    return hint_lines(clean(hint))
 
 
 def run_and_exit(cli: Callable[..., Any]) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 import shutil
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.browser import open_in_browser
+from labctl.cli.browser import open_in_browser, relative_path
 from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.lazy import lazy_imports
 from labctl.text import duration_text, timing_text
 
@@ -150,16 +151,17 @@ def _print_headline(finding: Finding) -> None:
 
 def _print_labeled(label: str, text: str, *, bold: bool = False, dim: bool = False) -> None:
     start = f"{INDENT}{label:<{LABEL}}"
-    if text.startswith("labctl "):
-        # Commands are not wrapped: people copy them from the terminal as one line.
-        for number, line in enumerate(format_next(text)):
-            before = " " * len(start) if number else start
-            if line.startswith("("):
-                _print_wrapped(line, first=before, indent=" " * (len(start) + 1))
-            else:
-                click.echo(before + click.style(line, bold=bold and number == 0))
+    if not any(line.startswith("labctl ") for line in text.splitlines()):
+        _print_wrapped(text, first=start, indent=" " * len(start), dim=dim)
         return
-    _print_wrapped(text, first=start, indent=" " * len(start), dim=dim)
+    # Commands are not wrapped: people copy them from the terminal as one line.
+    for number, line in enumerate(format_next(text)):
+        before = " " * len(start) if number else start
+        if line.startswith("labctl "):
+            click.echo(before + click.style(line, bold=bold and number == 0))
+        else:
+            margin = 1 if line.startswith("(") else 0
+            _print_wrapped(line, first=before, indent=" " * (len(start) + margin))
 
 
 def _print_wrapped(
@@ -240,7 +242,7 @@ def profile_command(
     if profiled.there and not no_page:
         _show_page(lab, profiled, port, open_)
     else:
-        click.echo(f"page: {profiled.directory}/index.html")
+        click.echo(f"page: {_find_page(profiled)}")
 
 
 PHASES = {
@@ -257,7 +259,8 @@ def _print_profile(profiled: ProfileResult) -> None:
     profile = profiled.profile
     device = f" on {profile.device}, PyTorch {profile.torch}" if profile.torch else ""
     title = f"{_count_text(profile.steps, 'step')} of {shlex.join(profile.command)}{device}"
-    click.secho(clean(title), bold=True)
+    for line in wrap_lines(clean(title), has_commands=False, err=False):
+        click.secho(line, bold=True)
     busy = "" if profile.gpu_busy is None else f"; the GPU is busy {profile.gpu_busy:.0%} of it"
     step_s = profile.step_us / 1e6
     click.echo(f"{INDENT}a step takes {timing_text(step_s)} (median){busy}\n")
@@ -295,12 +298,16 @@ def _bar_text(share: float) -> str:
     return f"{share:>4.0%} {'█' * round(share * 30)}"
 
 
+def _find_page(profiled: ProfileResult) -> str:
+    return clean(relative_path(Path(profiled.directory, "index.html")))
+
+
 def _show_page(lab: Lab, profiled: ProfileResult, port: int, open_: bool) -> None:
     with profile.open_page(lab.context, profiled, port) as forward:
         click.echo(f"profile: {forward.url}")
         print_message(
             f"Press Ctrl-C to close. To see it again: labctl profile {profiled.run}, "
-            f"or open runs/{profiled.run}/logs/profile/index.html"
+            f"or open {_find_page(profiled)}"
         )
         if open_:
             open_in_browser(forward.url)

@@ -156,6 +156,10 @@ def print_totals(totals: Sequence[StudentTotal], folder: CourseFolder) -> None:
     headings = ("STUDENT", "NAME", *(["TEAM"] if has_teams else []))
     assignments = (name.upper() for name in folder.config.assignments)
     print_table(rows, (*headings, *assignments, "TOTAL", "OF", ""), cut=False)
+    weights = {name: one.weight for name, one in folder.config.assignment_groups.items()}
+    if any(weights.values()):
+        texts = ", ".join(f"{name} {weight:g}%" for name, weight in weights.items())
+        print_message(f"TOTAL is a percentage: {texts}. A group without grades does not count yet.")
 
 
 def _list_total_cells(one: StudentTotal, assignments: Iterable[str]) -> list[str]:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import INSTALL, json_option
 from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.wrapping import print_message
 from labctl.commands.systemd import UNIT, keep_unit
 from labctl.config import Paths, copy_environment, find_paths
 from labctl.errors import LabError, UsageError
@@ -257,12 +259,17 @@ def _list_labs(context: KeepContext, json_: bool) -> None:
             (
                 lab.name,
                 ", ".join(_run_state(run) for run in lab.runs),
-                server.id if server else "no server",
                 f"{age_text(last.at)} ago" if last else "never",
-                (last.error or last.state) if last else "",
+                last.state if last else "",
+                server.id if server else "no server",
             )
         )
-    print_table(rows, ("LAB", "RUNS", "SERVER", "CHECKED", "RESULT"))
+    print_table(rows, ("LAB", "RUNS", "CHECKED", "RESULT", "SERVER"))
+    for lab in labs:
+        if lab.round and lab.round.error:
+            lines = "\n        ".join(format_next(lab.round.hint))
+            next_text = f"\n  next: {lines}" if lines else ""
+            print_message(f"{lab.name}: {clean(lab.round.error)}{next_text}", err=False)
 
 
 def _run_state(run: Any) -> str:

@@ -40,5 +40,5 @@ def install_unit(
         ) from error
     click.echo(f"wrote {target}; next:")
     click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {name}")
-    click.echo("  loginctl enable-linger     # keep it running when you log out")
+    click.echo("  loginctl enable-linger\n  (keeps it running when you log out)")
     click.echo(f"  journalctl --user -u {name} -f")

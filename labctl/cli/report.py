@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from labctl.cli.browser import open_in_browser
+from labctl.cli.browser import open_in_browser, relative_path
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import RUN, json_option, open_lab
 from labctl.cli.screen import print_json
@@ -45,14 +45,8 @@ def report_command(
         return
     for missing in report.lacks:
         print_message(clean(missing))
-    click.echo(f"{clean(_relative_path(Path(report.file)))} ({bytes_text(report.bytes)})")
+    click.echo(f"{clean(relative_path(Path(report.file)))} ({bytes_text(report.bytes)})")
     if not open_:
         names = [run] * bool(run) + (["--out", str(out)] if out else [])
         call = shlex.join(["labctl", "report", *names, "--open"])
         print_message(f"{clean(call)}   shows it in your browser")
-
-
-def _relative_path(file: Path) -> str:
-    """Return the path relative to the current directory, or the whole path if it is outside."""
-    here = Path.cwd()
-    return str(file.relative_to(here) if file.is_relative_to(here) else file)

@@ -116,7 +116,7 @@ class Screen:
             click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)} no (not a terminal; use --yes to answer yes)"
-            click.echo(f"labctl: {text}", err=True)
+            wrapping.print_message(text)
             return False
         return click.confirm(_fit(decision.question), default=decision.default, err=True)
 
@@ -125,7 +125,7 @@ class Screen:
         click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)}: no (not a terminal; --yes does not answer this)"
-            click.echo(f"labctl: {text}", err=True)
+            wrapping.print_message(text)
             return False
         answer = click.prompt(
             clean(decision.question), default="", show_default=False, type=str, err=True
@@ -230,7 +230,9 @@ class Screen:
     def _draw_wait(self, step: Step) -> None:
         with self._lock:
             if step.name in self.waits and sys.stderr.isatty():
-                self._draw_step(step)
+                # A wait within another step, such as a login, is part of what that one names.
+                if not self.bars:
+                    self._draw_step(step)
             elif step.name in self.waits:
                 self._print(f"  {clean(step.name)}")
 

@@ -70,11 +70,15 @@ def secret_command() -> None:
 
 
 class SecretOwner(NamedTuple):
-    """The lab or course whose secrets a command is about."""
+    """The lab or course whose secrets a command is about.
+
+    `listed` are the secrets that a lab's runs get, None for a course.
+    """
 
     paths: Paths
     id: str
     name: str
+    listed: tuple[str, ...] | None = None
 
 
 def _find_owner(ctx: click.Context, *, quiet: bool = False) -> SecretOwner:
@@ -83,7 +87,7 @@ def _find_owner(ctx: click.Context, *, quiet: bool = False) -> SecretOwner:
         course = open_course(ctx, quiet=quiet)
         return SecretOwner(course.paths, course.folder.id, course.config.name)
     lab = open_lab(ctx, quiet=quiet)
-    return SecretOwner(lab.context.paths, lab.id, lab.config.name)
+    return SecretOwner(lab.context.paths, lab.id, lab.config.name, listed=lab.config.secrets)
 
 
 @secret_command.command("set")
@@ -103,6 +107,9 @@ def _set(ctx: click.Context, name: str) -> None:
         value = sys.stdin.read().rstrip("\n")
     set_secret(owner.paths, owner.id, name, value)
     print_message(f"stored {name} for {owner.name}")
+    if owner.listed is not None and name not in owner.listed:
+        names = ", ".join([*owner.listed, name])
+        print_message(f"runs do not get it until lab.yaml lists it: secrets: [{names}]")
 
 
 @secret_command.command("list")
@@ -141,6 +148,6 @@ def trust_command(ctx: click.Context, provider: str | None, yes: bool) -> None:
         return
     if yes or is_trusted(lab.context.paths, lab.config):
         for question in questions:
-            click.echo(f"- {clean(question)}")
+            print_message(f"- {clean(question)}", err=False)
     lab.require_approval()
     click.echo("approved")

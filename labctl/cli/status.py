@@ -35,6 +35,8 @@ with lazy_imports(__name__):
 
 # runs that have ended, in the list without --all
 SHOWN_ENDED = 5
+# how long before a server's end `status` says when the runs will be stopped
+SHOWN_WIND_DOWN_S = 900.0
 
 
 @click.command("status")
@@ -88,7 +90,10 @@ def _read_status(
     """Return the status, and whether the provider was queried for it."""
     lab = open_lab(ctx, quiet=json_, record_only=not refresh)
     if refresh or not lab.keeper:
-        return lab.status(refresh=refresh, why=why), refresh
+        try:
+            return lab.status(refresh=refresh, why=why), refresh
+        except BusyError as error:
+            return {**lab.status(), "provider_problem": error.what}, False
     # A keeper acts on the lab, so this machine's record may be out of date.
     lab = open_lab(ctx, quiet=json_)
     try:
@@ -132,14 +137,16 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"
     up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
     click.echo(f"  {up}{cost}")
-    _print_limits(status, price)
+    _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status["interrupted_down"]
     if interrupted is not None:
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
         text = f"labctl run --down was interrupted ({interrupted.why}){run}"
         print_message(f"  {clean(text)}; to remove the server: labctl down", err=False)
-    if status["stopped"] is not None:
-        text = server_disks.describe_stopped_disk(status["stopped"])
+    if server.state == "stopped":
+        disk = status["stopped"]
+        kept = "its disk is kept, with everything on it"
+        text = server_disks.describe_stopped_disk(disk) if disk else kept
         print_message(f"  {text}; to use it: labctl start", err=False)
         return
     if status["disk"]:
@@ -147,8 +154,11 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     click.echo(f"  ssh {server.alias}")
 
 
-def _print_limits(status: dict[str, Any], price: float) -> None:
-    """Print the time and money left as the watchdog reported them, and what it cannot do."""
+def _print_limits(status: dict[str, Any], price: float, *, is_stopped: bool) -> None:
+    """Print the time and money left as the watchdog reported them, and what it cannot do.
+
+    Of the clocks of a stopped server only the ttl goes on.
+    """
     watch, clocks = watch_reports.parse_watch(status["watch"]), status["clocks"]
     if watch is None:
         if any(clocks[key] for key in ("ttl_s", "idle_s", "budget_usd")):
@@ -158,15 +168,19 @@ def _print_limits(status: dict[str, Any], price: float) -> None:
     limits = [
         f"{name} {duration_text(left_s - report_age_s)} left"
         for name, left_s in (("ttl", watch.ttl_left_s), ("idle", watch.idle_left_s))
-        if left_s is not None
+        if left_s is not None and not (is_stopped and (name != "ttl" or left_s < report_age_s))
     ]
-    if watch.budget_left_s is not None and price:
+    if watch.budget_left_s is not None and price and not is_stopped:
         dollars = (watch.budget_left_s - report_age_s) / 3600 * price
         limits.append(f"{dollars_text(dollars)} left")
     if limits:
         age = age_text(status["watched_at"], status["now"])
         reported = f" (reported {age} ago)" if report_age_s > 5 else ""
         print_message(f"  {', '.join(limits)}{reported}", err=False)
+    if is_stopped:
+        return
+    if watch.ends_by in ("ttl", "budget"):
+        _print_wind_down(watch, report_age_s)
     if not watch.alive:
         click.echo(click.style("  its watchdog is not running; next: labctl up", fg="red"))
     for number, activity in enumerate(watch.busy[:3]):
@@ -175,6 +189,16 @@ def _print_limits(status: dict[str, Any], price: float) -> None:
         _print_mirror(watch.mirror, status["now"])
     for problem in watch.cannot or ():
         print_message(f"  {clean(problem)}", err=False, fg="yellow")
+
+
+def _print_wind_down(watch: WatchRecord, report_age_s: float) -> None:
+    """Print when the watchdog will stop the runs, if that is soon and well before the limit."""
+    limit_s = watch.ttl_left_s if watch.ends_by == "ttl" else watch.budget_left_s
+    ends_in_s, limit_s = watch.ends_in_s or 0.0, limit_s or 0.0
+    if watch.ending or ends_in_s > SHOWN_WIND_DOWN_S or limit_s - ends_in_s < 5:
+        return
+    left = duration_text(max(0.0, ends_in_s - report_age_s))
+    click.echo(f"  it stops runs, saves results and ends in {left}, to be done in time")
 
 
 def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
@@ -318,22 +342,26 @@ def _print_saved_log(lab: Lab, run_id: str, tail: int) -> None:
     text = reconcile.read_saved_log(lab.context, run_id)
     run_commands.write_log(_last_lines(text, tail))
     empty = "" if text else f"; run {run_id} had not printed anything"
-    print_message(f"the server has ended; this is the log that was saved or pulled{empty}")
+    print_message(f"the run's server has ended; this is the log that was saved or pulled{empty}")
 
 
 def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
-    """Return the lab's server; None if it has ended and the run's log was saved or pulled."""
+    """Return the server of the run's log; None if it has ended and the log was saved or pulled."""
     if lab.keeper:
         reconcile.reconcile(lab.context)
     try:
-        return lab.context.get_server()
+        server = lab.context.get_server()
     except NotFoundError:
-        was_pulled = reconcile.local_log_path(
-            lab.context, runs.find_run(lab.context, run).id
-        ).is_file()
-        if not (was_pulled or lab.keeper or lab.config.store):
+        if not (_was_pulled(lab, run) or lab.keeper or lab.config.store):
             raise
         return None
+    found = runs.find_run(lab.context, run)
+    is_elsewhere = found.has_ended and found.server_id != server.id
+    return None if is_elsewhere and _was_pulled(lab, run) else server
+
+
+def _was_pulled(lab: Lab, run: str) -> bool:
+    return reconcile.local_log_path(lab.context, runs.find_run(lab.context, run).id).is_file()
 
 
 def _last_lines(text: bytes, count: int) -> bytes:

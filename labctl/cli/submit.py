@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from labctl.cli.exit_codes import print_next
 from labctl.cli.options import RUN, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json
 from labctl.cli.submit_output import (
@@ -252,4 +253,4 @@ def _ask_regrade(lab: Lab, choice: submit.SubmissionChoice, text: str, json_: bo
         print_json({"regrade": {"assignment": rules.name, "number": number}})
         return
     click.echo(f"request {number} for {rules.name} was sent to staff")
-    print_message("next: labctl submit --grade   # shows the answer")
+    print_next("labctl submit --grade   # shows the answer")

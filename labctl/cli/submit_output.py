@@ -265,8 +265,11 @@ def print_regrades(regrades: Sequence[RegradeRecord]) -> None:
 
 
 def print_total(total: TotalRecord) -> None:
-    """Print a student's total, and which grades do not count in it."""
-    click.echo(click.style(f"total so far: {total.final:g} of {total.points:g}", bold=True))
+    """Print a student's total, what it is made of, and which grades do not count in it."""
+    text = f"{total.final:g}%" if total.groups else f"{total.final:g} of {total.points:g}"
+    click.echo(click.style(f"total so far: {text}", bold=True))
+    for group in total.groups:
+        click.echo(f"  {clean(group)}")
     for name in total.missing:
         click.echo(f"  {clean(name)}: nothing was submitted, which counts as 0")
     for text in total.dropped:

@@ -47,10 +47,12 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     labctl top --once
     labctl top --json
     """
-    lab = open_lab(ctx, quiet=json_)
+    is_live = not json_ and not once and sys.stdout.isatty()
+    # The live view fills the screen, and itself says that it connects again.
+    lab = open_lab(ctx, quiet=json_ or is_live)
     if json_:
         print_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
-    elif once or not sys.stdout.isatty():
+    elif not is_live:
         _print_once(lab, lab.top())
     else:
         _show_live(lab)

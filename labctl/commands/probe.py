@@ -11,6 +11,8 @@ import re
 import shlex
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from labctl.commands.shell_output import parse_gpus, parse_int_or_zero
 from labctl.errors import LabError
 from labctl.model import DockerFault, ServerFacts, Value
@@ -73,6 +75,7 @@ print(int(bool(found) and os.path.exists(os.path.join(
     os.path.dirname(found.origin), "httpchecksum.py"))))' 2>/dev/null)"
 done
 has tmux && say tmux "$(soon tmux -V 2>/dev/null)"
+has rsync && say rsync "$(soon rsync --version 2>/dev/null)"
 if [ "$(id -u)" = 0 ] || { has sudo && soon sudo -n true >/dev/null 2>&1; }; then say sudo 1; fi
 
 engine() {
@@ -144,7 +147,7 @@ def parse(stdout: str, stderr: str = "") -> ServerFacts:
         raise LabError(
             "the server did not run labctl's probe",
             why="it printed: " + (_shorten(stdout + " " + stderr) or "nothing"),
-            hint="check that the account may run commands: ssh HOST -- sh -c 'echo ok'",
+            hint=lambda subject: f"{subject.ssh('echo ok')}   # must print ok and nothing else",
         )
     values: dict[str, list[str]] = {}
     for line in lines[start + 1 :]:
@@ -181,6 +184,7 @@ def _build_facts(values: dict[str, list[str]]) -> ServerFacts:
         uptime_s=_parse_decimal(text("uptime_s", "")),
         python=_parse_version(text("python", "")),
         tmux=_parse_tmux(text("tmux", "")),
+        rsync=_parse_version(text("rsync", "")),
         docker=docker,
         docker_fault=docker_fault,
         docker_error=docker_error,
@@ -261,6 +265,7 @@ def _missing_docker(facts: ServerFacts) -> list[MissingRequirement]:
         words=f"the account {facts.user} may not use Docker (it is not in the group docker)",
         command=f"sudo usermod --append --groups docker {user}",
     )
+    membership = f"the account {facts.user} must be in the group docker"
     if facts.docker_fault == "denied":
         return [rights]
     if facts.docker_fault == "missing":
@@ -269,7 +274,7 @@ def _missing_docker(facts: ServerFacts) -> list[MissingRequirement]:
             words=f"Docker Engine is {facts.docker_error}",
             command=_install_command(facts, "docker.io"),
         )
-        return [engine] if facts.uid == 0 else [engine, rights]
+        return [engine] if facts.uid == 0 else [engine, replace(rights, words=membership)]
     return [
         MissingRequirement(
             name="docker daemon",
@@ -300,6 +305,20 @@ def _missing_programs(facts: ServerFacts) -> list[MissingRequirement]:
             )
         )
     return lacking
+
+
+def list_slow_parts(facts: ServerFacts) -> list[MissingRequirement]:
+    """List what the server may lack, at the price of slower transfers."""
+    if facts.rsync:
+        return []
+    return [
+        MissingRequirement(
+            name="rsync",
+            words="rsync is not installed: files are sent as one stream, which cannot be resumed",
+            command=_install_command(facts, "rsync"),
+            optional=True,
+        )
+    ]
 
 
 def _missing_runtime(facts: ServerFacts) -> list[MissingRequirement]:

@@ -165,7 +165,8 @@ def server_config(
     make_dir = f"test -O {runtime_dir} || mkdir -m 700 {runtime_dir}"
     return "\n".join(
         [
-            f"# Server {server_id}. Written by labctl, which replaces it; edit your own config.",
+            f"# Server {server_id}.",
+            "# Written by labctl, which replaces it. Put your changes into your own config.",
             f"Host {' '.join(names)}",
             *(f"    {line}" for line in body),
             f'Match originalhost {alias} exec "{make_dir}"',

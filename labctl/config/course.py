@@ -33,6 +33,8 @@ from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 
 COURSE_FILE = "course.yaml"
 # Keys of course.yaml with the same meaning as in lab.yaml, for every seat's lab.
+# By how much weights may miss 100%: three groups of 33.33% each are fine.
+WEIGHT_TOLERANCE = 0.05
 LAB_KEYS = ("server", "image", "env", "secrets", "data", "outputs", "services", "store", "limits")
 
 
@@ -227,6 +229,25 @@ class _CourseConfigReader:
                 self.add_problem(f"canvas.assignments.{name}", message)
 
         self.check_groups(file)
+        self.check_weights(file)
+
+    def check_weights(self, file: CourseFile) -> None:
+        """Report weights of groups that leave a part of the course without one, or are not 100%."""
+        groups = file.assignment_groups
+        if not any(group.weight for group in groups.values()):
+            return
+        if unweighted := [name for name, group in groups.items() if not group.weight]:
+            message = "has no `weight`: give each group one, or none"
+            self.add_problem(f"assignment_groups.{unweighted[0]}", message)
+            return
+        total = sum(group.weight for group in groups.values())
+        if abs(total - 100) > WEIGHT_TOLERANCE:
+            message = f"the weights add up to {total:g}%, and must be 100%"
+            self.add_problem("assignment_groups", message)
+        grouped = {name for group in groups.values() for name in group.assignments}
+        if missing := [name for name in file.assignments if name not in grouped]:
+            message = f"{', '.join(missing)}: in no group, so without a weight in the total"
+            self.add_problem("assignment_groups", message)
 
     def check_groups(self, file: CourseFile) -> None:
         """Report assignments of groups that do not exist, or are in another group too."""

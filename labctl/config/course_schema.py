@@ -108,6 +108,12 @@ def parse_part_points(text: str) -> float:
     return float(text)
 
 
+def parse_weight(text: str) -> float:
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,3})?%?", text) or not 0 < float(text.rstrip("%")) <= 100:
+        raise ValueError(f"{quote(text)} is not a percentage above 0 and up to 100, such as 40%")
+    return float(text.rstrip("%"))
+
+
 def parse_metric(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", text):
         raise ValueError(f"{quote(text)} is not the name of a metric, such as accuracy")
@@ -349,12 +355,19 @@ class AssignmentConfig(Value, frozen=True):
 
 
 class AssignmentGroup(Value, frozen=True):
-    """Assignments whose `drop_lowest` lowest grades of each student do not count, as in Canvas."""
+    """Assignments with rules for totals, as in Canvas.
+
+    The `drop_lowest` lowest grades of each student do not count. `weight` is the group's percent of
+    the total; 0 if points add up.
+    """
 
     assignments: tuple[Annotated[str, Parsed(parse_name)], ...]
-    drop_lowest: Annotated[int, Parsed(parse_count)]
+    drop_lowest: Annotated[int, Parsed(parse_count)] = 0
+    weight: Annotated[float, Parsed(parse_weight)] = 0.0
 
     def __post_init__(self) -> None:
+        if not self.drop_lowest and not self.weight:
+            raise ValueError("a group needs `drop_lowest`, `weight`, or both")
         if len(set(self.assignments)) < len(self.assignments):
             raise ValueError("assignments: name each only once")
         if self.drop_lowest >= len(self.assignments):

@@ -10,61 +10,27 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from labctl.config.identity import write_private
 from labctl.courses.records.folder import Seat
+from labctl.courses.seat_claims import EndFailure, SeatClaim, SeatState, ServerActions
 from labctl.errors import BusyError, LabError, PolicyError, ProviderError
 from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
-from labctl.model import Endpoint, Offer, Server, ServerState, Value
+from labctl.model import Endpoint, Server, ServerState
 from labctl.providers.course import PROVIDER
+from labctl.text import duration_text
 
 # Seconds for which one answer of the provider counts as current.
 FRESH_S = 5.0
 OVER = ("stopped", "ending", "terminated")
 # For one seat.
 MOST_CLAIMS = 16
+# How long saving a server's results may take before its students are warned.
+LONG_SAVE_S = 3600.0
 UNKNOWN = Endpoint(host="", port=0)
-
-
-class SeatClaim(Value, frozen=True):
-    """A lab's hold on its seat's server. `leaving` means released: the server is to end."""
-
-    token: str
-    student: str
-    lab: str
-    lab_id: str
-    public_key: str
-    offer: Offer
-    at: float
-    leaving: bool = False
-
-
-class SeatState(Value, frozen=True):
-    """What is stored about one seat: its claims, the tokens that can log in, its server."""
-
-    claims: tuple[SeatClaim, ...] = ()
-    ready: tuple[str, ...] = ()
-    server: Server | None = None
-
-
-class ServerActions(Protocol):
-    """The work at the provider and on servers for one seat. Every method may raise LabError."""
-
-    def create_server(self, seat: Seat) -> Server:
-        """Return a ready server, the seat's own or a new one; this may take minutes."""
-
-    def authorize_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> Server:
-        """Allow only these claims' keys to log in; return the server with the endpoint to use."""
-
-    def check_server(self, seat: Seat, server: Server) -> Server | None:
-        """Return the server as its provider shows it now, or None if it is gone."""
-
-    def save_and_remove_server(self, seat: Seat, server: Server) -> None:
-        """Save what is on the server, end it, and wait until its provider confirms that."""
 
 
 class SharedSeatServer:
@@ -85,6 +51,8 @@ class SharedSeatServer:
         self._busy = self._again = False
         self._errors: dict[str, LabError] = {}
         self._checked_at = 0.0
+        self._ending_since = 0.0
+        self._end_failure: EndFailure | None = None
         self._holding = _read_holding(file)
 
     @property
@@ -94,6 +62,14 @@ class SharedSeatServer:
     @property
     def server(self) -> Server | None:
         return self._holding.server
+
+    def find_end_failure(self) -> EndFailure | None:
+        """Return why the server could not end, until a new claim; None while that may succeed."""
+        since = self._ending_since
+        if self._end_failure is None and since and time.time() - since > LONG_SAVE_S:
+            why = f"it has taken longer than {duration_text(LONG_SAVE_S)}"
+            return EndFailure(what="saving its results has not finished", why=why, at=since)
+        return self._end_failure
 
     def server_id_of(self, claim: SeatClaim) -> str:
         return f"{PROVIDER}-{self.seat.pseudonym}-{claim.token}"
@@ -117,6 +93,7 @@ class SharedSeatServer:
                         hint="labctl down   # in a lab that you do not need now",
                     )
                 self._errors.pop(new.token, None)
+                self._end_failure = None
                 self._store_changes(claims=(*self.claims, new))
                 self._wake_worker()
                 held = new
@@ -166,6 +143,7 @@ class SharedSeatServer:
             self._checked_at = time.monotonic()
             if found is None or found.id != server.id or found.state in OVER:
                 self._notify(f"its server is {found.state if found else 'gone'}")
+                self._ending_since = 0.0
                 self._store_changes(claims=(), ready=(), server=None)
             return self.server
 
@@ -293,11 +271,16 @@ class SharedSeatServer:
                 server = self._work.authorize_keys(self.seat, server, staying)
                 return self._record_server(server, staying)
             if self.server is not None:
+                self._ending_since = self._ending_since or time.time()
                 self._work.save_and_remove_server(self.seat, self.server)
         except Exception as error:
-            self._drop_failed(as_lab_error(error, self._notify), staying)
+            failure = as_lab_error(error, self._notify)
+            if not staying:
+                self._end_failure = EndFailure(what=failure.what, why=failure.why, at=time.time())
+            self._drop_failed(failure, staying)
             return False
         with self._changed:
+            self._ending_since, self._end_failure = 0.0, None
             if self.server is not None:
                 self._notify("its server has ended")
             remaining = tuple(claim for claim in self.claims if not claim.leaving)

@@ -56,6 +56,12 @@ def find_grading(
     except ValueError as error:
         hint = f"edit {file}: assignments: {name}, then: labctl course plan"
         raise ConfigError(f"{name} cannot be graded", why=str(error), hint=hint) from None
+    if not parts and rules.rubric:
+        raise ConfigError(
+            f"{name} has nothing to run",
+            why="people give all of its points, by its rubric",
+            hint=f"labctl course mark {name} --next",
+        )
     if not parts:
         raise ConfigError(
             f"course.yaml does not say how {name} is graded",

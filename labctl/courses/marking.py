@@ -81,7 +81,7 @@ def give_mark(
     PolicyError if another grader has marked the item, unless `replace`; UsageError for points that
     the item does not have.
     """
-    most = _find_item(folder, assignment, item)
+    most = find_item(folder, assignment, item)
     points = parse_points(text, assignment, name, item, most)
     seat, students = choose_students(folder, assignment, name, alone=alone, by=by)
     students = tuple(one for one in students if one in only) if only else students
@@ -128,7 +128,7 @@ def take_back_mark(
     alone: bool = False,
 ) -> GivenMark:
     """Take back a mark: the item is unmarked again. NotFoundError if it has no mark."""
-    most = _find_item(folder, assignment, item)
+    most = find_item(folder, assignment, item)
     seat, students = choose_students(folder, assignment, name, alone=alone, by=by)
     marks = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
     own = {one: mark for one in students if (mark := marks.get(one, {}).get(item))}
@@ -264,7 +264,7 @@ def require_rubric(folder: CourseFolder, assignment: str) -> Mapping[str, float]
     return rubric
 
 
-def _find_item(folder: CourseFolder, assignment: str, item: str) -> float:
+def find_item(folder: CourseFolder, assignment: str, item: str) -> float:
     """Return what an item is worth; NotFoundError suggests the nearest name."""
     rubric = require_rubric(folder, assignment)
     if item not in rubric:

@@ -187,7 +187,7 @@ def _check_keys(staff: CourseOperator, seats: Sequence[Seat], keys: AuthorizedKe
     if missing:
         detail += f"; not yet: {names_text(missing, NAMED)}"
     names = "--all" if len(missing) > NAMED else " ".join(missing)
-    fix = f"labctl course invite {names}   # then send out the files; earlier ones end"
+    fix = f"labctl course invite {names}   # then send out the files; earlier files stop working"
     joined_check = Check(
         name="students' keys", ok=not missing, detail=detail, next=fix if missing else ""
     )

@@ -11,7 +11,7 @@ from labctl.config.identity import write_private
 from labctl.courses.allowances import apply_extensions
 from labctl.courses.costs import escape_formula
 from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_address
-from labctl.courses.keys import AuthorizedKeys
+from labctl.courses.keys import AuthorizedKeys, parse_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.timetable import list_pauses
 from labctl.courses.starters import list_published
@@ -88,10 +88,12 @@ def invite_all(
     """Write a join file for each student. NotFoundError if one is not in the course: no file then.
 
     With `replace`, the keys of the students' devices are revoked now. MAIL_MERGE lists the files.
-    `host_key` is the keeper's. Without it the known one is used, or what its sshd shows from here.
+    `host_key` is the keeper's; UsageError for other text. Without it the known one is used, or what
+    its sshd shows from here.
     """
     chosen = [folder.find_student(student).id for student in students]
-    pinned = host_key or _read_host_key(folder)
+    # sshd's key file ends with a comment, which does not belong to the key.
+    pinned = " ".join(parse_key(host_key or _read_host_key(folder)))
     store_host_key(folder, pinned)
     publish_assignments(folder, pinned)
     if replace:

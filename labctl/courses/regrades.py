@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from labctl.config.document import quote
 from labctl.courses.collect import find_rules
 from labctl.courses.grading.results import clean_text
 from labctl.courses.lateness import read_free_days_left
+from labctl.courses.marking import GivenMark, choose_students, find_item, parse_points
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.marks import read_marks
 from labctl.courses.records.regrade_requests import (
     RegradeRequest,
     draft_answer_line,
@@ -16,9 +18,17 @@ from labctl.courses.records.regrade_requests import (
     read_regrades,
     refuse_request,
 )
-from labctl.courses.rubric_form import ItemEdit, PreparedAnswer, SavedMarks, save_marks
+from labctl.courses.rubric_form import (
+    ItemEdit,
+    PreparedAnswer,
+    SavedMarks,
+    draft_edit,
+    merge_marks,
+    save_marks,
+)
 from labctl.courses.totals import read_released_total
 from labctl.errors import NotFoundError, PolicyError, UsageError
+from labctl.model import Value
 from labctl.submissions.receiver import Receiver
 from labctl.wire.receiver import MOST_REGRADE_CHARS, RegradeRecord, TotalRecord
 
@@ -94,7 +104,8 @@ class RegradeDesk:
         if total is None:
             return None
         dropped = tuple(one.text for one in total.dropped)
-        return TotalRecord(total.final, total.points, dropped, total.missing)
+        groups = tuple(one.text for one in total.groups)
+        return TotalRecord(total.final, total.points, dropped, total.missing, groups)
 
     def _require_member(self, student: str) -> None:
         # Not `find_student`, whose error names the course's directory.
@@ -127,6 +138,13 @@ def list_regrades(
     return read_regrades(folder.ledger.list_entries(), assignment, student)
 
 
+class AnsweredRegrade(Value, frozen=True):
+    """A request with its answer, and the marks that were given with it."""
+
+    request: RegradeRequest
+    marks: tuple[GivenMark, ...] = ()
+
+
 def answer_regrade(
     folder: CourseFolder,
     assignment: str,
@@ -134,12 +152,69 @@ def answer_regrade(
     answer: str,
     *,
     accepted: bool = False,
+    marks: Mapping[str, str] = {},
     by: str = "",
-) -> RegradeRequest:
-    """Answer a student's open request; return it with the answer. NotFoundError if none is open."""
+) -> AnsweredRegrade:
+    """Answer a student's open request, and give their seat these points: both or nothing.
+
+    `marks` are points by item of the rubric; the notes of the marks that they replace stay.
+    NotFoundError if no request is open, or for an item that the rubric does not have; UsageError
+    for points that an item does not have; PolicyError if another grader changes one of the marks
+    at the same time.
+    """
+    if marks and not accepted:
+        raise UsageError(
+            "a declined request changes no marks",
+            hint="repeat the command with --accept, or without --mark",
+        )
     prepared = prepare_answer(folder, assignment, student, answer, accepted=accepted, by=by)
-    folder.ledger.append_all([prepared.draft], check=prepared.check)
-    return read_regrades(folder.ledger.list_entries(), assignment, student)[-1]
+    given: tuple[GivenMark, ...] = ()
+    if marks:
+        given = _answer_and_mark(folder, assignment, student, prepared, marks, by)
+    else:
+        folder.ledger.append_all([prepared.draft], check=prepared.check)
+    last = read_regrades(folder.ledger.list_entries(), assignment, student)[-1]
+    return AnsweredRegrade(request=last, marks=given)
+
+
+def _answer_and_mark(
+    folder: CourseFolder,
+    assignment: str,
+    student: str,
+    answer: PreparedAnswer,
+    marks: Mapping[str, str],
+    by: str,
+) -> tuple[GivenMark, ...]:
+    """Save an answer and marks for the student's seat; return the marks."""
+    seat, students = choose_students(folder, assignment, student, by=by)
+    most = {item: find_item(folder, assignment, item) for item in marks}
+    for item, text in marks.items():
+        parse_points(text, assignment, seat.name, item, most[item])
+    stored = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
+    before = {item: stored.get(student, {}).get(item) for item in marks}
+    edits = [
+        draft_edit(merge_marks(seat, stored, item), item, text) for item, text in marks.items()
+    ]
+    result = answer_with_marks(
+        folder, assignment, seat.name, answer, edits, by=by, bundle_sha256=None
+    )
+    if result.conflicts:
+        raise PolicyError(
+            "nothing was saved",
+            why=f"another grader has just marked {', '.join(result.conflicts)}",
+            hint=f"labctl course grades {assignment} --rubric",
+        )
+    return tuple(
+        GivenMark(
+            assignment=assignment,
+            item=item,
+            students=students,
+            points=float(text),
+            most=most[item],
+            before=before[item],
+        )
+        for item, text in marks.items()
+    )
 
 
 def prepare_answer(
@@ -181,7 +256,7 @@ def answer_with_marks(
     edits: Sequence[ItemEdit],
     *,
     by: str,
-    bundle_sha256: str,
+    bundle_sha256: str | None,
 ) -> SavedMarks:
     """Save an answer together with changed marks of the seat: both or nothing. As `save_marks`."""
     if not edits:

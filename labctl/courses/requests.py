@@ -31,12 +31,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from labctl.courses import saved_files, starters
-from labctl.courses.claims import SeatClaim, SharedSeatServer
+from labctl.courses.claims import SharedSeatServer
 from labctl.courses.context import build_own_seat
 from labctl.courses.keys import CHECKER, keeper_dir, parse_key
 from labctl.courses.publish import describe_course
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.seat_actions import SeatActions
+from labctl.courses.seat_claims import EndFailure, SeatClaim
 from labctl.courses.seat_ends import describe_end
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import as_reply
@@ -191,6 +192,12 @@ class RequestHandler:
             seat_server = self._seats.get(seat)
         claims = seat_server.claims if seat_server is not None else ()
         return tuple(claim for claim in claims if claim.student == student)
+
+    def find_end_failure(self, seat: str) -> EndFailure | None:
+        """Return why a seat's server could not be saved and ended, without waiting."""
+        with self._guard:
+            seat_server = self._seats.get(seat)
+        return seat_server.find_end_failure() if seat_server is not None else None
 
     def _seat_of(self, student: str, do: str) -> Seat:
         """Return the student's seat; for a check, a seat without students and two requests only."""

@@ -86,6 +86,17 @@ def merge_marks(seat: Seat, marks: Mapping[str, StudentMarks], item: str) -> Sea
     return SeatMark(points=points_text(mark.points), note=mark.note, by=mark.by, at=mark.at)
 
 
+def draft_edit(shown: SeatMark, item: str, points: str) -> ItemEdit:
+    """Return the edit that gives an item these points, and leaves the note of its mark."""
+    return ItemEdit(
+        item=item,
+        points=points,
+        note=shown.note,
+        shown=(shown.points, shown.note),
+        version=shown.version,
+    )
+
+
 def save_marks(
     folder: CourseFolder,
     assignment: str,

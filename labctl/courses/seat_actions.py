@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from labctl.courses.claims import ServerActions
 from labctl.courses.records.folder import Seat
+from labctl.courses.seat_claims import ServerActions
 from labctl.courses.seat_operations import SeatMoney
 from labctl.model import Offer, Server
 

@@ -15,11 +15,12 @@ import msgspec
 
 from labctl.config import CourseConfig
 from labctl.courses import metering, server_contents
-from labctl.courses.claims import FRESH_S, SeatClaim
+from labctl.courses.claims import FRESH_S
 from labctl.courses.context import build_seat_contexts, sum_staff_extensions_s
 from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, spent_usd
+from labctl.courses.seat_claims import SeatClaim
 from labctl.courses.servers import ENDED, CourseOperator, bring_up_servers
 from labctl.errors import LabError, PolicyError, ProviderError
 from labctl.errors.subject import LAB

@@ -41,6 +41,7 @@ from labctl.model import (
 from labctl.servers import accounts, adoption, deadlines, end_server, guard
 from labctl.servers.context import LabContext
 from labctl.servers.shared_server import SharedAccount, Sharing, share
+from labctl.wire.watchdog import WatchRecord
 
 if TYPE_CHECKING:
     from labctl.providers import Provider
@@ -318,14 +319,20 @@ class SharedSeats:
         sitting = self.hosts.seating.find_by_server(server_id)
         return self.hosts.lab_id(sitting.host) if sitting else ""
 
-    def extend_life(self, server_id: str, span_s: int) -> None:
-        """Give the server, and so everybody on it, more time; PolicyError beyond `max_ttl`."""
+    def extend_life(self, server_id: str, span_s: int) -> WatchRecord | None:
+        """Give the server, and so everybody on it, more time; PolicyError beyond `max_ttl`.
+
+        The watchdog's report is not always readable for the accounts on the server.
+        """
         sitting = self.hosts.seating.find_by_server(server_id)
         host = self.hosts.list_servers_by_number().get(sitting.host) if sitting else None
-        if sitting and host:
-            context = self.hosts.build_context(sitting.host)
-            server = context.assign_alias(host, None)
-            deadlines.move_timer(context, server, guard.extend(context, server, span_s))
+        if not sitting or not host:
+            return None
+        context = self.hosts.build_context(sitting.host)
+        server = context.assign_alias(host, None)
+        watch = guard.extend(context, server, span_s)
+        deadlines.move_timer(context, server, watch)
+        return watch
 
     def _as_full_error(self, error: LabError) -> LabError:
         """Turn the reason why no other server can be created into "all places are taken"."""

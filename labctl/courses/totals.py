@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.record import RESULTS
@@ -17,7 +17,7 @@ from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.records.marks import read_marks
+from labctl.courses.records.marks import read_all_marks
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.released_grades import (
     is_complete,
@@ -99,15 +99,16 @@ class ReleasedTotals:
         self._folder, self._config = folder, folder.config
         self._grades = folder.grades
         self._excuses = read_excuses(entries)
+        released = [entry for entry in entries if entry.kind == "released"]
         self._lines = {
-            name: list_released_lines(entries, name) for name in self._config.assignments
+            name: list_released_lines(released, name) for name in self._config.assignments
         }
         self._judges = {
             name: DeadlineJudge(folder, name)
             for name in self._config.assignments
             if self._config.is_missing_zero(name)
         }
-        self._marks = {name: read_marks(entries, name) for name in self._judges}
+        self._marks = read_all_marks(entries) if self._judges else {}
         self._closed_seats = {
             name: _find_closed_seats(folder, entries, name) for name in self._judges
         }
@@ -139,13 +140,12 @@ class ReleasedTotals:
 
     def _is_graded(self, name: str, student: str, seat: Seat) -> bool:
         owners = (student, seat.name)
-        return bool(self._marks[name].get(student)) or any(
+        return bool(self._marks.get(name, {}).get(student)) or any(
             (self._grades / name / owner / RESULTS).is_file() for owner in owners
         )
 
-    def read(self, student: str, seat: Seat, has_submitted: HasSubmitted) -> CourseTotal:
-        """Return what a student with this seat sees of their total."""
-        missing = self.find_missing(student, seat, has_submitted)
+    def read(self, student: str, missing: Collection[str]) -> CourseTotal:
+        """Return what a student sees of their total; `missing` is what `find_missing` returns."""
         counted, zeros = list[CountedGrade](), list[str]()
         for name, rules in self._config.assignments.items():
             line = self._lines[name].get(student)
@@ -184,4 +184,5 @@ def read_released_total(folder: CourseFolder, student: str) -> CourseTotal | Non
         return any(receiver.receipts(name, owner) for owner in owners)
 
     totals = ReleasedTotals(folder, folder.ledger.list_entries())
-    return totals.read(student, folder.find_seat_of(student), has_submitted)
+    missing = totals.find_missing(student, folder.find_seat_of(student), has_submitted)
+    return totals.read(student, missing)

@@ -53,7 +53,8 @@ def judge_gpu(plan: ModelPlan, amount: Workload) -> GpuVerdict:
         return _judge_use(plan, amount)
     seconds = cpu_seconds(plan, amount)
     if seconds is not None:
-        why = f"about {duration_text(max(seconds, 1))} on a laptop CPU, at an assumed 100 GFLOP/s"
+        about = "about " if seconds >= 0.5 else ""  # a shorter time is written as < 1 s
+        why = f"{about}{duration_text(seconds)} on a laptop's CPU, at an assumed 100 GFLOP/s"
         return GpuVerdict(needed=seconds > CPU_PATIENCE_S, why=why)
     item = plan.measured.item_flops if plan.measured else 0
     small = params <= SMALL_PARAMETERS and item <= SMALL_ITEM_FLOPS

@@ -193,11 +193,14 @@ def _find_left_out(context: LabContext, missing: str) -> LeftOutPath | None:
     if name.split("/")[0] in NEVER_AT_TOP:
         return None  # no ignore rule changes that
     if ignored := find_ignored_name(root, name):
-        directory = ignored.name if ignored.is_folder else ""
-        return _describe_left_out(
-            name, ignored.rule, directory, f"{directory}/" if directory else name
-        )
-    if entries := _list_ignored_entries(root, name):
+        if ignored.is_folder:
+            return _describe_left_out(name, ignored.rule, ignored.name, f"{ignored.name}/")
+        # The run would not find the other ignored files beside this one, either.
+        parent = str(PurePosixPath(name).parent)
+        is_alone = parent == "." or sum(map(bool, _check_entries(root, parent))) < 2
+        return _describe_left_out(name, ignored.rule, "", name if is_alone else f"{parent}/**")
+    entries = _check_entries(root, name)
+    if entries and all(entries) and entries[0]:
         return _describe_left_out(name, entries[0].rule, name, f"{name}/**")
     return None
 
@@ -211,13 +214,12 @@ def _describe_left_out(name: str, rule: IgnoreRule, directory: str, excluded: st
     )
 
 
-def _list_ignored_entries(root: Path, directory: str) -> list[IgnoredName]:
-    """List the first entries of a directory, if rules leave out all of them."""
+def _check_entries(root: Path, directory: str) -> list[IgnoredName | None]:
+    """Return what leaves out each of a directory's first entries, None for one that is pushed."""
     if not (root / directory).is_dir():
         return []
     names = islice(sorted(path.name for path in (root / directory).iterdir()), MOST_ENTRIES)
-    ignored = [find_ignored_name(root, f"{directory}/{name}") for name in names]
-    return [entry for entry in ignored if entry] if all(ignored) else []
+    return [find_ignored_name(root, f"{directory}/{name}") for name in names]
 
 
 def _estimate_fit(context: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:

@@ -18,6 +18,7 @@ from labctl.errors import BusyError, LabError, LockHeldError
 from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
 from labctl.state.locks import hold_lock
+from labctl.text import hint_lines
 
 TICK_S = 1.0
 START_WAIT_S = 2.0
@@ -143,7 +144,7 @@ class Scheduler:
         """Report an error once, and its end."""
         text = describe_error(error) if error else ""
         if error is not None and text != task.error:
-            hint = f"; next: {error.hint}" if error.hint else ""
+            hint = f"; next: {' '.join(hint_lines(error.hint))}" if error.hint else ""
             self._report(task.name, f"{text}{hint}; trying again in {pause_s:.0f} s")
         if error is None and task.error:
             self._report(task.name, "working again")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from labctl.commands.probe import list_missing
+from labctl.commands.probe import MissingRequirement, list_missing, list_slow_parts
 from labctl.commands.systemd import UNIT
 from labctl.config import Paths
+from labctl.config.lab import SAMPLE
 from labctl.errors import LabError, NotFoundError
 from labctl.errors.replies import describe_error
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.kept_labs import list_kept_labs
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.model import Check
+from labctl.model import Check, Server, ServerFacts
 from labctl.servers.context import LabContext
-from labctl.servers.prepare import probe
+from labctl.servers.prepare import can_playbook_fix, probe
 from labctl.servers.unused_providers import list_unused_provider_checks
 
 
@@ -22,7 +23,8 @@ def list_lab_checks(context: LabContext) -> list[Check]:
     """Check the providers, the lab's server if there is one, and the lab's keeper."""
     providers = [*_check_provider(context), *list_unused_provider_checks(context)]
     if not context.config.path.exists():
-        start = "labctl init digits && cd digits"
+        has_code = any(context.config.path.parent.glob("*.py"))
+        start = "labctl init   # writes one for your code" if has_code else SAMPLE
         detail = "not checked, because this directory has no lab.yaml"
         return [*providers, Check(name="lab", ok=True, skipped=True, detail=detail, next=start)]
     return [
@@ -65,18 +67,34 @@ def _check_server(context: LabContext) -> list[Check]:
     try:
         facts = probe(context.connections.open(server))
     except LabError as error:
-        # "labctl doctor" would be this very command.
-        up = f"{context.subject.up}   # connects again, or says why that fails"
-        fix = up if error.hint == "labctl doctor" else error.hint
-        return [Check(name=server.alias, ok=False, detail=describe_error(error), next=fix)]
+        return [Check(name=server.alias, ok=False, detail=describe_error(error), next=error.hint)]
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
     no_docker = "missing" if facts.docker_fault == "missing" else "not usable"
     summary = f"{facts.os}, Docker {facts.docker or no_docker}, {facts.cpus} CPUs, {gpus}"
-    failures = [
-        Check(name=server.alias, ok=False, detail=lack.words, next=lack.command)
-        for lack in list_missing(facts)
+    lacking = [
+        Check(
+            name=server.alias,
+            ok=lack.optional,
+            warning=lack.optional,
+            detail=lack.words,
+            next=_suggest_fix(context, server, facts, lack),
+        )
+        for lack in [*list_missing(facts), *list_slow_parts(facts)]
     ]
-    return [Check(name=server.alias, ok=not failures, detail=summary), *failures]
+    is_usable = all(check.ok for check in lacking)
+    return [Check(name=server.alias, ok=is_usable, detail=summary), *lacking]
+
+
+def _suggest_fix(
+    context: LabContext, server: Server, facts: ServerFacts, lack: MissingRequirement
+) -> str:
+    """Return the command that the user types on this machine, or an administrator on the server."""
+    is_administrator = facts.sudo or facts.uid == 0
+    if is_administrator and can_playbook_fix(lack):
+        return f"{context.subject.up}   # installs it"
+    if is_administrator and lack.command.startswith("sudo "):
+        return context.subject.ssh(lack.command)
+    return f"{lack.command}   # on {server.endpoint.host}, by an administrator"
 
 
 def _check_lab_keeper(context: LabContext) -> list[Check]:

@@ -94,11 +94,13 @@ def down(
         if server is None:
             reconcile.release_keeper(context, discard=discard)
             return _sweep(context)
-        discard = discard or adoption.is_fresh(context, server)
+        is_fresh = adoption.is_fresh(context, server)
+        loses_results = discard and not is_fresh
+        discard = discard or is_fresh
         running = []
         if server.state != "stopped":
             running = _list_running(context, server, discard, consent)
-        (consent or _ask_for_consent)(context, server, running, discard)
+        (consent or _ask_for_consent)(context, server, running, loses_results)
         # A process that follows one of its runs must not mistake this for a lost server.
         context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
         lab_services.stop_forwards(context, server)
@@ -224,11 +226,11 @@ def _list_running(
 
 
 def _ask_for_consent(
-    context: LabContext, server: Server, running: list[str], discard: bool
+    context: LabContext, server: Server, running: list[str], loses_results: bool
 ) -> None:
     verb = "is" if len(running) == 1 else "are"
     live = f"{', '.join(running)} {verb} still running and would be canceled; " if running else ""
-    lost = "Results that were not pulled will be LOST. " if discard else ""
+    lost = "Results that were not pulled will be LOST. " if loses_results else ""
     question = f"{lost}{live}remove the server {server.alias} ({server.provider})?"
     if not context.reporter.confirm(Question(question=question)):
         raise PolicyError(

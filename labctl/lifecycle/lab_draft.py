@@ -14,6 +14,7 @@ from labctl.config.document import escape
 from labctl.errors import NotFoundError, PolicyError
 from labctl.lifecycle.project_lists import CONDA, comment_out
 from labctl.lifecycle.project_scan import GPU_IMPORTS, ProjectFacts, scan_project
+from labctl.text import wrap_comment
 
 # a word that YAML reads as text without quotes
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
@@ -92,8 +93,8 @@ def _draft_list(facts: ProjectFacts, base_image: str) -> str:
     """Return the text of a new list of packages; "" if the lab needs none."""
     if facts.packages.text:
         source = facts.packages.source
-        head = f"# Written by labctl init from {source}. Check the names, add versions.\n"
-        return head + facts.packages.text
+        head = f"Written by labctl init from {source}. Check the names, add versions."
+        return "\n".join([*wrap_comment(head), facts.packages.text])
     if base_image and facts.sources and not facts.packages.file:
         # Plain Python is an image from Docker Hub. With a list, labctl builds on the base image.
         return "# Written by labctl init: the code imports only Python's own modules.\n"
@@ -151,9 +152,8 @@ def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
         )
     used = sorted(GPU_IMPORTS & facts.imports)
     if used:
-        lines.append(
-            f"  # The code imports {' and '.join(used)}. To require a GPU: any, T4, A100:2"
-        )
+        imports = f"The code imports {' and '.join(used)}. To require a GPU: any, T4, A100:2"
+        lines += wrap_comment(imports, "  ")
     return [*lines, "  gpu: auto"]
 
 
@@ -164,29 +164,36 @@ def _draft_image(facts: ProjectFacts, file: str, base_image: str) -> list[str]:
             "# `run:` below, not its CMD.",
             "image: {build: .}",
         ]
-    notes = [f"# Not {name}: {_one_line(reason)}." for name, reason in facts.packages.rejected]
+    notes = [
+        line
+        for name, reason in facts.packages.rejected
+        for line in wrap_comment(f"Not {name}: {_one_line(reason)}.")
+    ]
     if file.endswith(CONDA):
-        return [*notes, f"# The packages of {file}, installed once.", f"image: {{conda: {file}}}"]
+        notes += wrap_comment(f"The packages of {file}, installed once.")
+        return [*notes, f"image: {{conda: {file}}}"]
     python = facts.python or DEFAULT_PYTHON
     source = f": {_one_line(facts.python_source)}" if facts.python_source else " is a guess"
     if not file:
         reason = "The code imports only Python's own modules." if facts.sources else ""
-        note = f"# {reason or 'Nothing here lists packages.'} Python {python}{source}."
-        return [*notes, note, f"image: python:{python}-slim"]
+        note = f"{reason or 'Nothing here lists packages.'} Python {python}{source}."
+        return [*notes, *wrap_comment(note), f"image: python:{python}-slim"]
     project = " and the project itself" if facts.packages.installs_project else ""
-    notes.append(f"# The packages of {file}{project}, installed once.")
+    notes += wrap_comment(f"The packages of {file}{project}, installed once.")
     has_base_python = bool(base_image) and not facts.is_python_exact
     if has_base_python:
         # Where the base image is set, another version can often not be downloaded.
         allowed = f"; {_one_line(facts.python_source)}" if facts.python_source else ""
-        notes.append(f"# Python is that of your base image, {_one_line(base_image)}{allowed}.")
+        base = f"Python is that of your base image, {_one_line(base_image)}{allowed}."
+        notes += wrap_comment(base)
     else:
-        notes.append(f"# Python {python}{source}.")
+        notes += wrap_comment(f"Python {python}{source}.")
     extras = facts.packages.extras
     if extras:
-        notes.append(f"# The code imports packages of {_plural('the extra', extras)}.")
+        notes += wrap_comment(f"The code imports packages of {_plural('the extra', extras)}.")
     if facts.packages.other_extras:
-        notes.append(f"# Not installed: {_plural('the extra', facts.packages.other_extras)}.")
+        others = _plural("the extra", facts.packages.other_extras)
+        notes += wrap_comment(f"Not installed: {others}.")
     chosen = f", extras: [{', '.join(extras)}]" if extras else ""
     version = "" if has_base_python else f'python: "{python}", '
     return [*notes, f"image: {{{version}requirements: {file}{chosen}}}"]
@@ -214,7 +221,7 @@ def _draft_run(facts: ProjectFacts) -> list[str]:
         first if _PLAIN.fullmatch(first) else _quote(first),
         *map(_quote, program.command[1:]),
     ]
-    lines = [f"# {program.reason}{others}.", f"run: [{', '.join(words)}]"]
+    lines = [*wrap_comment(f"{program.reason}{others}."), f"run: [{', '.join(words)}]"]
     if program.path:
         path = ":".join(f"/lab/code/{place}".removesuffix("/.") for place in program.path)
         lines += [
@@ -230,20 +237,26 @@ def _draft_data(facts: ProjectFacts) -> list[str]:
         return ["# Directories or addresses that a run reads below $LABCTL_DATA_DIR:", "# data: {}"]
     name = facts.data[0]
     if facts.data_rule:
+        what, pronoun = f"{name}/ is", "it"
+        if facts.is_data_partial:
+            what, pronoun = f"Files of {name}/ are", "them"
         where = [
-            f"# {name}/ is not sent with the code ({_one_line(facts.data_rule)}).",
-            f"# If runs need it, add the line {_one_line(facts.data_inclusion)}.",
-            "# Large data is better sent once, as below; the code then reads it from",
+            *wrap_comment(f"{what} not sent with the code ({_one_line(facts.data_rule)})."),
+            *wrap_comment(
+                f"If runs need {pronoun}, add the line {_one_line(facts.data_inclusion)}."
+            ),
         ]
     else:
-        where = [
-            f"# {name}/ is sent as a part of the code, without files that .gitignore or",
-            "# .labignore excludes.",
-            "# Large data is better sent once, as below; the code then reads it from",
-        ]
+        where = wrap_comment(
+            f"{name}/ is sent as a part of the code, without files that .gitignore or .labignore "
+            "excludes."
+        )
     return [
         *where,
-        f"# $LABCTL_DATA_DIR/{name}:",
+        *wrap_comment(
+            "Large data is better sent once, as below; the code then reads it from "
+            f"$LABCTL_DATA_DIR/{name}:"
+        ),
         f"# data: {{{name}: ./{name}}}",
     ]
 

@@ -19,6 +19,7 @@ from labctl.config.pyproject import (
 from labctl.config.schema import EXTRA_NAME, PROJECT_FILES
 from labctl.lifecycle.project_imports import read_source
 from labctl.model import Value
+from labctl.text import wrap_comment
 
 # in the order of preference; other names of lists follow
 USUAL = ("environment.yml", "environment.yaml", "requirements.txt", *PROJECT_FILES)
@@ -147,7 +148,7 @@ def comment_out(root: Path, name: str) -> None:
     lines = []
     for number, line in enumerate(read_source(root / name).splitlines(), 1):
         if number in wrong:
-            lines += [f"# left out: it {wrong[number]}", f"# {line}"]
+            lines += [*wrap_comment(f"left out: it {wrong[number]}"), f"# {line}"]
         else:
             lines.append(line)
     (root / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

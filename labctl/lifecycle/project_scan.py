@@ -24,7 +24,13 @@ from labctl.lifecycle.project_lists import (
     read_pyproject,
 )
 from labctl.model import Value
-from labctl.sync.ignore import ENVIRONMENT_MARKS, find_ignored_name, inclusion_text, rule_text
+from labctl.sync.ignore import (
+    ENVIRONMENT_MARKS,
+    IgnoredName,
+    find_ignored_name,
+    inclusion_text,
+    rule_text,
+)
 
 # more files than this are not read: a home directory is not a project
 MAX_FILES = 400
@@ -33,6 +39,8 @@ SHELL_SCRIPT = re.compile(r"(scripts/)?(run_?)?train[^/]*\.sh|run\.sh")
 # Files such as config/train_gpt2.py set values for another program.
 CONFIG_DIRECTORIES = {"conf", "config", "configs"}
 DATA_NAMES = ("data", "dataset", "datasets")
+# so many names in a directory of data are compared with the ignore rules
+MOST_DATA_NAMES = 200
 SKIPPED = {
     ".git",
     ".labctl",
@@ -65,7 +73,8 @@ class ProjectFacts(Value, frozen=True):
 
     `python` is a version that the project allows, and the only one if `is_python_exact`.
     `data_rule` is the ignore rule that leaves out the first directory of `data`, and
-    `data_inclusion` the line that sends it ("!/data/ to .labignore").
+    `data_inclusion` the line that sends it ("!/data/ to .labignore"). `is_data_partial`: the rule
+    leaves out only files in that directory.
     """
 
     has_dockerfile: bool = False
@@ -78,6 +87,7 @@ class ProjectFacts(Value, frozen=True):
     data: tuple[str, ...] = ()
     data_rule: str = ""
     data_inclusion: str = ""
+    is_data_partial: bool = False
     sources: int = 0
     has_notebooks: bool = False
 
@@ -102,7 +112,7 @@ def scan_project(root: Path) -> ProjectFacts:
     python, python_source, is_python_exact = _find_python(root)
     packages = choose_list(root, list_packages(every, names))
     data = tuple(name for name in DATA_NAMES if (root / name).is_dir())
-    ignored = find_ignored_name(root, data[0]) if data else None
+    ignored = _find_ignored_data(root, data[0]) if data else None
     return ProjectFacts(
         has_dockerfile=(root / "Dockerfile").is_file(),
         packages=packages,
@@ -113,10 +123,26 @@ def scan_project(root: Path) -> ProjectFacts:
         imports=frozenset(name.partition(".")[0] for name in every),
         data=data,
         data_rule=rule_text(ignored.rule) if ignored else "",
-        data_inclusion=inclusion_text(ignored.rule, f"{ignored.name}/") if ignored else "",
+        data_inclusion=inclusion_text(ignored.rule, _name_all(ignored, data)) if ignored else "",
+        is_data_partial=bool(ignored and ignored.name not in data),
         sources=sum(name.endswith(".py") for name in files),
         has_notebooks=any(name.endswith(".ipynb") for name in names),
     )
+
+
+def _find_ignored_data(root: Path, name: str) -> IgnoredName | None:
+    """Return what leaves out a directory, or else a file or directory in it."""
+    _, folders, files = next(os.walk(root / name), ("", [], []))
+    inside = [f"{name}/{part}" for part in sorted([*folders, *files])[:MOST_DATA_NAMES]]
+    for candidate in (name, *inside):
+        if ignored := find_ignored_name(root, candidate):
+            return ignored
+    return None
+
+
+def _name_all(ignored: IgnoredName, data: tuple[str, ...]) -> str:
+    """Return the path for `inclusion_text` of everything in the first directory of `data`."""
+    return f"{ignored.name}/" if ignored.name in data else f"{data[0]}/**"
 
 
 def _list_files(root: Path) -> Iterator[str]:

@@ -63,7 +63,7 @@ def merge_keeper_records(context: LabContext) -> str:
         text = f"the keeper at {host} reports: {report.round.error}"
         context.reporter.emit(Note(text=text, level="warning"))
     if not report.running:
-        text = f"labctl keep is not running on {host}; next, on {host}: labctl keep --install"
+        text = f"labctl keep is not running on {host}\n  next, on {host}: labctl keep --install"
         context.reporter.emit(Note(text=text, level="warning"))
     return host
 

@@ -9,9 +9,10 @@ import msgspec
 
 from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, UsageError
 from labctl.errors.replies import describe_error
-from labctl.events import BlockerNote, Note, report_part
+from labctl.events import BlockerNote, Note, report_part, report_wait
 from labctl.lazy import lazy_imports
 from labctl.lifecycle import disk_restore
+from labctl.lifecycle.status import record_watch
 from labctl.model import Server
 from labctl.runs import images, provenance
 from labctl.servers import attempts, deadlines, disk_retention, first_contact, guard
@@ -23,6 +24,7 @@ from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import prepare, probe
 from labctl.servers.reachability import wait_until_reachable
 from labctl.stores.lab_store import prepare_store
+from labctl.text import hint_lines
 from labctl.transports import Transport
 
 with lazy_imports(__name__):
@@ -47,7 +49,8 @@ def up(
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
                 with report_part(context.reporter, "boot"):
-                    server = call_with_key_setup(context, lambda: adopt(context, listed))
+                    with report_wait(context.reporter, f"checking {context.provider.name}"):
+                        server = call_with_key_setup(context, lambda: adopt(context, listed))
                     if server is None:
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)
@@ -65,7 +68,8 @@ def _make_interrupt_error(context: LabContext) -> InterruptError:
     return InterruptError(
         "interrupted while the server was being created",
         why=f"the server may already exist{'' if is_free else ' and cost money'}",
-        hint=f"{context.subject.up} to continue, or {context.subject.down} to remove it",
+        hint=f"{context.subject.up}   # continues\n"
+        f"{context.subject.down}   # instead, to remove it",
     )
 
 
@@ -84,9 +88,8 @@ def _note_missing_data(context: LabContext, server: Server) -> None:
     try:
         lab_files.check_server_data(context, server)
     except (NotFoundError, PolicyError, UsageError) as error:
-        command, _, purpose = error.hint.partition("   # ")
-        text = f"no run can start yet: {describe_error(error)}\n  next: {command}"
-        text += f"\n        ({purpose})" if purpose else ""
+        lines = "\n        ".join(hint_lines(error.hint))
+        text = f"no run can start yet: {describe_error(error)}\n  next: {lines}"
         context.reporter.emit(BlockerNote(text=text, level="warning"))
 
 
@@ -127,6 +130,7 @@ def _install(
     need = context.config.server.need
     left = attempts.budget_left_usd(context, need, but=server.id)
     watch = guard.arm(context, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
+    record_watch(context, server, watch)
     for warning in (watch.cannot if watch else None) or ():
         context.reporter.emit(Note(text=warning, level="warning"))
     if text := deadlines.describe(context, server, watch):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from labctl.errors import UsageError
 from labctl.errors.subject import LAB, Subject
@@ -30,6 +30,9 @@ from labctl.model import (
     Server,
     Value,
 )
+
+if TYPE_CHECKING:
+    from labctl.wire.watchdog import WatchRecord
 
 with lazy_imports(__name__):
     from importlib import metadata
@@ -211,8 +214,11 @@ class Guarded(Protocol):
     def get_guarded_lab_id(self, server_id: str) -> str:
         """Return the id of the lab that the server's watchdog was armed for."""
 
-    def extend_life(self, server_id: str, span_s: int) -> None:
-        """Extend the server's life by `span_s` seconds; PolicyError beyond what is allowed."""
+    def extend_life(self, server_id: str, span_s: int) -> WatchRecord | None:
+        """Extend the server's life by `span_s` seconds; PolicyError beyond what is allowed.
+
+        Returns the watchdog's report if this side could read it, otherwise None.
+        """
 
 
 @runtime_checkable

@@ -80,6 +80,7 @@ from labctl.wire.keeper import (
 )
 from labctl.wire.line_requests import encode_request
 from labctl.wire.verbs import Reply, Request, Verb
+from labctl.wire.watchdog import WatchRecord
 
 PROVIDER = "course"
 REQUEST = "labctl-course"
@@ -226,9 +227,10 @@ class CourseProvider:
     def get_guarded_lab_id(self, server_id: str) -> str:
         return self.settings.seat
 
-    def extend_life(self, server_id: str, span_s: int) -> None:
+    def extend_life(self, server_id: str, span_s: int) -> WatchRecord | None:
         """Extend the server's life by `span_s` seconds; PolicyError beyond the course's limits."""
         self._request(EXTEND_SEAT_SERVER, ExtendSeatServerRequest(server_id, span_s))
+        return None  # the student's own connection reads it
 
     def close(self) -> None:
         """Close the channel to the keeper; the next request opens it again."""

@@ -28,6 +28,7 @@ from labctl.runs.evaluation_script import (
     run_script,
 )
 from labctl.runs.missing_model import (
+    make_ended_server_error,
     make_no_local_checkpoints_error,
     make_no_script_error,
     make_no_server_checkpoints_error,
@@ -146,8 +147,9 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     if evaluation is None:
         _report_no_details(context)
     else:
-        _keep(choice.directory / FILE, evaluation)
         script = _summarize(evaluation)
+    if kept := evaluation or _make_evaluation(script, "here", fingerprints):
+        _keep(choice.directory / FILE, kept)
     return _compare(
         choice.run.id,
         script,
@@ -169,7 +171,8 @@ def evaluate_on_server(
     choice = resolve_target(context, which)
     reply = _call_server(context, choice, time_limit_s)
     if reply.used_program:
-        text = f"the code of run {choice.run.id} has no {SCRIPT}: this lab's was used"
+        text = f"the code of run {choice.run.id} has no {SCRIPT}: this lab's was used, "
+        text += "with the run's other files"
         context.reporter.emit(Note(text=text))
     script = parse_last_line(reply.last_line)
     if reply.code != 0 or not (reply.evaluation or script):
@@ -180,14 +183,15 @@ def evaluate_on_server(
             msgspec.json.encode(reply.evaluation), "server", reply.checkpoint_fingerprints
         )
         script = _summarize(evaluation)
-        choice.directory.mkdir(parents=True, exist_ok=True)
-        _keep(choice.directory / ON_SERVER, evaluation)
     else:
         _report_no_details(context)
     assert script is not None
     here = read_local_accuracy(choice.directory, script.checkpoint)
-    if here is None and evaluation is not None:
-        _keep(choice.directory / FILE, evaluation)
+    if kept := evaluation or _make_evaluation(script, "server", reply.checkpoint_fingerprints):
+        choice.directory.mkdir(parents=True, exist_ok=True)
+        _keep(choice.directory / ON_SERVER, kept)
+        if here is None:
+            _keep(choice.directory / FILE, kept)
     return _compare(
         choice.run.id,
         script,
@@ -213,11 +217,16 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
     remote = context.open_agent(server)
     name = "evaluating on the server"
     context.reporter.emit(Step(name=name, detail=f"at most {duration_text(time_limit_s)}"))
-    reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
+    try:
+        reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
+    except NotFoundError as error:
+        if choice.run.server_id == server.id:
+            raise
+        raise make_ended_server_error(choice.run) from error
     if reply.missing:
         images.ensure_image(context, server, remote, reply.missing, of_run=choice.run.id)
         reply = remote.call(EVALUATE, request, timeout_s=time_limit_s + LINK_S)
-    context.reporter.emit(Step(name=name, done=True))
+    context.reporter.emit(Step(name=name, done=True, brief=bool(reply.lacks)))
     if reply.lacks == "program":
         raise make_no_script_error()
     if reply.lacks:
@@ -280,6 +289,24 @@ def _compare(
 
 def _summarize(evaluation: Evaluation) -> ScriptResult:
     return ScriptResult(evaluation.accuracy, evaluation.checkpoint, evaluation.items)
+
+
+def _make_evaluation(
+    script: ScriptResult, where: Literal["here", "server"], fingerprints: dict[str, str]
+) -> Evaluation | None:
+    """Make an evaluation of the accuracy alone; None if that is not a share."""
+    if not 0 <= script.accuracy <= 1:
+        return None
+    return Evaluation(
+        checkpoint=script.checkpoint,
+        classes=(),
+        confusion=(),
+        accuracy=script.accuracy,
+        items=script.total,
+        where=where,
+        at=time.time(),
+        checkpoint_fingerprints=fingerprints,
+    )
 
 
 def _has_files(directory: Path) -> bool:

@@ -42,8 +42,9 @@ class Evaluation(Value, frozen=True):
     """A checkpoint's predictions on a split. Shares are from 0 to 1.
 
     `confusion` counts items: a row for each true class, a column for each predicted class, both in
-    the order of `classes`. `baseline_accuracy` is that of always predicting the training set's
-    majority class; None if not computed. `where` is the machine that computed the evaluation.
+    the order of `classes`. Both are empty if only the accuracy is known, and `items` is 0 if their
+    number is not. `baseline_accuracy` is that of always predicting the training set's majority
+    class; None if not computed. `where` is the machine that computed the evaluation.
     `worst` lists mistakes, the most confident first. Hashes are SHA-256 in hex, or "".
     `checkpoint_fingerprints` are of all checkpoints that the run had then (wire/checkpoints.py).
     """
@@ -67,6 +68,8 @@ class Evaluation(Value, frozen=True):
 
     @property
     def correct(self) -> int:
+        if not self.classes:
+            return round(self.accuracy * self.items)
         return sum(row[number] for number, row in enumerate(self.confusion))
 
 
@@ -154,6 +157,8 @@ def _find_problem(evaluation: Evaluation) -> str:
     size = len(evaluation.classes)
     if evaluation.version != VERSION:
         return f"version {evaluation.version} is not supported, only {VERSION} is"
+    if not (evaluation.classes or evaluation.confusion or evaluation.worst):
+        return _find_summary_problem(evaluation)
     if not 1 <= size <= MOST_CLASSES or len(set(evaluation.classes)) != size:
         return f"classes: expected 1 to {MOST_CLASSES} distinct names"
     if any(not name or len(name) > LONGEST_NAME for name in evaluation.classes):
@@ -170,6 +175,13 @@ def _find_problem(evaluation: Evaluation) -> str:
         return "baseline_accuracy: expected a number from 0 to 1"
     problems = (_find_mistake_problem(mistake, evaluation) for mistake in evaluation.worst)
     return next((problem for problem in problems if problem), "")
+
+
+def _find_summary_problem(evaluation: Evaluation) -> str:
+    """Describe what is wrong with an evaluation that has no classes."""
+    if not 0 <= evaluation.accuracy <= 1:
+        return f"accuracy: expected a number from 0 to 1, got {evaluation.accuracy:g}"
+    return "" if evaluation.items >= 0 else "items: expected 0 or more"
 
 
 def _find_mistake_problem(mistake: Mistake, evaluation: Evaluation) -> str:

@@ -20,6 +20,8 @@ from labctl.wire.sandbox import EvaluateReply
 
 SCRIPT = "evaluate.py"
 SHOWN_CHARACTERS = 1500
+# an integer that every reader of JSON keeps exactly
+_MOST_ITEMS = 2**53
 _IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+torch\b", re.MULTILINE)
 # the last line of a failed import, by its top-level package
 _MISSING_PACKAGE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)[^']*'\Z", re.MULTILINE)
@@ -94,6 +96,7 @@ def parse_last_line(line: str) -> ScriptResult | None:
         total = int(body.get("total", 0))
     except (ValueError, TypeError, OverflowError):
         total = 0
+    total = total if 0 <= total <= _MOST_ITEMS else 0
     return ScriptResult(accuracy, str(body.get("checkpoint", "")), total)
 
 

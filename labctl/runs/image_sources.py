@@ -98,6 +98,7 @@ def load_archive(context: LabContext, server: Server, wanted: str) -> bool:
     try:
         send_archive(cache, image, argv, _progress(context, name, image.size_bytes))
     except TransferError as error:
+        context.reporter.emit(Step(name=name, done=True, brief=True))
         _note_failure(context, error)
         return False
     context.reporter.emit(Step(name=name, done=True))
@@ -139,7 +140,9 @@ def pull_built(context: LabContext, server: Server, remote: AgentClient, wanted:
     closing = _pull_on_server(context, remote, reference, wanted)
     if closing.code != 0:
         login = context.subject.ssh(f"docker login {registry.partition('/')[0]}")
-        text = f"the server could not pull {reference}: {'; '.join(closing.tail[-1:])}"
+        # Also before the first build of an image; docker tells it from a refusal only in words.
+        why, tag = "; ".join(closing.tail[-1:]), reference.rpartition(":")[2]
+        text = f"{registry} gave the server no {tag}, so it builds it: {why}"
         context.reporter.emit(Note(text=f"{text}; if the registry needs a login: {login}"))
     return closing.code == 0
 
@@ -191,8 +194,8 @@ def _pull_on_server(
         on_reply=lambda _: None,
         on_bytes=PullLines(context.reporter, name).feed,
     )
-    if closing.code == 0:
-        context.reporter.emit(Step(name=name, done=True))
+    # Without a ✓ after a failure: the build that follows has a bar of its own.
+    context.reporter.emit(Step(name=name, done=True, brief=closing.code != 0))
     return closing
 
 
@@ -222,6 +225,7 @@ def send_local_image(
             report = _progress(context, name, size_bytes)
             send_blocks(load, pace(blocks, size_bytes, most_s, report))
     except SlowLinkError:
+        context.reporter.emit(Step(name=name, done=True, brief=True))
         raise
     except TransferError as error:
         why = f"{error.what}: {error.why}" if error.why else error.what

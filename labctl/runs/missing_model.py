@@ -74,6 +74,16 @@ def make_no_server_checkpoints_error(run: Run, home: Path) -> LabError:
     return _make_no_checkpoints_error(run, home, "the server", follow)
 
 
+def make_ended_server_error(run: Run) -> LabError:
+    """Make the error for a run that the lab's present server does not have."""
+    again = command("labctl", "run", "--", *run.command).render() if run.command else "labctl run"
+    return NotFoundError(
+        f"the server of run {run.id} has ended",
+        why="an evaluation on the server needs the run's own code and results there",
+        hint=f"{again}   # runs it again, on the lab's server",
+    )
+
+
 def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command) -> LabError:
     what = f"run {run.id} has no checkpoints on {where}"
     if not run.has_ended:
@@ -83,7 +93,7 @@ def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command
             hint=follow.render(),
         )
     needs = "`labctl eval` needs what the run saves in the directory $LABCTL_CHECKPOINT_DIR"
-    model = _find_model_elsewhere(run)
+    model = _find_model_elsewhere(run, home)
     if model is None:
         return NotFoundError(
             what, why=needs, hint="save the model there in your code, then: labctl run"
@@ -98,7 +108,14 @@ def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command
     return NotFoundError(what, why=why, hint=step.render())
 
 
-def _find_model_elsewhere(run: Run) -> PurePosixPath | None:
-    """Return the first new file in a directory outside the outputs that looks like a model."""
-    files = [PurePosixPath(name) for name in run.new_files if "/" in name]
-    return next((file for file in files if file.suffix.lower() in MODEL_SUFFIXES), None)
+def _find_model_elsewhere(run: Run, home: Path) -> PurePosixPath | None:
+    """Return the first file outside the checkpoints that looks like a model.
+
+    The run wrote it outside its outputs, or it is another output that was pulled to `home`.
+    """
+    pulled = (
+        path.relative_to(home).as_posix() for path in sorted(home.rglob("*")) if path.is_file()
+    )
+    files = [PurePosixPath(name) for name in (*run.new_files, *pulled)]
+    models = (file for file in files if file.suffix.lower() in MODEL_SUFFIXES)
+    return next((file for file in models if len(file.parts) > 1 and file.parts[0] != "logs"), None)

@@ -281,7 +281,7 @@ def _parse_results(text: str, code: int, output: str) -> tuple[PublicTest, ...]:
         problem = "before all of them had run" if tests else "without a result"
         hint = "labctl check"
         if "No module named pytest" in output:
-            hint = "add pytest to requirements.txt, then: labctl run && labctl check --on-server"
+            hint = "add pytest to requirements.txt, then:\nlabctl run\nlabctl check --on-server"
         raise LabError(
             f"the tests ended with exit code {code} and {problem}",
             why=output.strip()[-SHOWN_CHARACTERS:],

@@ -86,6 +86,7 @@ def load_stored(context: LabContext, remote: AgentClient, wanted: str, architect
     except LabError as error:
         why = error.what
     if why:
+        context.reporter.emit(Step(name=name, done=True, brief=True))
         context.reporter.emit(Note(text=f"{wanted} was not loaded from the store: {why}"))
         return False
     context.reporter.emit(Step(name=name, done=True))

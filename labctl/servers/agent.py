@@ -56,7 +56,7 @@ def add_resume_hint(hint: Text) -> Iterator[None]:
     """Add `hint`, the command that resumes the transfer, to an error of the link or the agent."""
 
     def render(subject: Subject) -> str:
-        return f"{hint if isinstance(hint, str) else hint(subject)}  ({KEPT})"
+        return f"{hint if isinstance(hint, str) else hint(subject)}   # {KEPT}"
 
     try:
         yield

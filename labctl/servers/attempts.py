@@ -30,7 +30,7 @@ from labctl.errors import (
     ThrottledError,
     UsageError,
 )
-from labctl.events import Note, Question, Step
+from labctl.events import Note, Question, Step, report_wait
 from labctl.model import Boot, CreateServerRequest, Need, Offer, Server
 from labctl.providers import FirstBoot
 from labctl.retry import retry_on
@@ -144,7 +144,8 @@ def _remove_unused_resources(context: LabContext) -> None:
 
 def _list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:
     """List the offers within price and budget, those in recently reclaimed zones last."""
-    offers = context.provider.offers(need)
+    with report_wait(context.reporter, f"looking for a server ({context.provider.name})"):
+        offers = context.provider.offers(need)
     ceiling = need.max_price_usd_per_hour
     fitting = [o for o in offers if ceiling is None or o.price_usd_per_hour <= ceiling]
     if not fitting:

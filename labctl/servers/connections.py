@@ -14,6 +14,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -55,14 +57,21 @@ class Connections:
 
     With `in_process`, commands run over connections inside this process, which are shared and kept:
     for programs that live long or reach many servers. rsync uses the user's OpenSSH in any case.
+    `report_login` is entered with a machine's name while OpenSSH logs in to it.
     """
 
     def __init__(
-        self, ssh_dir: Path, user_ssh_config: Path | None, *, in_process: bool = False
+        self,
+        ssh_dir: Path,
+        user_ssh_config: Path | None,
+        *,
+        in_process: bool = False,
+        report_login: Callable[[str], AbstractContextManager[None]] = lambda host: nullcontext(),
     ) -> None:
         self._dir = ssh_dir
         self.user_config = UserSshConfig(user_ssh_config)
         self._in_process = in_process
+        self._report_login = report_login
         self._pool: dict[str, tuple[Endpoint, Transport]] = {}
         self._pool_lock = threading.Lock()
         self._declared: dict[str, set[str]] = {}
@@ -197,10 +206,12 @@ class Connections:
         try:
             policy(log_in)
         except (BusyError, AuthenticationError) as error:
+            look = f"ssh -v {server.alias}   # shows where the connection ends"
             raise type(error)(
                 f"could not log in to {name or server.alias} within {deadline_s:g} s: {error.what}",
                 why=error.why,
-                hint=error.next_step,
+                # `labctl up`, the next step of other commands, is often what waited here.
+                hint=look if isinstance(error, ConnectError) else error.next_step,
             ) from error
         return transport
 
@@ -256,7 +267,12 @@ class Connections:
     def _make_openssh(
         self, config: Path, server_id: str, endpoint: Endpoint
     ) -> openssh.OpenSshTransport:
-        return openssh.OpenSshTransport(config, server_id, endpoint)
+        return openssh.OpenSshTransport(
+            config,
+            server_id,
+            endpoint,
+            report_login=partial(self._report_login, endpoint.host),
+        )
 
     def _make_shared(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         """Make the transport that all commands of this process to one server share."""

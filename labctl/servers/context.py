@@ -11,7 +11,7 @@ import msgspec
 from labctl.config import LabConfig, Paths, find_user_name, student_key
 from labctl.errors import ConnectError, NotFoundError
 from labctl.errors.subject import LAB, Subject
-from labctl.events import Note, Progress, Reporter
+from labctl.events import Note, Progress, Reporter, report_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Endpoint, Server, ServerFacts
 from labctl.providers import (
@@ -103,7 +103,10 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
         if self.shared_connections is not None:
             return self.shared_connections
         return connections.Connections(
-            self.paths.ssh_dir, self.paths.user_ssh_config, in_process=self.in_process
+            self.paths.ssh_dir,
+            self.paths.user_ssh_config,
+            in_process=self.in_process,
+            report_login=lambda host: report_wait(self.reporter, f"connecting to {host}"),
         )
 
     @functools.cached_property

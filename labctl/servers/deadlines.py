@@ -34,8 +34,13 @@ EVENT, DECLINED = "deadline", "no-deadline"
 
 def is_default(need: Need, price_usd_per_hour: float) -> bool:
     """Whether the default deadline applies: the server costs money, and nothing limits that."""
+    return price_usd_per_hour > 0 and has_no_limit(need)
+
+
+def has_no_limit(need: Need) -> bool:
+    """Whether neither a limit was given nor the default deadline was declined."""
     limits = (need.ttl_s, need.max_ttl_s, need.budget_usd)
-    return price_usd_per_hour > 0 and need.deadline and limits == (None, None, None)
+    return need.deadline and limits == (None, None, None)
 
 
 def ttl_s(need: Need, price_usd_per_hour: float) -> int | None:

@@ -93,7 +93,7 @@ def _derive_limits(
 ) -> GuardLimits:
     return GuardLimits(
         ttl_s=deadlines.ttl_s(need, price_usd_per_hour),
-        ttl_is_default=deadlines.is_default(need, price_usd_per_hour),
+        ttl_is_default=deadlines.has_no_limit(need),
         idle_s=need.idle_s,
         budget_usd=budget_usd,
         budget_whole_usd=need.budget_usd,
@@ -116,8 +116,8 @@ def extend(context: LabContext, server: Server, span_s: int) -> WatchRecord | No
     PolicyError beyond the ceiling or the budget, NotFoundError if nothing guards the server.
     """
     if isinstance(context.provider, Guarded):
-        context.provider.extend_life(server.id, span_s)
-        return read_watchdog(context, server)
+        watch = context.provider.extend_life(server.id, span_s)
+        return watch or read_watchdog(context, server)
     request = ExtendRequest(_find_guarded_lab_id(context, server), span_s)
     extended = context.open_agent(server).call(EXTEND, request).watch
     if _should_hold_disk(context, server):

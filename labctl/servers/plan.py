@@ -36,7 +36,8 @@ def describe_plan(
     lines += _describe_limits(provider, need, offer, left_usd)
     if others:
         highest = price_text(max(other.price_usd_per_hour for other in others))
-        lines.append(f"if it has no capacity: {len(others)} more offers up to {highest}")
+        next_offers = "offer" if len(others) == 1 else f"{len(others)} offers in turn"
+        lines.append(f"if it has no capacity, labctl tries the next {next_offers}, up to {highest}")
     return "\n".join(lines)
 
 

@@ -92,19 +92,19 @@ def prepare(
     transport.close()
     after = probe(transport)
     still_lacking = list_missing(after, boto3=boto3)
-    if any(_can_playbook_fix(lack) for lack in still_lacking):
+    if any(can_playbook_fix(lack) for lack in still_lacking):
         raise _make_incomplete_error(name, still_lacking, ssh_config)
     _report_missing(still_lacking, reporter)
     return after
 
 
-def _can_playbook_fix(lack: MissingRequirement) -> bool:
+def can_playbook_fix(lack: MissingRequirement) -> bool:
     """Whether the playbook fixes it on every server and for every account."""
     return not lack.optional and lack.name != "docker daemon"
 
 
 def _should_run_playbook(lacking: list[MissingRequirement], *, done_before: bool) -> bool:
-    return any(_can_playbook_fix(lack) for lack in lacking) if done_before else bool(lacking)
+    return any(can_playbook_fix(lack) for lack in lacking) if done_before else bool(lacking)
 
 
 def _report_missing(lacking: list[MissingRequirement], reporter: Reporter) -> None:
@@ -129,12 +129,13 @@ def _make_needs_admin_error(
     lines.append(f"the account {facts.user} may not use sudo without a password.")
     lines.append(f"An administrator of {server.endpoint.host} must run there:")
     lines += [f"    {line}" for line in list_admin_commands(required)]
-    playbook = playbooks_dir / "server.yml"
+    playbook = str(playbooks_dir / "server.yml")
+    play = command("ansible-playbook", "-i", "hosts", playbook, "-K")
     return PolicyError(
         f"{name} is not ready for labctl, and {facts.user} may not change it",
         why="\n".join(lines),
-        hint="send these lines to the administrator; or, if you know the sudo password: "
-        f"labctl inventory > hosts && ansible-playbook -i hosts {playbook} -K",
+        hint="send these lines to the administrator; or, if you know the sudo password:\n"
+        f"labctl inventory > hosts\n{play.render()}",
     )
 
 

@@ -83,12 +83,18 @@ def open_server_terminal(
 
 
 def build_terminal_line(lab: str, lab_id: str, session: str) -> str:
-    """Build the line for the server's shell. A lab's directory has its id if its name is taken."""
+    """Build the line for the server's shell. A lab's directory has its id if its name is taken.
+
+    A new lab has no code yet. Its directory is created, since only files in it are submitted.
+    """
     plain, with_id = (
-        f'"$HOME"/labctl/{shlex.quote(name)}/code' for name in (lab, f"{lab}-{lab_id[:6]}")
+        f'"$HOME"/labctl/{shlex.quote(name)}' for name in (lab, f"{lab}-{lab_id[:6]}")
     )
     return (
-        f"cd {with_id} 2>/dev/null || cd {plain} 2>/dev/null || cd; "
+        f"for lab in {with_id} {plain}; do "
+        f'[ "$(cat "$lab/.labctl/id" 2>/dev/null)" = {shlex.quote(lab_id)} ] '
+        '&& mkdir -p "$lab/code" 2>/dev/null; done; '
+        f"cd {with_id}/code 2>/dev/null || cd {plain}/code 2>/dev/null || cd; "
         "export TERM=xterm-256color; "
         f"command -v tmux >/dev/null && exec tmux -u new-session -A -s {shlex.quote(session)} "
         r"\; set-option mouse on \; set-option status off; "

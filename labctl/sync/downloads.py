@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -159,7 +160,7 @@ class Download:
 
     def _make_disk_error(self, complaint: str) -> TransferError:
         why = complaint.strip()[-300:]
-        hint = f"free some disk space, then {self.hint}  ({KEPT})"
+        hint = self._suggest_space(KEPT)
         if shutil.disk_usage(self.partial).free < RESERVE_BYTES:
             return DiskFullError("the disk of this machine is full", why=why, hint=hint)
         return TransferError("a file could not be written or read", why=why)
@@ -194,8 +195,13 @@ class Download:
                 "not enough disk space on this machine for the results",
                 why=f"the download needs {bytes_text(total)}; {self.partial.parent} has "
                 f"{bytes_text(free)} free, and labctl leaves {bytes_text(RESERVE_BYTES)} free",
-                hint=f"free some disk space, then {self.hint}  (nothing was downloaded)",
+                hint=self._suggest_space("nothing was downloaded"),
             )
+
+    def _suggest_space(self, note: str) -> str:
+        """Return the commands that show the disk's use, and that repeat the download."""
+        show = f"df -h {shlex.quote(str(self.partial.parent))}"
+        return f"{show}\n{self.hint}   # once there is space; {note}"
 
     def _progress(self, done: int, total: int) -> None:
         if total:  # a bar for an empty log would never be full, and so stay on the screen
@@ -209,7 +215,7 @@ class Download:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            hint = f"free some disk space, then {self.hint}  ({KEPT})"
+            hint = self._suggest_space(KEPT)
             raise DiskFullError(
                 "the disk of this machine is full", why=str(error), hint=hint
             ) from error

@@ -193,7 +193,7 @@ class _Push:
             raise DiskFullError(
                 f"not enough disk space on the server for {self.request.target}",
                 why=_shortage(plan),
-                hint=lambda subject: subject.ssh("df -h  (nothing was sent)"),
+                hint=lambda subject: _suggest_space(subject, "nothing was sent"),
             )
 
     def _require_consent(self, needed: list[FileEntry], staged_bytes: int) -> bool:
@@ -208,7 +208,7 @@ class _Push:
             raise PolicyError(
                 "nothing was pushed",
                 why=f"sending {bytes_text(size)} was not confirmed",
-                hint=lambda subject: f"{subject.push} --yes, or exclude files in .labignore",
+                hint=lambda subject: f"{subject.push} --yes   # or exclude files in .labignore",
             )
         return True
 
@@ -281,7 +281,11 @@ class _Push:
 
 
 def _render_disk_hint(subject: Subject) -> str:
-    return subject.ssh(f"df -h, then {subject.push}  ({KEPT})")
+    return _suggest_space(subject, KEPT)
+
+
+def _suggest_space(subject: Subject, note: str) -> str:
+    return f"{subject.ssh('df -h')}\n{subject.push}   # once there is space; {note}"
 
 
 def _as_pushed(entry: FileEntry) -> PushedFile:

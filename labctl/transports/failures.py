@@ -30,7 +30,9 @@ def make_dns_error(endpoint: Endpoint, why: str) -> DnsError:
     return DnsError(
         f"the name {endpoint.host} does not resolve",
         why=why,
-        hint="check the name and this machine's network (a VPN?), then try again",
+        hint=lambda subject: (
+            f"{subject.up}   # after you checked the name and this machine's network (a VPN?)"
+        ),
     )
 
 
@@ -48,7 +50,9 @@ def make_unreachable_error(endpoint: Endpoint, why: str) -> ConnectError:
     return ConnectError(
         f"{endpoint_text(endpoint)} cannot be reached",
         why=why or "no answer",
-        hint="labctl doctor",
+        hint=lambda subject: (
+            f"{subject.up}   # finds a server that was restarted or has another address"
+        ),
     )
 
 
@@ -56,19 +60,28 @@ def make_turned_away_error(endpoint: Endpoint, why: str) -> TurnedAwayError:
     return TurnedAwayError(
         f"{endpoint_text(endpoint)} closed the connection before sending an SSH banner",
         why=why or "its sshd may be starting, or there are too many simultaneous logins",
-        hint="try again in a minute",
+        hint=lambda subject: f"{subject.refresh}   # in a minute",
     )
 
 
 def make_jump_error(endpoint: Endpoint, why: str, *, key: bool) -> LabError:
     """Build the error of a jump host or proxy command; `key` if its host key is unknown."""
     hop = f"the jump host {endpoint.jump}" if endpoint.jump else "its proxy command"
-    hint = f"ssh {endpoint.jump.rpartition(',')[2]}" if endpoint.jump else "labctl doctor"
+    words = (
+        ["ssh", endpoint.jump.rpartition(",")[2]] if endpoint.jump else _list_login_words(endpoint)
+    )
+    hint = shlex.join(words)
     if key:
         return HostKeyError(f"{hop} has a host key that your ssh does not know", why=why, hint=hint)
     return ConnectError(
         f"{endpoint_text(endpoint)} cannot be reached through {hop}", why=why, hint=hint
     )
+
+
+def _list_login_words(endpoint: Endpoint) -> list[str]:
+    """Return the words of the plain ssh command that shows where the connection ends."""
+    port = ["-p", str(endpoint.port)] if endpoint.port != 22 else []
+    return ["ssh", "-v", *port, f"{endpoint.user}@{endpoint.host}"]
 
 
 def make_authentication_error(endpoint: Endpoint, why: str) -> AuthenticationError:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -38,6 +38,9 @@ with lazy_imports(__name__):
 
     from labctl.transports import sftp
 
+# Entered while a login of the shared master is under way.
+ReportLogin = Callable[[], contextlib.AbstractContextManager[None]]
+
 LOGIN_TIMEOUT_S = 20.0
 _LOGIN_TIMED_OUT = f"the login took longer than {LOGIN_TIMEOUT_S:g} s"
 _SSH_FAILED = 255
@@ -53,13 +56,20 @@ class OpenSshTransport(Transport):
     """
 
     def __init__(
-        self, config_path: Path, server_id: str, endpoint: Endpoint, *, master: bool = True
+        self,
+        config_path: Path,
+        server_id: str,
+        endpoint: Endpoint,
+        *,
+        master: bool = True,
+        report_login: ReportLogin = contextlib.nullcontext,
     ) -> None:
         self.endpoint = endpoint
         self.config_path = config_path
         self._config = str(config_path)
         self._server_id = ssh.check_id(server_id)
         self._master = master
+        self._report_login = report_login
 
     @property
     def control_path(self) -> str:
@@ -150,7 +160,7 @@ class OpenSshTransport(Transport):
 
     def _start_master(self, path: str) -> None:
         # A file, not a pipe: the master in the background would hold a pipe open.
-        with tempfile.TemporaryFile() as stderr:
+        with self._report_login(), tempfile.TemporaryFile() as stderr:
             argv = ssh.master_argv(self._config, self._server_id, path, find_quick_login_options())
             process = spawn_ssh(argv, subprocess.DEVNULL, stderr=stderr)
             try:

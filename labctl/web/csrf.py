@@ -92,7 +92,7 @@ class FormToken:
         async with Request(scope, receive).form() as fields:
             form = {name: value for name, value in fields.items() if isinstance(value, str)}
         if not hmac.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
-            answer = refuse("this form belongs to another session; reload the page")
+            answer = refuse("this form belongs to another session; go back, then reload the page")
             await answer(scope, receive, send)
             return
         scope["state"]["form"] = form

@@ -16,7 +16,7 @@ from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, 
 from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.gradebook import Grade, Stamp, add_marks, read_results
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.records.marks import StudentMarks, describe_items, list_items, read_marks
+from labctl.courses.records.marks import StudentMarks, describe_items, list_items, read_all_marks
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
 from labctl.model import Value
@@ -62,9 +62,12 @@ class Grades:
             reason = decisions.excuses.get((name, student.id))
             marks = decisions.marks.get(name, {}).get(student.id, {})
             if reason is not None:
-                grade = GradeView(assignment=name, points=rules.points, feedback=reason)
+                grade = GradeView(
+                    assignment=name, points=rules.points, feedback=reason, excused=True
+                )
             elif rules.rubric:
-                grade = _add_marks(grade, name, rules, marks)
+                is_released = _is_released(name, student.id, decisions)
+                grade = _add_marks(grade, name, rules, marks, is_released=is_released)
             if grade is not None:
                 grades.append(grade)
         return tuple(grades)
@@ -78,8 +81,7 @@ class Grades:
         for owner in dict.fromkeys((student.id, seat)):
             grade = self._read(name, owner, rules.points)
             if grade is not None:
-                pairs = {(name, student.id), (name, "")}
-                is_released = not decisions.released.isdisjoint(pairs)
+                is_released = _is_released(name, student.id, decisions)
                 is_public = is_released and self._has_feedback(name, owner)
                 return msgspec.structs.replace(grade, released=is_public)
         return None
@@ -110,23 +112,31 @@ def read_decisions(
     entries: Sequence[CourseLedgerEntry], assignments: Mapping[str, AssignmentConfig]
 ) -> GradeDecisions:
     """Return what the ledger says about the grades of these assignments."""
-    with_rubric = [name for name, rules in assignments.items() if rules.rubric]
     return GradeDecisions(
         released=find_released(entries),
         frozen=find_frozen_seats(entries, assignments),
-        marks={name: read_marks(entries, name) for name in with_rubric},
+        marks=read_all_marks(entries),
         excuses={pair: excuse.text for pair, excuse in read_excuses(entries).items()},
     )
 
 
+def _is_released(assignment: str, student: str, decisions: GradeDecisions) -> bool:
+    return not decisions.released.isdisjoint({(assignment, student), (assignment, "")})
+
+
 def _add_marks(
-    view: GradeView | None, name: str, rules: AssignmentConfig, marks: StudentMarks
+    view: GradeView | None,
+    name: str,
+    rules: AssignmentConfig,
+    marks: StudentMarks,
+    *,
+    is_released: bool,
 ) -> GradeView | None:
     """Return the grade with the marks of the rubric; None if there is neither."""
     items = list_items(rules.rubric, marks)
     if view is None and not marks:
         return None
-    found = view or GradeView(assignment=name)
+    found = view or GradeView(assignment=name, released=is_released)
     grade = add_marks(
         Grade(
             student="",

@@ -21,8 +21,9 @@ from labctl.web.mutations import LogReader
 LINES = 400
 # characters of a log that are kept in memory for the next watcher
 KEPT = 256 * 1024
-# largest amount to read at a time; of more, only the end is shown
-MOST_BYTES = 8 * 1024**2
+# largest amount to read at a time; of more, only the end is shown. 40 logs of programs that print
+# without end must fit into the keeper's memory
+MOST_BYTES = 1024**2
 # shortest and longest pause between two reads
 SOON_S, LATE_S = 0.7, 5.0
 MAX_LOGS = 12
@@ -93,8 +94,8 @@ class _SharedLog:
         self._task.cancel()
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
-        self.watchers += 1
         """Yield events for one watcher until the run has ended."""
+        self.watchers += 1
         position, era, shown = 0, -1, 0
         rest, state = "", READING
         try:

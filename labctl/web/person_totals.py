@@ -38,5 +38,5 @@ class PersonTotalsReader:
         ]
         return PersonTotals(
             present=compute_total(present, self._config.assignment_groups, missing),
-            released=self._released.read(student, seat, self._has_submitted),
+            released=self._released.read(student, missing),
         )

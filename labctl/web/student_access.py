@@ -33,6 +33,8 @@ from labctl.web.responses import refuse
 SIGN_IN, BEGIN, DONE = "/sign-in", "/sign-in/institution", "/sign-in/institution/done"
 # addresses for browsers that are not signed in
 PUBLIC = (SIGN_IN, BEGIN, DONE)
+# in the address of the sign-in page, after a session has ended, and if a form was sent too late
+ENDED, UNSENT = "ended", "unsent"
 STATIC = "/static/"
 # failed tries in WINDOW_S: of one student from one address, of one student in all, and from one
 # address in all, behind which may be a campus
@@ -129,8 +131,8 @@ class StudentAccess:
         if not (is_right and student in self._list_active()):
             self._limiter.record_failure(student, address)
             raise PolicyError(
-                "this student id and code do not belong together",
-                why="the code is in the join file that you got last; an older file opens nothing",
+                "this student id and code do not match",
+                why="use the join file that you got last; an older one does not work any more",
             )
         join_codes.mark_page_code_used(self._folder, student)
         return _make_session(student, self._fingerprint(student))
@@ -267,6 +269,8 @@ class RequireStudent:
         scope.setdefault("state", {})["session"] = session
         if is_public:
             await self.app(scope, receive, send)
+        elif not student and scope["type"] == "websocket":
+            await WebSocket(scope, receive, send).close(1008)
         elif not student:
             await _answer_stranger(scope, receive, send)
         else:
@@ -295,11 +299,11 @@ def _read_key(data: dict[str, object]) -> SessionKey:
 
 
 async def _answer_stranger(scope: Scope, receive: Receive, send: Send) -> None:
-    headers = Headers(scope=scope)
-    if scope["type"] == "websocket":
-        await WebSocket(scope, receive, send).close(1008)
-    elif scope["method"] == "GET" and headers.get("sec-fetch-mode", "navigate") == "navigate":
-        await RedirectResponse(SIGN_IN, 303)(scope, receive, send)
+    was_signed_in, is_get = bool(scope["session"].get("student")), scope["method"] == "GET"
+    is_navigation = Headers(scope=scope).get("sec-fetch-mode", "navigate") == "navigate"
+    if is_navigation and (is_get or was_signed_in):
+        ended = f"?{ENDED if is_get else UNSENT}" if was_signed_in else ""
+        await RedirectResponse(f"{SIGN_IN}{ended}", 303)(scope, receive, send)
     else:
         answer = refuse("this browser is not signed in, or its session has ended; sign in again")
         await answer(scope, receive, send)

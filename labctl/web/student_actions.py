@@ -10,9 +10,12 @@ import secrets
 import threading
 import time
 
+import msgspec
+
 from labctl.courses import join_codes
-from labctl.courses.claims import SeatClaim, SharedSeatServer
+from labctl.courses.claims import SharedSeatServer
 from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_claims import EndFailure, SeatClaim
 from labctl.errors import CapacityError, LabError, NotFoundError
 from labctl.model import Need, Run, Value, make_record
 from labctl.web.mutations import CourseActions, LogReader
@@ -41,13 +44,14 @@ class Standing(Value, frozen=True):
     """A student's hold on their seat's server, and why the last one could not start or ended.
 
     `labs` are the labs of the student that use it, (id, name); without any, the server is the
-    team's or the staff's alone.
+    team's or the staff's alone. `end_failure` says why the server could not be saved and ended.
     """
 
     labs: tuple[tuple[str, str], ...] = ()
     starting: bool = False
     ending: bool = False
     problem: str = ""
+    end_failure: EndFailure | None = None
 
 
 class StudentActions:
@@ -74,7 +78,17 @@ class StudentActions:
             starting=student in self._starting,
             ending=not held and bool(self._requests.list_claims(seat.name, student)),
             problem=self._problems.get(student, ""),
+            end_failure=self._find_end_failure(seat.name),
         )
+
+    def _find_end_failure(self, seat: str) -> EndFailure | None:
+        """Return why the seat's server could not end, without the path of the course's folder."""
+        failure = self._requests.find_end_failure(seat)
+        if failure is None:
+            return None
+        path, folder = str(self._requests.folder.path), "the course's folder"
+        what, why = (text.replace(path, folder) for text in (failure.what, failure.why))
+        return msgspec.structs.replace(failure, what=what, why=why)
 
     def find_offer(self) -> OfferRecord | None:
         """Return what a new server would be, as `read_offer` last read it."""

@@ -93,7 +93,7 @@ class StudentForms:
         return await self._act(
             request,
             lambda: self._page.actions.start(student),
-            "Your server is starting. This takes some minutes.",
+            "You requested a server. It is ready within some minutes.",
         )
 
     async def extend(self, request: Request) -> Response:
@@ -126,7 +126,7 @@ class StudentForms:
         return await self._act(
             request,
             lambda: self._page.actions.end(student),
-            "Your server is ending. Its results are being saved.",
+            "You ended your server. Its results are saved first.",
         )
 
     async def ask_cancel(self, request: Request, run: str) -> Response:

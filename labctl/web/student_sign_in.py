@@ -13,7 +13,9 @@ from labctl.web.request_state import form_of
 from labctl.web.student_access import (
     BEGIN,
     DONE,
+    ENDED,
     SIGN_IN,
+    UNSENT,
     StudentAccess,
     StudentSession,
     session_of,
@@ -22,6 +24,14 @@ from labctl.web.web_site import add_routes
 
 if TYPE_CHECKING:
     from labctl.web.institution_sign_in import InstitutionSignIn
+
+SESSION_ENDED = {
+    ENDED: PolicyError("your session has ended", why="sign in again"),
+    UNSENT: PolicyError(
+        "your session has ended, and nothing was sent",
+        why="sign in again; this tab keeps the text of a regrade request",
+    ),
+}
 
 
 class StudentSignIn:
@@ -44,7 +54,8 @@ class StudentSignIn:
         add_routes(app, "POST", {SIGN_IN: self.sign_in, "/sign-out": self.sign_out})
 
     async def show_sign_in(self, request: Request) -> Response:
-        return self._render_sign_in(request)
+        reasons = (one for name, one in SESSION_ENDED.items() if name in request.query_params)
+        return self._render_sign_in(request, next(reasons, None))
 
     async def sign_in(self, request: Request) -> Response:
         form = form_of(request)

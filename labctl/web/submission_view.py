@@ -66,7 +66,7 @@ class FileView(Value, frozen=True):
 def list_parts(
     submission: ReadableSubmission, comments: Sequence[LineComment]
 ) -> tuple[PartView, ...]:
-    """Return the files of a submission: the report, notebooks, logs, and then the others."""
+    """Return the files of a submission: the report, notebooks, logs, then code, .files last."""
     receipt = submission.receipt
     own = [
         comment.file
@@ -83,7 +83,10 @@ def list_parts(
         )
         for number, member in enumerate(submission.members)
     ]
-    return tuple(sorted(parts, key=lambda part: KINDS.index(part.kind)))
+    # Nobody marks .gitignore: the page opens with a file of the student's.
+    return tuple(
+        sorted(parts, key=lambda part: (KINDS.index(part.kind), part.name.startswith(".")))
+    )
 
 
 def _find_kind(path: str) -> Kind:

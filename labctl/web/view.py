@@ -147,7 +147,8 @@ class GradeView(Value, frozen=True):
 
     `claim` compares the student's figure with the measured one, `agrees` tells whether they match;
     `flags` are findings that a person should review. `number` is the graded submission. `automatic`
-    is what the automatic grading gave, before the penalty in percent and without marks.
+    is what the automatic grading gave, before the penalty in percent and without marks. An excused
+    student has no score.
     """
 
     assignment: str
@@ -161,6 +162,7 @@ class GradeView(Value, frozen=True):
     claim: str = ""
     agrees: bool | None = None
     flags: tuple[str, ...] = ()
+    excused: bool = False
 
 
 class PersonTotals(Value, frozen=True):

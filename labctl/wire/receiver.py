@@ -120,13 +120,15 @@ class TotalRecord(NamedTuple):
     """A student's total over the assignments, `final` of `points`.
 
     `dropped` says which grades do not count, and why; `missing` names the assignments that count as
-    0 because nothing was submitted.
+    0 because nothing was submitted. If groups of assignments have weights, `final` is a percentage,
+    and `groups` describes what it is made of.
     """
 
     final: float
     points: float
     dropped: Tuple[str, ...] = ()
     missing: Tuple[str, ...] = ()
+    groups: Tuple[str, ...] = ()
 
 
 class ReadFeedbackReply(NamedTuple):

@@ -56,6 +56,14 @@ addEventListener("pageshow", () => {
   for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
 });
 
+// The tab keeps what was typed, also if the session ends before it is sent. `data-draft` names what
+// it is for: the next request has another name.
+for (const area of document.querySelectorAll("textarea[data-draft]")) {
+  const key = `draft ${area.dataset.draft}`;
+  area.value ||= sessionStorage.getItem(key) || "";
+  area.addEventListener("input", () => sessionStorage.setItem(key, area.value));
+}
+
 // Whether the page is live, and if not, why. htmx reloads a page that was hidden or lost its stream.
 const sources = new Set();
 let heardAt = Date.now();

@@ -51,12 +51,14 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images (B, C, S, S) -> logits (B, number of classes)."""
-        # Exercise 2: scale the pixels from 0..255 to -1..1, then apply `features` and `head`.
+        # Exercise 2: scale the pixels from 0..255 to -1..1, then apply
+        # `features` and `head`.
         raise NotImplementedError("exercise 2: Classifier.forward in model.py")
 
 
 def _block(channels_in: int, channels_out: int) -> nn.Sequential:
     """(B, channels_in, S, S) -> (B, channels_out, S/2, S/2)."""
-    # Exercise 1: a convolution of 3 by 3 pixels, GroupNorm with 8 groups, ReLU, and max pooling
-    # that halves the resolution. An odd size is rounded up: 5 pixels become 3.
+    # Exercise 1: a convolution of 3 by 3 pixels, GroupNorm with 8 groups, ReLU,
+    # and max pooling that halves the resolution. An odd size is rounded up: 5
+    # pixels become 3.
     raise NotImplementedError("exercise 1: _block in model.py")

@@ -16,7 +16,8 @@ from learner import Learner
 from model import Shape
 
 LARGEST = 4096  # beyond it a GPU gains nothing on images this small
-STEPS_PER_EPOCH = 16  # fewer and larger steps would learn less from the same images
+# Fewer and larger steps would learn less from the same images.
+STEPS_PER_EPOCH = 16
 
 
 def largest_that_fits(fits: Callable[[int], bool], cap: int) -> int:
@@ -60,7 +61,8 @@ def _fits_gpu(
     except torch.cuda.OutOfMemoryError:
         return False
     finally:
-        # Memory of the failed step would otherwise be missing in the real training.
+        # Memory of the failed step would otherwise be missing in the real
+        # training.
         learner = None  # type: ignore[assignment]
         gc.collect()
         torch.cuda.empty_cache()
@@ -82,7 +84,8 @@ def _activation_bytes(model: nn.Module, shape: Shape, device: torch.device) -> i
     images, _ = _blank(shape, 2)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         probe(images.to(device))
-    return kept  # of two images: half for the activations, half for the gradients
+    # Measured with two images: half for activations, half for gradients.
+    return kept
 
 
 def _blank(shape: Shape, size: int) -> Batch:
@@ -102,7 +105,8 @@ def available_memory_bytes() -> int:
     ):
         try:
             free = int(_cgroup(limit)) - int(_cgroup(used))
-        except (OSError, ValueError):  # the other cgroup version, no cgroups, or "max"
+        except (OSError, ValueError):
+            # The other cgroup version, no cgroups, or "max".
             continue
         available = min(available, max(0, free))
     return available

@@ -1,9 +1,10 @@
 """Checkpoints that are either complete or absent.
 
-A checkpoint is a directory `step-00000100` of safetensors and JSON files (no pickle: loading one
-never runs code), and a manifest with the size and SHA-256 of each. It is written under another
-name, forced to disk and renamed, so that whenever the power goes, the last whole one can still be
-loaded. `labctl pull` reads the same manifests.
+A checkpoint is a directory `step-00000100` of safetensors and JSON files (no
+pickle: loading one never runs code), and a manifest with the size and SHA-256
+of each. It is written under another name, forced to disk and renamed, so that
+whenever the power goes, the last whole one can still be loaded. `labctl pull`
+reads the same manifests.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ def write(
     _write_json(partial / MANIFEST, manifest | {"files": files})
     for path in (*partial.iterdir(), partial):
         _to_disk(path)
-    if final.exists():  # a damaged one that was skipped, or one that was not validated yet
+    if final.exists():
+        # A damaged one that was skipped, or one that was not validated yet.
         final.rename(_partial(final))
     partial.rename(final)
     _to_disk(directory)
@@ -174,7 +176,8 @@ def prune(directory: Path, keep: int) -> None:
     kept.add(max(checkpoints, key=lambda checkpoint: checkpoint.rank).path)
     for checkpoint in checkpoints:
         if checkpoint.path not in kept:
-            # Rename first: removal takes time, and a partial checkpoint must not have this name.
+            # Rename first: removal takes time, and a partial checkpoint must
+            # not have this name.
             checkpoint.path.rename(_partial(checkpoint.path))
     clean(directory)
 

@@ -18,8 +18,10 @@ from model import Shape
 from places import Places
 from prepare_data import IMAGE_SUFFIXES, SPLITS, DatasetError
 
-Batch = tuple[Tensor, Tensor]  # images: uint8 (B, C, S, S), values 0 to 255; labels: int64 (B,)
-MOST_PIXELS = 50_000_000  # of one image: a file of some kilobytes can claim to be billions
+# Images: uint8 (B, C, S, S), values 0 to 255; labels: int64 (B,).
+Batch = tuple[Tensor, Tensor]
+# Of one image: a file of some kilobytes can claim to be billions.
+MOST_PIXELS = 50_000_000
 UNREADABLE = (
     OSError,
     SyntaxError,  # Pillow's word for a broken PNG
@@ -149,10 +151,12 @@ def loader(
         batch_size=batch_size,
         sampler=order,
         num_workers=workers,
-        # Copies to the GPU overlap with computation only from page-locked memory.
+        # Copies to the GPU overlap with computation only from page-locked
+        # memory.
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
-        # A separate generator: the loader draws a number at every iteration, and the model's
-        # dropout must not depend on how often a run was interrupted.
+        # A separate generator: the loader draws a number at every iteration,
+        # and the model's dropout must not depend on how often a run was
+        # interrupted.
         generator=torch.Generator().manual_seed(0),
     )

@@ -1,11 +1,11 @@
 """Evaluate a checkpoint: how many images of a split does it classify correctly?
 
-    python evaluate.py                          # the best checkpoint in ./checkpoints
-    python evaluate.py runs/RUN --split test    # the best one below a directory, or one checkpoint
-    python evaluate.py --out evaluation.json    # which classes are confused, and the worst mistakes
+    python evaluate.py                          # the best in ./checkpoints
+    python evaluate.py runs/RUN --split test    # the best one there
+    python evaluate.py --out evaluation.json    # confusions, worst mistakes
 
-The last line printed is JSON. The figure is the same wherever it is computed: train.py ends with
-this code, in full precision, on whatever device there is.
+The last line printed is JSON. The figure is the same wherever it is computed:
+train.py ends with this code, in full precision, on whatever device there is.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def answer(
     model.eval()
     loss = 0.0
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    # Without TF32, which rounds to 10 bits, GPU and CPU give the same predictions.
+    # Without TF32, which rounds to 10 bits, GPU and CPU give the same
+    # predictions.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         for batch, labels in loader(images, BATCH_SIZE, device, workers):
             between()
@@ -135,7 +136,8 @@ def main() -> None:
     parser.add_argument("--split", default="test", choices=SPLITS)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
-    # labctl sets this variable, since not every project's evaluate.py has the option.
+    # labctl sets this variable, since not every project's evaluate.py has the
+    # option.
     out = os.environ.get("LABCTL_EVALUATION")
     parser.add_argument("--out", type=Path, default=out, help="write the whole evaluation there")
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""Summarize a checkpoint's predictions in the format of labctl's evaluation.json.
+"""Summarize predictions of a checkpoint as labctl's evaluation.json.
 
-The confusion matrix, the share that always saying the most frequent class would get right, the
-worst mistakes with their pictures, and hashes of what was asked and of what was asked about.
+The confusion matrix, the share that always saying the most frequent class would
+get right, the worst mistakes with their pictures, and hashes of what was asked
+and of what was asked about.
 """
 
 from __future__ import annotations

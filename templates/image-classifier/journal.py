@@ -1,4 +1,4 @@
-"""Write a run's logs: TensorBoard's event files, and progress, metrics and evaluation as JSON."""
+"""Write a run's logs: event files for TensorBoard, and JSON files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Window:
         correct = torch.stack([result.correct for result in self.results]).sum().item()
         mean_loss = float((loss * images).sum() / self.images)
         check_finite(mean_loss)
-        # Read the clock after the values: by then the GPU has finished the work.
+        # Read the clock after the values: by then the GPU has finished the
+        # work.
         seconds = max(time.monotonic() - self.started, 1e-9)
         return {
             "loss": mean_loss,
@@ -59,7 +60,8 @@ class Journal:
         logs.mkdir(parents=True, exist_ok=True)
         self.logs = logs
         self.progress_at = -math.inf
-        # An interrupted run may have logged steps after its last checkpoint, which are repeated
+        # An interrupted run may have logged steps after its last checkpoint,
+        # which are repeated
         # now: purge_step removes them from TensorBoard.
         self.writer = SummaryWriter(str(logs), purge_step=step + 1, flush_secs=10)
 

@@ -34,7 +34,8 @@ def mixed_precision(wish: str, device: torch.device) -> torch.dtype | None:
     if wish == "auto":
         if device.type != "cuda":
             return None
-        # GPUs before Ampere have fp16 in hardware, but emulate bf16, slower than float32.
+        # GPUs before Ampere have fp16 in hardware, but emulate bf16, slower
+        # than float32.
         return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "off": None}[wish]
 
@@ -61,8 +62,8 @@ class Learner:
         self.device = device
         self.precision = precision
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.01)
-        # In fp16 small gradients would vanish; scaling the loss up and the gradients down again
-        # keeps them. A disabled scaler does nothing.
+        # In fp16 small gradients would vanish; scaling the loss up and the
+        # gradients down again keeps them. A disabled scaler does nothing.
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == torch.float16)
 
     def step(self, group: Sequence[Batch], rate: float, clip: float) -> StepResult:
@@ -77,7 +78,8 @@ class Learner:
             images, labels = (part.to(self.device, non_blocking=True) for part in batch)
             with self._autocast():
                 logits = self.model(images).float()
-                # Divide by the images of the group, not of the batch: the last one may be smaller.
+                # Divide by the images of the group, not of the batch: the last
+                # one may be smaller.
                 loss = functional.cross_entropy(logits, labels, reduction="sum") / images_in_group
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
@@ -120,6 +122,7 @@ class Learner:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         torch.set_rng_state(tensors["random"]["cpu"])
-        # A run that moves from a CPU to a GPU has none; it continues, but not bit for bit.
+        # A run that moves from a CPU to a GPU has none; it continues, but not
+        # bit for bit.
         if self.device.type == "cuda" and "cuda" in tensors["random"]:
             torch.cuda.set_rng_state(tensors["random"]["cuda"], self.device)

@@ -31,7 +31,8 @@ def parse_options(description: str, arguments: Sequence[str] | None = None) -> a
     return parser.parse_args(arguments)
 
 
-# argparse names these in its messages ("invalid positive number value"), hence __name__.
+# argparse names these in its messages ("invalid positive number value"), hence
+# __name__.
 def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError(text)

@@ -1,7 +1,7 @@
 """Where a run reads and writes.
 
-On a server labctl says so in the environment; on a laptop, where nothing is set, everything lies
-beside the code.
+On a server labctl says so in the environment; on a laptop, where nothing is
+set, everything lies beside the code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Places:
     dataset: Path  # holds train/, val/ and test/; perhaps read-only
     checkpoints: Path
     logs: Path
-    spare_dataset: Path  # writable: where the digits are made when `dataset` is missing and locked
+    # Writable: where the digits are made when `dataset` is missing and locked.
+    spare_dataset: Path
     run_id: str  # labctl's name for this run; "local" without labctl
 
     @property

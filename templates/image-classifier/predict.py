@@ -1,7 +1,7 @@
-"""The interface for `labctl serve`: images in, a probability for each class out.
+"""The interface for `labctl serve`: images in, a probability per class out.
 
-`load` is called once when the server starts, `predict` for every batch of pictures. What else
-belongs to serving (HTTP, batches, limits) is labctl's.
+`load` is called once when the server starts, `predict` for every batch of
+pictures. What else belongs to serving (HTTP, batches, limits) is labctl's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from evaluate import BATCH_SIZE, pick_device
 from model import Classifier, Shape, from_json
 from prepare_data import DatasetError
 
-MOST_REFERENCES = 2000  # validation images that are looked at when the server starts
+# Validation images that are looked at when the server starts.
+MOST_REFERENCES = 2000
 
 
 class Predictor:
@@ -40,7 +41,8 @@ class Predictor:
         """Return, for each picture, a probability for each class, in the order of `classes`."""
         batch = torch.stack([to_tensor(picture, self.shape) for picture in pictures])
         logits = self.model(batch.to(self.device))
-        return logits.float().softmax(dim=1).tolist()  # type: ignore[no-any-return]
+        rows: list[list[float]] = logits.float().softmax(dim=1).tolist()
+        return rows
 
     @torch.inference_mode()
     def _reference(self) -> list[int] | None:

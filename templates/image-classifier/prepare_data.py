@@ -1,9 +1,12 @@
-"""Make a dataset: three folders (train, val, test) with one folder of images per class in each.
+"""Make a dataset: folders train, val and test, each with a folder per class.
 
-    python prepare_data.py                           # the handwritten digits of scikit-learn
-    python prepare_data.py --from IMAGES --out DIR   # your own: IMAGES/<class>/*.png (or .jpg, ...)
+    python prepare_data.py      # the handwritten digits of scikit-learn
+    python prepare_data.py --from IMAGES --out DIR      # your own images
 
-The split depends on nothing but the seed and the file names, so everybody gets the same one.
+IMAGES has a folder per class: IMAGES/<class>/*.png (or .jpg, ...).
+
+The split depends on nothing but the seed and the file names, so everybody gets
+the same one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Train the classifier. You can stop it at any time, and start it again to continue.
+"""Train the classifier. Stop it at any time, and start it again to continue.
 
-    python train.py                       # the digits, made first if they are not there
+    python train.py     # the digits, made first if they are not there
     python train.py --epochs 20 --batch-size auto --image-size 64
 
-Started again in the same place, it resumes from its last whole checkpoint with the very numbers it
-would have had. SIGTERM and Ctrl-C make a checkpoint first (exit code 143 and 130).
+Started again in the same place, it resumes from its last whole checkpoint with
+the very numbers it would have had. SIGTERM and Ctrl-C make a checkpoint first
+(exit code 143 and 130).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from places import Places
 from prepare_data import SPLITS, DatasetError
 
 CHECKPOINT_FILES = ("model", "optimizer", "random")  # .safetensors
-SETTINGS = ("epochs", "lr", "accumulate", "seed")  # what decides the course of a run
+# These decide the course of a run.
+SETTINGS = ("epochs", "lr", "accumulate", "seed")
 
 
 @dataclass
@@ -60,8 +62,10 @@ class StopRequest:
             signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.exit_code = 128 + number  # what a shell reports for a process ended by this signal
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait
+        # What a shell reports for a process ended by this signal.
+        self.exit_code = 128 + number
+        # A second Ctrl-C does not wait.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Stopped(Exception):
@@ -84,7 +88,8 @@ class Training:
         state = checkpoints.load_state(checkpoint) if checkpoint else {}
 
         self.learner, self.batch_size = self._build(shape, state)
-        # A checkpoint must match the former and should match the latter; it stores both.
+        # A checkpoint must match the former and should match the latter; it
+        # stores both.
         self.fixed = {"shape": to_json(shape), "images": len(self.images)}
         self.settings = {name: getattr(options, name) for name in SETTINGS}
         self.settings["batch_size"] = self.batch_size
@@ -103,7 +108,8 @@ class Training:
     def _build(self, shape: Shape, state: dict[str, Any]) -> tuple[Learner, int]:
         """Create a learner with new weights, and its batch size: given, restored, or measured."""
         torch.manual_seed(self.options.seed)
-        # The fastest convolution algorithms on GPUs sum in an order that varies between runs.
+        # The fastest convolution algorithms on GPUs sum in an order that varies
+        # between runs.
         torch.backends.cudnn.deterministic = True
         model = Classifier(shape)
         precision = mixed_precision(self.options.amp, self.device)
@@ -157,15 +163,18 @@ class Training:
             self.window.add(result, wait_s)
             self._log(rate)
             if self.at.seen == len(self.images):
-                break  # validation first: the epoch's checkpoint carries its figures
-            stopping = self.stop.exit_code != 0  # asked once: a signal may come at any moment
+                # Validation first: the epoch's checkpoint has its figures.
+                break
+            # Asked once: a signal may come at any moment.
+            stopping = self.stop.exit_code != 0
             if stopping or self.at.step % self.options.checkpoint_every == 0:
                 self._save({})
             if stopping:
                 return False
         try:
             self._validate()
-        except Stopped:  # validating may take longer than there is time: it comes after the resume
+        except Stopped:
+            # There may be too little time to validate: the resumed run does.
             self._save({})
             return False
         return not self.stop.exit_code or self.at.epoch == self.options.epochs
@@ -228,7 +237,8 @@ class Training:
 
     def _save(self, metrics: dict[str, float]) -> None:
         self.at.seconds = time.monotonic() - self.started
-        # Events first: a run that resumes at this step then has every scalar up to it.
+        # Events first: a run that resumes at this step then has every scalar up
+        # to it.
         self.journal.flush()
         train = {
             f"train_{name}": self.figures[name] for name in ("loss", "accuracy") if self.figures

@@ -41,6 +41,7 @@ from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import choose_server_gpus_option
 from labctl.servers.playbooks import TaskEvent, _PlaybookProgress
 from labctl.state import State
+from labctl.wire.codec import to_json
 from labctl.wire.watchdog import WatchRecord
 
 NAMES = list(COMMANDS)
@@ -345,6 +346,36 @@ def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
     assert ": stopped, " in labctl("status", "--refresh").out
 
 
+def report(server: Server, **watch: Any) -> None:
+    """Record a report of the server's watchdog."""
+    lab = Lab.load(".")
+    lab.context.state.save_server(server)
+    record = to_json(WatchRecord(alive=True, server_id=server.id, **watch))
+    lab.context.state.record("watch", server_id=server.id, detail={"watch": record})
+    lab.context.state.close()
+
+
+def test_a_stopped_server_shows_none_of_the_clocks_that_rest(labctl: Any, home: Path) -> None:
+    server = msgspec.structs.replace(kept(home), state="stopped")
+    report(server, ttl_left_s=600.0, idle_left_s=60.0, busy=("run night is running",))
+    lines = labctl("status").out.splitlines()
+    assert "  ttl 10 min left" in lines
+    assert "  its disk is kept, with everything on it; to use it: labctl start" in lines
+    assert not [line for line in lines if "idle" in line or line.startswith("  ssh ")]
+
+
+def test_a_stopped_server_whose_ttl_has_passed_shows_no_time(labctl: Any, home: Path) -> None:
+    report(msgspec.structs.replace(kept(home), state="stopped"), ttl_left_s=0.0)
+    assert "left" not in labctl("status").out
+
+
+def test_status_says_when_the_runs_stop_before_the_end(labctl: Any, home: Path) -> None:
+    report(kept(home), ttl_left_s=130.0, ends_in_s=70.0, ends_by="ttl")
+    out = labctl("status").out
+    assert "ttl 2 min left" in out
+    assert "\n  it stops runs, saves results and ends in 70 s, to be done in time\n" in out
+
+
 def test_a_missing_gpu_is_noted_once_for_each_server(home: Path) -> None:
     class Notes(SilentReporter):
         def emit(self, event: Event) -> None:
@@ -519,6 +550,14 @@ def test_a_secret_is_kept_and_never_shown(labctl: Any, home: Path) -> None:
     assert shown[1].out == "WANDB_API_KEY\n"
     assert not [one for one in shown if "hunter2" in one.out + one.err]
     assert labctl("secret", "set", "bad name", stdin="x").code == 2
+
+
+def test_a_secret_that_lab_yaml_does_not_list_is_named(labctl: Any, home: Path) -> None:
+    said = labctl("secret", "set", "WANDB_API_KEY", stdin="hunter2\n").err
+    assert "lab.yaml lists it: secrets: [WANDB_API_KEY]\n" in said
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nsecrets: [WANDB_API_KEY]\n")
+    again = labctl("secret", "set", "WANDB_API_KEY", stdin="hunter2\n").err
+    assert again == "stored WANDB_API_KEY for digits\n"
 
 
 def test_config_tells_where_each_setting_comes_from(

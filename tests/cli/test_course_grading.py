@@ -66,7 +66,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
 @pytest.mark.parametrize(
     ("found", "code", "says"),
     [
-        (graded(ALICE, BOB), 0, "1 graded (1 now), 0 failed, 0 not graded, 1 missing."),
+        (graded(ALICE, BOB), 0, "1 graded, 0 failed, 0 not graded, 1 missing; 1 run now."),
         (graded(SeatGrade(seat="bob", state="error", why="it crashed")), 1, "retries those"),
         (
             graded(ALICE, unreached=("bob",), why="no answer"),
@@ -221,10 +221,15 @@ def test_collect_says_why_a_late_submission_has_no_penalty(
     )
     answer(monkeypatch, "collect.collect", Collection(assignment="hw3", submissions=(late,)))
     monkeypatch.setenv("COLUMNS", "60")
-    row = labctl("-C", "ml", "course", "collect", "hw3").out.splitlines()[1]
+    said = labctl("-C", "ml", "course", "collect", "hw3")
+    assert said.err.endswith("next: labctl course grade hw3\n")
+    row = said.out.splitlines()[1]
     assert "2 d" in row
     assert "off" not in row
     assert row.endswith("uses 2 of 4 free days")
+    (course / "course.yaml").write_text("course: ml\nassignments: {hw3: {rubric: {text: 100}}}\n")
+    by_hand = labctl("-C", "ml", "course", "collect", "hw3")
+    assert by_hand.err.endswith("next: labctl course mark hw3 --next\n")
 
 
 def test_collect_writes_the_code_where_it_is_asked_to(

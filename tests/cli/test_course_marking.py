@@ -14,6 +14,7 @@ import pytest
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.regrade_requests import draft_request_line
+from labctl.courses.totals import read_released_total
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -142,6 +143,24 @@ def test_next_can_be_skipped_and_stopped(run: Labctl, course: CourseFolder) -> N
     assert "bob (Bob)" in out
 
 
+def test_grading_an_assignment_of_a_rubric_alone_leads_to_marking(run: Labctl) -> None:
+    refused = run("grade", "essay")
+    assert refused.code == 2
+    assert "people give all of its points" in refused.err
+    assert "next: labctl course mark essay --next" in refused.err
+
+
+def test_an_invitation_without_a_keeper_publishes_nothing(
+    course: CourseFolder, run: Labctl
+) -> None:
+    template = "  hw1: {template: image-classifier-starter}\n"
+    (course.path / "course.yaml").write_text(COURSE + template)
+    refused = run("invite", "--all")
+    assert refused.code == 2
+    assert "names no keeper" in refused.err
+    assert "hw1: 19 files" in run("push").out, "it was published by the refused command"
+
+
 def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert run("excuse", "essay", "alice", "--why", "ill").out == "alice is excused: essay\n"
     assert "excused: ill" in run("grades", "essay").out
@@ -149,6 +168,17 @@ def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert run("excuse", "essay", "alice", "--undo").code == 0
     assert run("excuse").out == "No student is excused.\n"
     assert json.loads(run("excuse", "--json").out)["excuses"] == []
+
+
+def test_a_release_in_a_large_class_names_a_few_who_wait(run: Labctl, course: CourseFolder) -> None:
+    roster = "".join(f"s{number:02},Student {number}\n" for number in range(40))
+    course.roster_file.write_text(f"id,name\n{roster}")
+    for item, points in (("text", "8"), ("talk", "17")):
+        run("mark", "essay", "s00", item, points)
+    said = run("grades", "essay", "--release")
+    (line,) = [one for one in said.err.splitlines() if one.startswith("released to")]
+    assert line.startswith("released to 1 student; without a grade: s01, s02,")
+    assert line.endswith("s12 and 27 more")
 
 
 def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> None:
@@ -166,6 +196,36 @@ def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> 
     assert run("regrades").out == "No regrade request is open.\n"
     (listed,) = json.loads(run("regrades", "--all", "--json").out)["regrades"]
     assert (listed["accepted"], listed["answered_by"]) == (True, "ann")
+
+
+def test_an_accepted_regrade_carries_the_new_points_in_one_command(
+    run: Labctl, course: CourseFolder
+) -> None:
+    run("mark", "essay", "alice", "text", "5", "--note", "too short", by="ben")
+    run("mark", "essay", "alice", "talk", "20", by="ben")
+    course.ledger.append_all([draft_request_line("essay", "alice", 1, "why 5?")])
+    answer = ("regrades", "essay", "alice", "--answer", "you are right")
+    for words, code, problem in (
+        (("--mark", "text", "8"), 2, "a declined request changes no marks"),
+        (("--accept", "--mark", "text", "11"), 2, "is worth 10 points"),
+        (("--accept", "--mark", "tetx", "8"), 4, "did you mean text?"),
+    ):
+        refused = run(*answer, *words)
+        assert (refused.code, problem in refused.err) == (code, True), refused.err
+    assert "essay alice, request 1" in run("regrades").out, "a refused answer was saved"
+    said = run(*answer, "--accept", "--mark", "text", "8", "--mark", "talk", "19")
+    assert said.out.splitlines() == [
+        "alice: request 1 for essay accepted",
+        "alice: text 8 of 10 (was 5, by ben)",
+        "alice: talk 19 of 20 (was 20, by ben)",
+    ]
+    assert said.err == "next: labctl course grades essay --release\n"
+    (row, _) = json.loads(run("grades", "essay", "--json").out)["grades"]
+    marks = [
+        (one["mark"]["points"], one["mark"]["note"], one["mark"]["by"]) for one in row["items"]
+    ]
+    assert marks == [(8, "too short", "ann"), (19, "", "ann")]
+    assert run("regrades").out == "No regrade request is open.\n"
 
 
 def test_statistics_draw_the_distribution(run: Labctl) -> None:
@@ -218,6 +278,47 @@ def test_totals_say_what_is_dropped_and_why(course: CourseFolder, run: Labctl) -
     table = run("grades", "hw2", "--rubric", "--format", "csv").out
     assert table.splitlines()[1].endswith(reason)
     assert "alice,Alice,5" in run("grades", "hw2", "--format", "csv").out
+
+
+def test_totals_with_weights_are_percentages_in_every_form(
+    course: CourseFolder, run: Labctl
+) -> None:
+    text = GROUPED.replace("  hw3:", "  exam: {points: 40, rubric: {text: 40}}\n  hw3:")
+    text = text.replace("drop_lowest: 1}", "drop_lowest: 1, weight: 25%}")
+    text += "  exams: {assignments: [exam], weight: 75%}\n"
+    (course.path / "course.yaml").write_text(text)
+    for name, points in (("hw1", "8"), ("hw2", "5"), ("hw3", "9"), ("exam", "20")):
+        run("mark", name, "alice", "text", points)
+    shown = run("grades")
+    said = shown.out.splitlines()
+    assert said[1].split()[:8] == ["alice", "Alice", "8", "(5)", "20", "9", "58.75", "100"]
+    assert shown.err.startswith("TOTAL is a percentage: homework 25%, exams 75%.")
+    (report, _) = json.loads(run("grades", "--json").out)["totals"]
+    assert report["groups"][0] == {"name": "homework", "weight": 25, "final": 17, "points": 20}
+    assert (report["total"], report["points"]) == (58.75, 100)
+    assert "alice,,8,5,20,9,58.75,100," in run("grades", "--format", "csv").out
+
+
+def test_a_regrade_above_another_grade_moves_the_drop(course: CourseFolder, run: Labctl) -> None:
+    (course.path / "course.yaml").write_text(GROUPED)
+    for name, points in (("hw1", "8"), ("hw2", "5"), ("hw3", "9")):
+        run("mark", name, "alice", "text", points)
+        run("grades", name, "--release")
+    assert "hw2 is dropped" in run("grades").out
+    course.ledger.append_all([draft_request_line("hw2", "alice", 1, "why 5?")])
+    run("regrades", "hw2", "alice", "--answer", "yes", "--accept", "--mark", "text", "10")
+    # Released grades count until the next release.
+    assert "hw2 is dropped" in run("grades").out
+    run("grades", "hw2", "--release", "--yes")
+    said = run("grades").out.splitlines()[1].split()
+    assert said[:7] == ["alice", "Alice", "(8)", "10", "9", "19", "20"]
+    assert "hw1 is dropped: the lowest of 3 in homework" in run("grades").out
+    reason = "dropped: the lowest of 3 in homework"
+    assert reason in run("grades", "hw1").out
+    assert reason not in run("grades", "hw2").out
+    total = read_released_total(CourseFolder(course.path), "alice")
+    assert total is not None
+    assert (total.final, [one.assignment for one in total.dropped]) == (19, ["hw1"])
 
 
 @pytest.mark.parametrize("words", [("--release",), ("--format", "canvas"), ("-o", "x.csv")])

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from labctl import Lab
 from labctl.cli.doctor_report import mask
@@ -24,10 +25,17 @@ from labctl.config import find_paths
 from labctl.lifecycle import doctor, machine_checks
 from labctl.lifecycle.doctor import check_own_keeper
 from labctl.lifecycle.machine_checks import check_clock
-from labctl.model import Endpoint, Offer, Server
+from labctl.model import GIB, Endpoint, Gpu, Offer, Server, ServerFacts
 from labctl.providers.aws.account import has_credentials
 from labctl.state import State
-from labctl.transports.failures import make_authentication_error, make_unreachable_error
+from labctl.transports.failures import (
+    make_authentication_error,
+    make_dns_error,
+    make_jump_error,
+    make_refused_error,
+    make_turned_away_error,
+    make_unreachable_error,
+)
 
 # docker leaves its socket open where no engine answers
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -91,9 +99,18 @@ def test_a_machine_without_a_lab_is_checked(
     checks = run_doctor(labctl)
     assert {"labctl", "ssh", "rsync", "disk", "clock", "Docker Engine", "lab"} <= set(checks)
     assert checks["clock"]["detail"] == "right"
-    assert checks["lab"]["next"] == "labctl init digits && cd digits"
+    assert checks["lab"]["next"].startswith("labctl init digits && cd digits   # a sample")
     assert "aws credentials" not in checks
     assert list((home / "empty").iterdir()) == []
+
+
+def test_a_directory_with_code_becomes_a_lab_next(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "birds").mkdir()
+    (home / "birds" / "train.py").write_text("print()")
+    monkeypatch.chdir(home / "birds")
+    assert run_doctor(labctl)["lab"]["next"] == "labctl init   # writes one for your code"
 
 
 def test_a_line_that_is_ok_has_no_next_command(
@@ -108,19 +125,89 @@ def test_a_line_that_is_ok_has_no_next_command(
     assert not [line for line in above if line.startswith("ok")]
 
 
-def test_a_server_that_cannot_be_reached_is_no_reason_to_type_doctor_again(
-    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endpoint = Endpoint(host="127.0.0.1", port=1, user="me", identity="")
+def record_server() -> Server:
+    """Record a server of the lab in the current directory, at which nothing answers."""
     server = Server(
         id="srv-silent", provider="local", lab="digits", lab_id=Lab.load("lab.yaml").id,
-        alias="digits", endpoint=endpoint, created_at=0.0, state="running",
-        offer=Offer(provider="local", type="container"),
+        alias="digits", endpoint=Endpoint(host="127.0.0.1", port=1, user="me", identity=""),
+        created_at=0.0, state="running", offer=Offer(provider="local", type="container"),
     )  # fmt: skip
     with State(find_paths().database) as state:
         state.save_server(server)
+    return server
+
+
+COMPLETE = ServerFacts(
+    os="Debian 12", user="me", uid=1000, python="3.11.2", tmux="3.3a", rsync="3.2.7",
+    docker="20.10.24", sudo=True,
+)  # fmt: skip
+NO_DOCKER = replace(COMPLETE, docker="", docker_fault="missing", docker_error="not installed")
+T4 = Gpu(uuid="GPU-1", name="Tesla T4", memory_bytes=16 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_usable", "commands"),
+    [
+        (COMPLETE, True, []),
+        (NO_DOCKER, False, ["labctl up   # installs it"] * 2),
+        (
+            replace(NO_DOCKER, sudo=False),
+            False,
+            [
+                "sudo apt-get install --yes docker.io   # on 127.0.0.1, by an administrator",
+                "sudo usermod --append --groups docker me   # on 127.0.0.1, by an administrator",
+            ],
+        ),
+        (
+            replace(COMPLETE, docker="", docker_fault="silent", docker_error="no answer"),
+            False,
+            ["labctl ssh -- sudo systemctl enable --now docker"],
+        ),
+        (
+            replace(COMPLETE, rsync=""),
+            True,
+            ["labctl ssh -- sudo apt-get install --yes rsync"],
+        ),
+        (
+            replace(COMPLETE, gpus=(T4,)),
+            True,
+            [
+                "install nvidia-container-toolkit 1.17.8 or newer: https://docs.nvidia.com/"
+                "datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+                "   # on 127.0.0.1, by an administrator"
+            ],
+        ),
+    ],
+)
+def test_a_server_that_lacks_something_comes_with_the_command_that_helps(
+    labctl: Any,
+    home: Path,
+    internet: Internet,
+    monkeypatch: pytest.MonkeyPatch,
+    facts: ServerFacts,
+    is_usable: bool,
+    commands: list[str],
+) -> None:
+    record_server()
+    monkeypatch.setattr(doctor, "probe", Mock(return_value=facts))
+    checks = json.loads(labctl("doctor", "--json").out)["checks"]
+    summary, *lacking = [check for check in checks if check["name"] == "digits"]
+    assert summary["ok"] == is_usable
+    assert [check["next"] for check in lacking] == commands
+    assert all(check["ok"] == check["warning"] == is_usable for check in lacking)
+
+
+def test_a_server_that_cannot_be_reached_is_no_reason_to_type_doctor_again(
+    labctl: Any, home: Path, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = record_server().endpoint
+    proxy = replace(endpoint, proxy_command="nc %h %p")
     for error, fix in (
         (make_unreachable_error(endpoint, "no banner"), "labctl up "),
+        (make_dns_error(endpoint, ""), "labctl up "),
+        (make_refused_error(endpoint, ""), "labctl up "),
+        (make_turned_away_error(endpoint, ""), "labctl status --refresh "),
+        (make_jump_error(proxy, "", key=False), "ssh -v -p 1 me@127.0.0.1"),
         (make_authentication_error(endpoint, "denied"), "ssh-copy-id "),
     ):
         monkeypatch.setattr(doctor, "probe", Mock(side_effect=error))

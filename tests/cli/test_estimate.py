@@ -201,7 +201,8 @@ def test_a_model_from_code_in_words(labctl: Any, home: Path) -> None:
     assert said.code == 0
     assert "10k parameters, fp32, training with adamw, batch of 64 items" in said.out
     assert "Input of one item: 1000 float32 (from its first layer)" in said.out
-    assert "No GPU needed" in said.out
+    assert "No GPU needed: < 1 s on a laptop's CPU" in said.out
+    assert "Time: < 1 s on a laptop's CPU." in said.out
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,9 @@ def test_a_run_without_checkpoints_is_not_pulled_once_more(
     said = labctl("eval")
     assert "this run wrote code/model.pth instead, which is on this machine" in said.err
     assert "next: labctl eval --on-server runs/r1/code\n" in said.err
+    # lab.yaml lists the file under outputs:, so it is no new file any more.
+    save(home, run, new_files=())
+    assert "next: labctl eval --on-server runs/r1/code\n" in labctl("eval").err
     save(home, run, state="running", exit_code=None)
     assert "next: labctl pull --follow r1" in labctl("eval").err
 

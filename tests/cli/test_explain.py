@@ -104,6 +104,17 @@ def test_the_note_of_a_command_is_wrapped_and_the_command_is_not(
     ]
 
 
+def test_a_command_below_a_sentence_is_not_wrapped(
+    labctl: Any, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    (logs / "run.log").write_text("ModuleNotFoundError: No module named 'pandas'\n")
+    lines = labctl("explain", "night").out.splitlines()
+    (command,) = (line for line in lines if line.strip().startswith("labctl run -- "))
+    assert len(command) > 40
+    assert lines[lines.index(command) - 1].endswith("then:")
+
+
 def test_what_is_not_known_is_said_and_at_length_if_asked(labctl: Any, logs: Path) -> None:
     short, long = labctl("explain", "night").out, labctl("explain", "night", "--all").out
     for out in (short, long):
@@ -191,7 +202,7 @@ def test_a_profile_is_shown_again_without_its_server(labctl: Any, logs: Path) ->
     assert lines[0] == "1 step of train.py"
     assert any(line.startswith("getting the next batch") and "900 us" in line for line in lines)
     assert "✗ 60% of a step is spent getting the next batch" in lines
-    assert lines[-1] == f"page: {folder}/index.html"
+    assert lines[-1] == "page: runs/profile-1/logs/profile/index.html"
     assert "\x1b" not in said.out
     body = json.loads(labctl("profile", "profile-1", "--json").out)
     assert (body["run"], body["there"]) == ("profile-1", False)

@@ -107,6 +107,18 @@ def test_a_wait_is_shown_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None
     assert "✓" not in stderr.getvalue()
 
 
+def test_a_wait_within_another_one_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen, "WAIT_DELAY_S", 0.01)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    drawn = Screen()
+    with report_wait(drawn, "removing digits"):
+        wait_for("removing digits", stderr)
+        with report_wait(drawn, "connecting to gpu1"):
+            drawn.waits["connecting to gpu1"].join(10)
+            assert list(drawn.bars) == ["removing digits"]
+
+
 def test_a_short_wait_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr := Terminal())
     with report_wait(Screen(), "removing digits"):

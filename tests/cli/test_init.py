@@ -65,6 +65,22 @@ def test_init_names_the_rule_that_leaves_out_the_data(labctl: Any, project: Path
 
 
 @pytest.mark.parametrize(
+    ("file", "rules", "rule"),
+    [(".gitignore", "*.npy\n", "*.npy in .gitignore"), ("data/.gitignore", "*\n", "* in data/")],
+)
+def test_init_names_the_rule_that_leaves_out_the_files_of_the_data(
+    labctl: Any, project: Path, file: str, rules: str, rule: str
+) -> None:
+    (project / "data" / "birds.npy").write_text("x")
+    (project / file).write_text(rules)
+    assert labctl("init").code == 0
+    text = (project / "lab.yaml").read_text()
+    assert f"# Files of data/ are not sent with the code ({rule}" in text
+    assert "# If runs need them, add the line !/" in text
+    assert "is sent as a part of the code" not in text
+
+
+@pytest.mark.parametrize(
     ("file", "text", "image"),
     [
         ("requirements.txt", "torch\n", ("requirements.txt", "3.12", "", "")),
@@ -330,8 +346,8 @@ def test_a_list_that_cannot_be_used_is_replaced_by_another(labctl: Any, home: Pa
     assert (lab.root / "requirements.txt").read_text() == files["requirements.txt"]
     assert (lab.root / "requirements-labctl.txt").read_text().splitlines()[1:] == [
         "torch==2.8.0",
-        "# left out: it installs a file of this machine ('./wheels/a.whl'); "
-        "install the package from an index, or write a Dockerfile",
+        "# left out: it installs a file of this machine ('./wheels/a.whl'); install the",
+        "# package from an index, or write a Dockerfile",
         "# ./wheels/a.whl",
     ]
     text = (lab.root / "lab.yaml").read_text()

@@ -157,8 +157,8 @@ def list_hints(tree: ast.Module) -> Iterator[ast.expr]:
                 yield node.value
 
 
-def list_next_lines(file: Path) -> Iterator[str]:
-    """Each line of a hint that the screen shows as a command of labctl."""
+def list_hint_lines(file: Path) -> Iterator[str]:
+    """Each line of a hint that the screen shows."""
     tree = ast.parse(file.read_text())
     constants = {
         ast.unparse(node.targets[0]): node.value
@@ -167,7 +167,12 @@ def list_next_lines(file: Path) -> Iterator[str]:
     }
     for hint in list_hints(tree):
         for text in fill_in_hint(hint, constants):
-            yield from (line for line in format_next(text) if line.startswith("labctl "))
+            yield from format_next(text)
+
+
+def list_next_lines(file: Path) -> Iterator[str]:
+    """Each line of a hint that is a command of labctl."""
+    return (line for line in list_hint_lines(file) if line.startswith("labctl "))
 
 
 def test_hints_of_the_agent_are_found(tmp_path: Path) -> None:
@@ -236,6 +241,14 @@ def test_every_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
             wrong[line] = bad or received
     assert wrong == {}
     assert pasted.stderr == ""
+
+
+def test_several_commands_of_a_hint_are_not_in_a_sentence() -> None:
+    """A user would have to cut them out: `do this, then: labctl run && labctl pull`."""
+    lines = {line for file in SOURCES for line in list_hint_lines(file)}
+    several = [line for line in lines if " && " in line and any(calls(line))]
+    assert len(several) > 5
+    assert [line for line in several if re.search(r"[,;:] ", line.partition(" && ")[0])] == []
 
 
 def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:

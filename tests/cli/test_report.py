@@ -270,7 +270,29 @@ class TestEval:
             "here:          0.9000  (step-00000030)",
         )
         assert "only its accuracy" in said.err
-        assert not (pulled / "evaluation.json").exists()
+        kept = json.loads((pulled / "evaluation.json").read_text())
+        assert (kept["accuracy"], kept["items"], kept["classes"]) == (0.9, 20, [])
+        said = labctl("report")
+        assert (said.code, "no evaluation:" in said.err) == (0, False)
+        page = " ".join((pulled / "report.html").read_text().split())
+        assert "18 of 20 items. The 95% confidence interval" in page
+        assert "Classes, confusions and mistakes: not measured." in page
+
+    @pytest.mark.parametrize(
+        ("printed", "shown"),
+        [
+            ({"accuracy": 0.9}, "evaluate.py printed no number of items"),
+            ({"accuracy": 0.9, "total": 10**30}, "evaluate.py printed no number of items"),
+            ({"accuracy": 93.1, "total": 20}, "Not evaluated yet"),
+        ],
+    )
+    def test_an_accuracy_without_items_or_above_1_spoils_no_report(
+        self, labctl: Any, lab: Path, pulled: Path, printed: dict[str, float], shown: str
+    ) -> None:
+        (lab / "evaluate.py").write_text(f"print({json.dumps(json.dumps(printed))})\n")
+        assert labctl("eval").code == 0
+        assert labctl("report").code == 0
+        assert shown in (pulled / "report.html").read_text()
 
     def test_what_it_wrote_is_not_believed_without_a_look(
         self, labctl: Any, lab: Path, pulled: Path

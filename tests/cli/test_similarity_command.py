@@ -52,3 +52,7 @@ def test_similar_code_is_for_review_and_names_the_page(
     said = labctl("-C", "ml", "course", "similarity", "hw3")
     text = "No two of 2 submissions and 1 of an earlier year have much code in common.\n"
     assert said.out == text
+    alone = msgspec.structs.replace(nothing, submissions=1, previous=0)
+    monkeypatch.setattr(similarity, "find_similar_code", lambda *_, **__: alone)
+    said = labctl("-C", "ml", "course", "similarity", "hw3")
+    assert said.out == "Only 1 submission: nothing to compare.\n"

@@ -33,3 +33,15 @@ def test_refresh_shows_what_is_known_and_that_the_keeper_did_not_answer(
     body = json.loads(labctl("status", "--refresh", "--json").out)
     assert body["provider_problem"] == "127.0.0.1 refuses connections to port 1"
     assert labctl("status").code == 0
+
+
+def test_refresh_without_a_network_shows_what_is_known(home: Path, labctl: Labctl) -> None:
+    server = "{provider: static, static: {hosts: [{alias: gpu1}]}}"
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\nserver: {server}\n")
+    (home / ".ssh").mkdir(mode=0o700)
+    (home / ".ssh" / "config").write_text("Host gpu1\n  HostName 127.0.0.1\n  Port 1\n")
+    said = labctl("status", "--refresh")
+    assert said.code == 75
+    assert said.err.startswith("showing what is known: ")
+    assert said.out.startswith("digits: no server")
+    assert json.loads(labctl("status", "--refresh", "--json").out)["provider_problem"]

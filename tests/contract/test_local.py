@@ -387,3 +387,20 @@ def test_mac_is_sent_to_docker_desktop() -> None:
     )
     assert "Docker" in told.hint
     assert "apt" not in told.hint
+
+
+@pytest.mark.engine
+def test_the_end_of_a_server_says_what_it_waits_for(
+    local_provider: LocalProvider, local_case: Case
+) -> None:
+    shown: list[tuple[str, float]] = []
+    server = local_case.create()
+    recording = msgspec.structs.replace(
+        local_provider.context, progress=lambda text, done, total: shown.append((text, done))
+    )
+    LocalProvider(LocalSettings(), recording).terminate(server.id)
+    assert shown == [
+        (f"{part} {server.id}", done)
+        for part in ("deleting the containers on", "stopping", "deleting")
+        for done in (0, 1)
+    ]

@@ -30,7 +30,7 @@ def build_servers() -> None:
 
 def build_small() -> None:
     """Each of the others stands on the one of `sshd_container`."""
-    sshd_container.build_image()
+    sshd_container.build_tmux_image()
     sync_lab.build_image()
     store_lab.build_store_image()
     bare_container.build_image()

@@ -35,6 +35,13 @@ RUN mkdir -p /run/sshd \\
     && { echo 'echo "Welcome to the lab!"'; echo 'echo "Be kind." >&2'; } > /tmp/banner \\
     && cat /tmp/banner /home/noisy/.bashrc > /tmp/bashrc && cp /tmp/bashrc /home/noisy/.bashrc
 """
+TMUX_IMAGE = f"{IMAGE}-tmux"
+TMUX_DOCKERFILE = f"""
+FROM {IMAGE}
+RUN apt-get update \\
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends tmux \\
+    && rm -rf /var/lib/apt/lists/*
+"""
 USERS = ("student", "fishy", "cshy", "noisy")
 
 
@@ -155,6 +162,11 @@ def build(tag: str, dockerfile: str) -> str:
 
 def build_image() -> str:
     return build(IMAGE, DOCKERFILE)
+
+
+def build_tmux_image() -> str:
+    build_image()
+    return build(TMUX_IMAGE, TMUX_DOCKERFILE)
 
 
 def start(image: str, key: Path, *words: str) -> Sshd:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from chromium import keep_picture, measure_overflow
+from chromium import keep_picture, measure_overflow, watch_memory
 from lab_servers import wait_for
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
@@ -25,6 +25,7 @@ from labctl.runs import run_specs, runs
 from labctl.state import State
 from labctl.submissions.receiver import Receiver
 from labctl.web import factory, http_server
+from labctl.web.log_streams import KEPT, MAX_LINE, MAX_SHOWN
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from dashboard_bed import Bed, fill, make
@@ -37,6 +38,8 @@ EVIL = "<img src=x onerror=alert(1)>"
 LOOP = f"""\
 echo 'first line {EVIL}'; printf '\\033[2J\\033[31mred\\033[0m 10%%\\r20%%\\n'
 i=0; while :; do echo "line $i"; i=$((i+1)); sleep 0.2; done"""
+FLOOD = "while :; do yes spam and more spam | head -c 3000000; sleep 0.05; done"
+FLOOD_S = 12.0
 COURSE = """\
 course: ml-2026
 server: {provider: local, gpu: none}
@@ -110,10 +113,10 @@ def live(
             teardown.end_seats(staff, course.list_seats(), discard=True)
 
 
-def begin(staff: CourseOperator, server: Server, run_id: str) -> None:
+def begin(staff: CourseOperator, server: Server, run_id: str, line: str = LOOP) -> None:
     """A run that prints until it is cancelled."""
     context = build_seat_context(staff, staff.folder.find_seat("alice"))
-    wanted = run_specs.build_spec(context, server, ("sh", "-c", LOOP), run_id, False)
+    wanted = run_specs.build_spec(context, server, ("sh", "-c", line), run_id, False)
     runs.start(
         context,
         server,
@@ -158,6 +161,20 @@ def test_a_log_is_live_and_does_nothing_but_stand_there(page: Page, live: Live) 
     # The server is asked how busy it is while its page is open.
     expect(page.locator("#facts")).to_contain_text("CPU", timeout=PAGE_MS)
     keep_picture(page, "dashboard-log", full_page=True)
+
+
+def test_a_run_that_prints_without_end_takes_bounded_memory(page: Page, live: Live) -> None:
+    """The log grows by about 60 MB a second, of which the page shows the end."""
+    begin(live.staff, live.server, "flood", FLOOD)
+    page.get_by_role("link", name="Alice Ash").click()
+    page.get_by_role("link", name="flood").click()
+    log = page.locator("#log")
+    expect(log).to_contain_text("spam", timeout=PAGE_MS)
+    server_mb, browser_mb = watch_memory(FLOOD_S)
+    assert (server_mb < 35, browser_mb < 300) == (True, True), (server_mb, browser_mb)
+    assert len(log.text_content() or "") < MAX_SHOWN + KEPT + MAX_LINE
+    seat = live.staff.folder.find_seat("alice")
+    runs.cancel(build_seat_context(live.staff, seat), live.server, "flood", 1)
 
 
 def test_more_time_is_given_after_a_confirmation(page: Page, live: Live) -> None:

@@ -145,6 +145,21 @@ def test_a_regrade_request_is_answered_without_a_mouse(context: BrowserContext, 
     assert (request.answer, request.answered_by) == ("You are right.", "ann")
 
 
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_a_very_long_word_takes_no_room_of_a_name(
+    context: BrowserContext, bed: Bed, width: int
+) -> None:
+    page = enter(context, bed, "ann")
+    bed.folder.ledger.append_all([draft_request_line("hw3", "lovelace", 1, "o" * 900)])
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"{page.url.partition('/assignments')[0]}/regrades")
+    name = page.locator("#regrades tbody th a")
+    expect(name).to_have_text("Ada Lovelace")
+    keep(page, f"regrades-{width}")
+    assert name.evaluate("link => link.getClientRects().length") == 1, "the name is broken"
+    assert measure_overflow(page) == 0
+
+
 def keep(page: Page, name: str) -> None:
     keep_picture(page, f"marking-{name}")
 

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chromium import keep_picture
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from labctl.courses.records.folder import Seat
+from labctl.courses.records.regrade_requests import draft_answer_line
+from labctl.courses.regrades import list_regrades
 from labctl.courses.server_submissions import WorkerProcesses
 from labctl.model import Server
 from labctl.submissions.feedback import Feedback
@@ -22,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 from course_keeper_context import Pretended, create
 from dashboard_bed import fill, make, wait_until
 from draft_bed import Worker, publish
-from service_proxy_bed import LAB_ID, Campus, serve_bed
+from service_proxy_bed import CODE, LAB_ID, Campus, serve_bed
 
 pytest_plugins = ["browser_fixtures"]
 pytestmark = pytest.mark.browser
@@ -103,6 +106,33 @@ def test_a_student_submits_and_asks_for_a_regrade_without_a_mouse(
     press_link(page, "Send the request")
     expect(page.locator(".regrade")).to_contain_text("Question 2 is right.")
     assert troubles == []
+
+
+def test_a_request_that_was_typed_outlives_the_session(
+    context: BrowserContext, campus: Campus
+) -> None:
+    page = open_page(context, campus, "/submissions/hw3/regrade")
+    page.get_by_label("Your request").fill("Question 2 is right.")
+    code = CODE[::-1]
+    campus.invite("lovelace", code)  # which ends the sessions of the earlier code
+    page.click("button.go")
+    expect(page.locator(".said.bad")).to_contain_text(
+        "Your session has ended, and nothing was sent."
+    )
+    keep_picture(page, "student-session-ended")
+    page.fill("#student", "lovelace")
+    page.fill("#code", code)
+    page.click("button.go")
+    page.get_by_role("link", name="Ask for a regrade").click()
+    expect(page.get_by_label("Your request")).to_have_value("Question 2 is right.")
+    page.click("button.go")
+    expect(page.locator(".regrade")).to_contain_text("Question 2 is right.")
+    campus.bed.folder.ledger.append_all(
+        [draft_answer_line(list_regrades(campus.bed.folder, "hw3")[0], "no", accepted=False)]
+    )
+    page.goto(f"{campus.url}/submissions/hw3/regrade")
+    wait_until(lambda: "2 are left" in (page.reload() and page.locator("main").inner_text()))
+    expect(page.get_by_label("Your request")).to_have_value("")
 
 
 def test_the_focus_stays_where_it_is_while_the_page_is_updated(

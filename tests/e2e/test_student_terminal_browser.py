@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from chromium import keep_picture, sign_in
+from chromium import keep_picture, sign_in, watch_memory
 from playwright.sync_api import Browser, BrowserContext, Page, expect
-from sshd_container import IMAGE, Sshd, build, docker, start
+from sshd_container import Sshd, build_tmux_image, docker, start
 
 from labctl.servers.connections import Connections
 from labctl.services.remote_terminal import RemoteTerminal, open_server_terminal
@@ -29,15 +29,11 @@ from dashboard_bed import make
 
 pytest_plugins = ["browser_fixtures", "sshd_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
-TMUX = f"""
-FROM {IMAGE}
-RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends tmux
-"""
 
 
 @pytest.fixture(scope="module")
-def server(sshd_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    box = start(build(f"{sshd_image}-tmux", TMUX), tmp_path_factory.mktemp("keys") / "id_ed25519")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    box = start(build_tmux_image(), tmp_path_factory.mktemp("keys") / "id_ed25519")
     box.sh("mkdir -p ~/labctl/mine/code", user="student")
     yield box
     docker("rm", "-f", "-v", box.name)
@@ -116,6 +112,68 @@ def test_a_command_is_typed_and_survives_the_tab(
     expect(again.locator("#terminal-state")).to_have_text("not connected")
     again.get_by_role("button", name="Connect again").click()
     expect(again.locator("#terminal-state")).to_have_text("connected")
+
+
+def test_a_program_that_prints_without_end_takes_bounded_memory(
+    campus: Campus, context: BrowserContext
+) -> None:
+    terminal = open_terminal(enter(campus, context))
+    terminal.keyboard.type("yes spam and more spam\n")
+    expect(terminal.locator(".xterm-rows")).to_contain_text(
+        re.compile(r"(spam and more spam\s*){5}")
+    )
+    server_mb, browser_mb = watch_memory(10)
+    assert (server_mb < 30, browser_mb < 200) == (True, True), (server_mb, browser_mb)
+    terminal.keyboard.press("Control+c")
+    terminal.keyboard.type("clear; echo still $((1 + 1)) here\n")
+    expect(terminal.locator(".xterm-rows")).to_contain_text("still 2 here")
+
+
+def test_what_was_typed_outlives_the_session(campus: Campus, context: BrowserContext) -> None:
+    terminal = open_terminal(enter(campus, context))
+    screen, help_text = terminal.locator(".xterm-rows"), terminal.locator("#terminal-help")
+    terminal.keyboard.type("echo half a comm")
+    expect(screen).to_contain_text("echo half a comm")
+    other_code = CODE[::-1]
+    campus.invite("lovelace", other_code)  # which ends the sessions of the earlier code
+    expect(help_text).to_contain_text("You are signed out.")
+    expect(terminal.locator("#terminal-state")).to_have_text("not connected")
+    terminal.keyboard.type("lost")
+    keep_picture(terminal, "student-terminal-signed-out")
+    with context.expect_page() as opened:
+        help_text.get_by_role("link", name="Sign in").click()
+    opened.value.fill("#student", "lovelace")
+    opened.value.fill("#code", other_code)
+    opened.value.click("button.go")
+    expect(opened.value.locator("#live")).to_have_text("live")
+    terminal.bring_to_front()
+    terminal.get_by_role("button", name="Connect again").click()
+    expect(help_text).not_to_be_visible()
+    expect(screen).to_contain_text("echo half a comm")
+    terminal.keyboard.type("and\n")
+    expect(screen).to_contain_text(re.compile(r"(?<!echo )half a command"))
+
+
+def test_a_new_lab_has_a_directory_for_its_code(
+    campus: Campus, context: BrowserContext, server: Sshd
+) -> None:
+    """A file that a student writes there is submitted; one in the home directory is not."""
+    make_lab = f"mkdir -p labctl/mine/.labctl; echo {LAB_ID} > labctl/mine/.labctl/id"
+    server.sh(f"cd; mv labctl before; {make_lab}", user="student")
+    try:
+        server.sh("tmux kill-server || true", user="student")
+        terminal = open_terminal(enter(campus, context))
+        terminal.keyboard.type("pwd; echo 1 > mine.py\n")
+        expect(terminal.locator(".xterm-rows")).to_contain_text("/home/student/labctl/mine/code")
+    finally:
+        server.sh("cd; tmux kill-server; rm -rf labctl; mv before labctl", user="student")
+
+
+def test_a_server_that_was_given_up_is_named(campus: Campus, context: BrowserContext) -> None:
+    terminal = open_terminal(enter(campus, context))
+    for seat in campus.request_handler.list_seat_servers():
+        seat.release_all()
+    expect(terminal.locator("#terminal-help")).to_contain_text("This server has ended")
 
 
 def test_another_student_gets_nothing(campus: Campus, context: BrowserContext) -> None:

@@ -199,6 +199,16 @@ def test_each_sign_of_work_is_seen_and_named(
         looking.busy(sentence)
 
 
+def test_the_session_beside_a_run_is_no_typing(looking: WatchLab) -> None:
+    """A run's start opens a tmux session with three terminals, in which nobody has typed."""
+    looking.start("alone", FOREVER)
+    panes = looking.server.ssh("tmux list-panes -a -F '#{pane_tty}'").stdout.split()
+    assert len(panes) == 3
+    looking.busy("run alone is running")
+    assert not [sign for sign in looking.watch(0).busy if "typed" in sign]
+    looking.cancel("alone")
+
+
 def test_what_merely_waits_is_no_work(looking: WatchLab) -> None:
     """A terminal and a tmux client that nobody types in, a container and a program at rest."""
     looking.server.ssh(f"docker run -d --rm --name rests {looking.image} sleep 600")

@@ -14,10 +14,10 @@ import pytest
 from lab_world import Cloud, Wires, World
 
 from labctl.courses import servers
-from labctl.courses.claims import SeatClaim
 from labctl.courses.context import build_course_context
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
 from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_claims import SeatClaim
 from labctl.courses.seat_operations import SeatMoney
 from labctl.courses.servers import CourseOperator
 from labctl.model import Endpoint, Offer, Server

@@ -100,6 +100,21 @@ def test_an_attach_points_to_the_log_that_is_here(pulled: World, labctl: Labctl)
     log.touch()
     output = labctl(pulled, "attach")
     assert (output.code, output.err.splitlines()[-1]) == (255, "  next: labctl logs night")
+    up.up(pulled.context())
+    shutil.rmtree(pulled.machine.home / "labctl/digits/runs/night")
+    output = labctl(pulled, "attach")
+    assert "does not exist on this server" in output.err
+    assert (output.code, output.err.splitlines()[-1]) == (255, "  next: labctl logs night")
+
+
+def test_an_evaluation_on_a_new_server_says_that_the_runs_server_has_ended(
+    pulled: World, labctl: Labctl
+) -> None:
+    up.up(pulled.context())
+    shutil.rmtree(pulled.machine.home / "labctl/digits/runs/night")
+    output = labctl(pulled, "eval", "--on-server", "night")
+    assert "labctl: the server of run night has ended\n" in output.err
+    assert "  next: labctl run" in output.err
 
 
 @pytest.mark.parametrize("with_new_server", [False, True])

@@ -13,9 +13,10 @@ from course_keeper_context import KEY, OFFER, Course, TimedCloud, create, patche
 from lab_world import DiskCloud, Recorded, unreachable, world
 
 from labctl.courses import broadcast
-from labctl.courses.claims import SeatClaim, SharedSeatServer
+from labctl.courses.claims import SharedSeatServer
 from labctl.courses.preflight import check_course
 from labctl.courses.requests import RequestHandler
+from labctl.courses.seat_claims import SeatClaim
 from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
 from labctl.courses.servers import bring_up_servers
 from labctl.courses.teardown import end_seats

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from lab_world import Cloud, DiskCloud, Recorded, World, world
+from lab_world import LAB_ID, Cloud, DiskCloud, Recorded, World, world
 
 from labctl.errors import CredentialsError, DeniedError, LabError, PolicyError, ThrottledError
 from labctl.lifecycle import unsaved_server
 from labctl.lifecycle import up as provision
-from labctl.model import Boot, Need, Server
-from labctl.servers import deadlines
+from labctl.model import Boot, Endpoint, Need, Server
+from labctl.servers import deadlines, guard
 from labctl.servers.deadlines import DEFAULT_TTL_S, LEAST_S, MARGIN_S
 from labctl.servers.plan import describe_plan
 from labctl.wire.watchdog import WatchRecord
@@ -132,8 +132,8 @@ class KeptCloud(Cloud):
     def get_guarded_lab_id(self, server_id: str) -> str:
         raise AssertionError("there is no server yet")
 
-    def extend_life(self, server_id: str, span_s: int) -> None:
-        raise AssertionError("there is no server yet")
+    def extend_life(self, server_id: str, span_s: int) -> WatchRecord:
+        return WatchRecord(alive=True, server_id=server_id, ttl_left_s=3600.0 + span_s)
 
 
 def test_the_plan_of_a_server_that_a_keeper_ends_does_not_name_labctl_down(lab: World) -> None:
@@ -142,9 +142,27 @@ def test_the_plan_of_a_server_that_a_keeper_ends_does_not_name_labctl_down(lab: 
     assert describe_plan(cloud, Need(), offer, (), None).splitlines()[1:] == [
         f"{cloud.name} decides when it stops"
     ]
+    others = [msgspec.structs.replace(offer, price_usd_per_hour=price) for price in (0.6, 0.7)]
+    for count, text in ((1, "offer, up to $0.60/h"), (2, "2 offers in turn, up to $0.70/h")):
+        last = describe_plan(cloud, Need(), offer, others[:count], None).splitlines()[-1]
+        assert last == f"if it has no capacity, labctl tries the next {text}"
     limited = describe_plan(cloud, Need(ttl_s=3600, idle_s=600), offer, (), 5.0)
     text = "it stops automatically after 1 h, when $5.00 is spent, after 10 min without work"
     assert limited.splitlines()[1:] == [text]
+
+
+def test_the_report_of_a_keeper_that_extends_is_not_read_again(tmp_path: Path) -> None:
+    """An account on a shared server cannot read the watchdog's report itself."""
+    lab = world(tmp_path, KeptCloud)
+    context = lab.context()
+    (offer,) = lab.cloud.offers(Need())
+    server = Server(
+        id="srv-1", provider="cloud", lab="digits", lab_id=LAB_ID, alias="digits",
+        endpoint=Endpoint(host="192.0.2.1"), offer=offer, created_at=0.0, state="running",
+    )  # fmt: skip
+    watch = guard.extend(context, server, 1800)
+    assert watch is not None
+    assert watch.ttl_left_s == 5400.0
 
 
 def test_no_deadline_is_told_with_its_cost_and_remembered_for_this_server(lab: World) -> None:

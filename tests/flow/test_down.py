@@ -158,6 +158,21 @@ def test_a_refusal_changes_nothing(ready: World) -> None:
     assert "LOST" not in reporter.asked[0].question
 
 
+def test_a_server_that_never_became_ready_has_no_results_to_lose(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PolicyError("the server is not ready for labctl")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(up, "prepare", fail)
+        with pytest.raises(PolicyError):
+            up.up(lab.context())
+    reporter = Recorded()
+    assert end(lab, reporter).removed
+    assert reporter.asked[0].question == "remove the server digits (cloud)?"
+
+
 def test_what_cannot_be_saved_is_stopped_and_kept(ready: World) -> None:
     ready.machine.error = unreachable()
     with pytest.raises(PolicyError, match="was not removed") as caught:

@@ -131,6 +131,15 @@ def test_explain_names_the_rule_whatever_the_message_is(
     assert rule_of["file-ignored"].next.startswith(next_)
 
 
+def test_explain_sends_the_other_ignored_files_of_a_directory_too(there: World) -> None:
+    (there.context().config.root / "data/words/test.bin").write_bytes(b"x")
+    message = "[Errno 2] No such file or directory: 'data/words/train.bin'"
+    rule_of = explain_run_with(there, f"Traceback\nFileNotFoundError: {message}\n")
+    first, command, _ = rule_of["file-ignored"].next.splitlines()
+    assert first == f"{NEXT_FOR_FILES}, then:"
+    assert command.startswith("labctl run")
+
+
 def test_explain_says_where_a_run_has_its_data(there: World) -> None:
     root = there.context().config.root
     (root / "lab.yaml").write_text("lab: digits\ndata: {corpus: ./data}\n")
@@ -153,7 +162,7 @@ def test_explain_names_the_labs_own_list_of_packages(
     root = there.context().config.root
     (root / "lab.yaml").write_text(f"lab: digits\nimage: {image}\n")
     rule_of = explain_run_with(there, "ModuleNotFoundError: No module named 'numpy'\n")
-    text = f"correct its name, or add it to {packages}, then: labctl run"
+    text = f"correct its name, or add it to {packages}, then:\nlabctl run"
     assert rule_of["module-missing"].next == text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from lab_world import Labctl, RunMachine, World, unreachable
 
+from labctl.model import Run
 from labctl.retry import ReconnectPolicy
 from labctl.runs import runs
 from labctl.transports import Result
@@ -59,6 +60,27 @@ def test_the_saved_log_of_a_run_without_output(
     output = labctl(logged, "logs")
     assert output.out == text
     assert output.err.endswith(said)
+
+
+def test_the_log_of_an_earlier_server_is_read_from_this_machine(
+    logged: World, labctl: Labctl
+) -> None:
+    log = logged.home / "lab" / "runs" / "r2" / "logs" / "run.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("epoch 1\nepoch 2\n")
+    context = logged.context()
+    earlier = Run(
+        id="r2",
+        lab_id=context.lab_id,
+        server_id="ended",
+        state="exited",
+        exit_code=0,
+        summary="done",
+    )
+    context.state.save_run(earlier)
+    output = labctl(logged, "logs", "r2", "-n", "1")
+    assert (output.code, output.out) == (0, "epoch 2\n")
+    assert "the run's server has ended" in output.err
 
 
 def test_a_log_that_is_followed_without_a_network_prints_one_line(

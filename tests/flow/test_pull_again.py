@@ -45,4 +45,4 @@ def test_the_hint_names_what_was_pulled(
     labctl(made, "status", "--refresh")
     output = labctl(made, *words)
     assert output.code == 1
-    assert f"next: {command}  (transferred data is kept and reused)" in output.err
+    assert f"next: {command}\n        (transferred data is kept and reused)\n" in output.err

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from course_keeper_context import Pretended
 
-from labctl.courses import join_codes
+from labctl.courses import claims, join_codes
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.released_grades import draft_released_line
 from labctl.courses.requests import RequestHandler
@@ -250,6 +250,16 @@ def test_a_stranger_sees_nothing(school: School, path: str) -> None:
     assert "Lovelace" not in Visitor(f"{school.url}/").ask("/sign-in")[2]
 
 
+def test_the_sign_in_page_says_that_a_session_has_ended(school: School) -> None:
+    visitor = school.enter("lovelace")
+    school.invite("lovelace", CODE[::-1])
+    assert visitor.ask("/")[1]["location"] == "/sign-in?ended"
+    assert "Your session has ended. Sign in again." in visitor.ask("/sign-in?ended")[2]
+    status, headers, _ = visitor.form("/submissions/hw3/regrade", csrf="x", text="why?")
+    assert (status, headers["location"]) == (303, "/sign-in?unsent")
+    assert "nothing was sent" in visitor.ask("/sign-in?unsent")[2]
+
+
 def test_grades_are_seen_once_they_are_released(school: School) -> None:
     school.bed.grade("lovelace", "hw3", 43.21, "a secret hint")
     visitor = school.enter("lovelace")
@@ -287,7 +297,17 @@ def test_a_released_grade_that_is_dropped_says_so(school: School) -> None:
     assert "Total so far: <strong>45</strong> of 50 points" in page
     assert "hw3 is dropped: the lowest of 2 in homework" in page
     assert "<small>submission 1; dropped: the lowest of 2 in homework</small>" in page
+    receiver.release_feedback("hw3", "lovelace", Feedback("hw3", 0, 40, 100, "an oral exam", ""))
+    wait_until(lambda: "submission 0" not in visitor.ask("/")[2])
+    wait_until(lambda: "<small>dropped: the lowest of 2 in homework" in visitor.ask("/")[2])
     assert "Total so far" not in school.enter("turing").ask("/")[2]
+    weighted = (
+        "{homework: {assignments: [hw3], weight: 25%}, exams: {assignments: [hw4], weight: 75%}}"
+    )
+    file.write_text(file.read_text().replace(group, f"assignment_groups: {weighted}\n"))
+    # 40 of 100 and 45 of 50: 0.25 * 40% + 0.75 * 90%
+    wait_until(lambda: "Total so far: <strong>77.5%</strong>" in visitor.ask("/")[2])
+    assert "<small>homework (25%): 40 of 100;</small>" in visitor.ask("/")[2]
 
 
 def test_what_students_write_is_shown_as_text(school: School) -> None:
@@ -341,6 +361,51 @@ def test_a_server_that_could_not_start_is_explained(school: School) -> None:
     act(visitor, "/server/start")
     wait_until(lambda: "no machine left. zone a" in visitor.ask("/")[2])
     assert "Start my server" in visitor.ask("/")[2]
+
+
+def test_a_server_that_cannot_be_saved_says_why_and_what_to_do(school: School) -> None:
+    visitor = school.enter("liskov")
+    act(visitor, "/server/start")
+    wait_until(lambda: school.work.keys == [("liskov",)])
+    school.work.error = PolicyError(
+        f"{school.bed.folder.path}/seats/liskov cannot be written",
+        why=f"no space left\nthe server is still running {EVIL}",
+    )
+    act(visitor, "/server/end")
+    assert school.request_handler.wait(60)
+    wait_until(lambda: "could not be saved" in visitor.ask("/")[2])
+    page = visitor.ask("/")[2]
+    assert "Its results are being saved" not in page
+    assert "<p>no space left</p>" in page
+    assert str(school.bed.folder.path) not in page
+    assert "labctl course down --only liskov" in page
+    assert EVIL not in page
+    school.work.error = None
+    for seat in school.request_handler.list_seat_servers():
+        seat.resume()
+    wait_until(lambda: "Start my server" in visitor.ask("/")[2])
+    assert "could not be saved" not in visitor.ask("/")[2]
+
+
+def test_a_server_whose_saving_never_finishes_says_so(
+    school: School, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor, saving, done = school.enter("liskov"), threading.Event(), threading.Event()
+    act(visitor, "/server/start")
+    wait_until(lambda: school.work.keys == [("liskov",)])
+
+    def save(*_: object) -> None:
+        saving.set()
+        assert done.wait(60)
+
+    monkeypatch.setattr(school.work, "save_and_remove_server", save)
+    act(visitor, "/server/end")
+    assert saving.wait(60)
+    assert "could not be saved" not in visitor.ask("/")[2]
+    monkeypatch.setattr(claims, "LONG_SAVE_S", 0.0)
+    wait_until(lambda: "it has taken longer than" in visitor.ask("/")[2])
+    assert "labctl course down --only liskov" in visitor.ask("/")[2]
+    done.set()
 
 
 def test_a_member_of_a_team_does_not_end_the_others_server(school: School) -> None:

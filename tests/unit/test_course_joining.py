@@ -297,6 +297,17 @@ def test_a_folder_whose_path_does_not_fit_into_authorized_keys_is_refused(tmp_pa
         AuthorizedKeys(folder, tmp_path / "keys").admit("alice", KEY)
 
 
+def test_a_host_key_is_published_without_the_comment_of_its_file(
+    folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path
+) -> None:
+    """As `--host-key "$(cat /etc/ssh/ssh_host_ed25519_key.pub)"` gives it."""
+    into = tmp_path / "join"
+    with pytest.raises(UsageError, match="not a public key"):
+        invite_all(folder, ["alice"], into, keys, host_key="keeper.example.edu")
+    invite_all(folder, ["alice"], into, keys, host_key=f"{HOST_KEY} root@keeper\n")
+    assert load_assignment(folder.drop / "assignments" / "hw3.yaml").host_key == HOST_KEY
+
+
 def test_assignments_are_published_as_students_need_them(folder: CourseFolder) -> None:
     folder.ledger.append("due", student="alice", assignment="hw3", seconds=3600)
     assert publish_assignments(folder, HOST_KEY) == ["hw3"]

@@ -170,7 +170,9 @@ def test_the_plan_says_what_is_dropped(folder: CourseFolder) -> None:
         ("{assignments: [hw1, hw2], drop_lowest: -1}", "is not a number from 1 to 100"),
         ("{assignments: [hw1, hw2], drop_lowest: 0}", "is not a number from 1 to 100"),
         ("{assignments: [hw1, hw2], drop_lowest: one}", "is not a number from 1 to 100"),
-        ("{assignments: [hw1, hw2]}", "is required"),
+        ("{assignments: [hw1, hw2]}", "a group needs `drop_lowest`, `weight`, or both"),
+        ("{assignments: [hw1, hw2], weight: 0}", "is not a percentage above 0"),
+        ("{assignments: [hw1, hw2], weight: 101%}", "is not a percentage above 0"),
         ("{assignments: [], drop_lowest: 1}", "so no grade would count"),
         ("{assignments: [hw1, hw2], drop_lowest: 1, drop_highest: 1}", "unknown key"),
     ],
@@ -197,3 +199,75 @@ def test_an_assignment_is_in_one_group(tmp_path: Path) -> None:
         load_course(course)
     assert [problem.line for problem in caught.value.problems] == [11, 11]
     assert "'hw1' is in the group 'homework' already" in caught.value.problems[0].message
+
+
+WEIGHTED = """\
+assignment_groups:
+  homework: {assignments: [hw1, hw2, hw3, hw4], drop_lowest: 1, weight: 40%}
+  projects: {assignments: [project], weight: 60}
+"""
+
+
+def test_groups_with_weights_give_a_percentage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path / "ml", COURSE + WEIGHTED)
+    for name, points in MARKS.items():
+        give_mark(folder, name, "alice", "text", points)
+        release_grades(folder, name)
+    alice, bob = list_totals(folder)
+    # 24 of 30 in homework, 60 of 100 in projects: 0.4 * 80% + 0.6 * 60%.
+    assert (alice.total.final, alice.total.points, alice.total.text) == (68, 100, "68%")
+    # The project is not graded: its weight does not count yet.
+    assert (bob.total.final, bob.total.points) == (0, 100)
+    assert [one.name for one in bob.total.groups] == ["homework"]
+    reply = read_reply(folder, "alice")
+    print_total(TotalRecord(**reply["total"]))
+    assert capsys.readouterr().out.splitlines() == [
+        "total so far: 68%",
+        "  homework (40%): 24 of 30",
+        "  projects (60%): 60 of 100",
+        "  hw2 is dropped: the lowest of 4 in homework",
+    ]
+    assert describe_assignments(folder.config)[-2:] == [
+        "homework: 40% of the total; the lowest grade of hw1, hw2, hw3, hw4 is dropped",
+        "projects: 60% of the total for project",
+    ]
+
+
+def test_a_group_without_grades_leaves_its_weight_to_the_others() -> None:
+    groups = {
+        "homework": AssignmentGroup(assignments=("hw1",), weight=30),
+        "exams": AssignmentGroup(assignments=("exam",), weight=50),
+        "projects": AssignmentGroup(assignments=("project",), weight=20),
+    }
+    graded = [
+        CountedGrade(assignment="hw1", final=5, points=10),
+        CountedGrade(assignment="project", final=10, points=10),
+    ]
+    assert compute_total(graded, groups).final == 70  # (30 * 50% + 20 * 100%) / 50
+    assert compute_total([], groups) == CourseTotal()
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        (WEIGHTED.replace("60", "50"), "the weights add up to 90%, and must be 100%"),
+        (WEIGHTED.replace(", weight: 40%", ""), "give each group one, or none"),
+        (
+            "assignment_groups:\n  homework: {assignments: [hw1, hw2], weight: 100}\n",
+            "hw3, hw4, project: in no group",
+        ),
+    ],
+)
+def test_weights_are_checked_when_the_course_is_planned(
+    tmp_path: Path, groups: str, says: str
+) -> None:
+    course = tmp_path / "ml"
+    course.mkdir()
+    (course / "course.yaml").write_text(COURSE + groups)
+    with pytest.raises(ConfigError) as caught:
+        load_course(course)
+    (problem,) = caught.value.problems
+    assert says in problem.message
+    assert problem.line >= 9

@@ -11,8 +11,10 @@ from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.grading.record import FILE, GradeRecord, encode
 from labctl.courses.grading.results import GradeResults
 from labctl.courses.records.excuses import draft_excuse_line
+from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.records.marks import draft_mark_line
+from labctl.courses.records.released_grades import draft_released_line
 from labctl.courses.records.student import Student
 from labctl.web.grades import Grades, read_decisions
 from labctl.web.view import GradeView
@@ -68,9 +70,15 @@ def test_marks_without_an_automatic_grade_are_shown(tmp_path: Path) -> None:
     grade = read(tmp_path, mark("code", 17), mark("talk", 20))
     assert grade.score is None
     assert "code: 17 of 20 (ann) clear" in grade.feedback
+    assert not grade.released
+
+
+def test_a_released_grade_of_a_rubric_alone_is_shown_as_released(tmp_path: Path) -> None:
+    released = draft_released_line("hw3", Grade(student="ada", score=37, points=40), "ann")
+    assert read(tmp_path, mark("code", 17), mark("talk", 20), released).released
 
 
 def test_an_excused_student_has_no_score(graded: Path) -> None:
     excuse = draft_excuse_line("hw3", "ada", "ada", excused=True, by="ann", why="ill")
     grade = read(graded, mark("code", 17), mark("talk", 20), excuse)
-    assert (grade.score, grade.feedback) == (None, "excused: ill")
+    assert (grade.score, grade.feedback, grade.excused) == (None, "excused: ill", True)

@@ -113,14 +113,16 @@ def endless_output() -> LabError:
 ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
     "full disk": (
         full_disk,
-        "labctl ssh -- df -h  (nothing was sent)",
-        "labctl course ssh alice -- df -h  (nothing was sent)",
+        "labctl ssh -- df -h\nlabctl push   # once there is space; nothing was sent",
+        "labctl course ssh alice -- df -h\n"
+        "labctl course up --only alice   # once there is space; nothing was sent",
     ),
     "failed write": (
         failed_write,
-        "labctl ssh -- df -h, then labctl push  (transferred data is kept and reused)",
-        "labctl course ssh alice -- df -h, then labctl course up --only alice  "
-        "(transferred data is kept and reused)",
+        "labctl ssh -- df -h\n"
+        "labctl push   # once there is space; transferred data is kept and reused",
+        "labctl course ssh alice -- df -h\nlabctl course up --only alice   "
+        "# once there is space; transferred data is kept and reused",
     ),
     "agent, ssh": (
         lambda: agent_error(("check the address; ", HintPart("ssh", "getent hosts x.org"))),
@@ -205,13 +207,13 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
     ),
     "cut push": (
         cut_push,
-        "labctl push  (transferred data is kept and reused)",
-        "labctl course up --only alice  (transferred data is kept and reused)",
+        "labctl push   # transferred data is kept and reused",
+        "labctl course up --only alice   # transferred data is kept and reused",
     ),
     "large push": (
         unconfirmed_push,
-        "labctl push --yes, or exclude files in .labignore",
-        "labctl course up --only alice --yes, or exclude files in .labignore",
+        "labctl push --yes   # or exclude files in .labignore",
+        "labctl course up --only alice --yes   # or exclude files in .labignore",
     ),
     "unreadable record": (
         lambda: caught(lambda: state._decode("{", Server)),

@@ -118,6 +118,8 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
         ({"confusion": [[8, 2], [1, 8]]}, "add up"),
         ({"confusion": [[0, 0], [0, 0]], "items": 0, "accuracy": 0}, "add up"),
         ({"accuracy": 0.99}, "confusion matrix"),
+        ({"classes": [], "confusion": [], "worst": [], "accuracy": 1.5}, "from 0 to 1"),
+        ({"classes": [], "confusion": [], "worst": [], "items": -1}, "0 or more"),
         ({"baseline_accuracy": 1.5}, "from 0 to 1"),
         ({"where": "elsewhere"}, "where"),
         ({"worst": [BODY["worst"][0] | {"said": "<b>"}]}, "unknown class"),

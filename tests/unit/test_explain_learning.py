@@ -356,9 +356,9 @@ def test_steps_may_be_anything() -> None:
         (("sh", "-c", "cd src && pyton 'a b.py'"), "x\nsh: 1: pyton: not found\n", "pyton",
          """labctl run -- sh -c 'cd src && python '"'"'a b.py'"'"''"""),
         (("bash", "-c", "zzzz9"), "bash: line 1: zzzz9: command not found\n", "zzzz9",
-         "choose an image that has zzzz9, or correct its name, then: labctl run"),
+         "choose an image that has zzzz9, or correct its name, then:\nlabctl run"),
         (("python3", "train.py"), "", "python3",
-         "choose an image that has python3, or correct its name, then: labctl run"),
+         "choose an image that has python3, or correct its name, then:\nlabctl run"),
     ],
 )  # fmt: skip
 def test_a_program_that_does_not_exist_is_named_with_the_one_that_was_meant(
@@ -383,7 +383,7 @@ def test_a_shell_that_says_nothing_of_a_program_ended_with_127_by_itself() -> No
     ("command", "command_next"),
     [
         (("src/train.py", "--lr", "1"), "labctl run -- python src/train.py --lr 1"),
-        (("./train", "a"), "chmod +x ./train, then: labctl run -- ./train a"),
+        (("./train", "a"), "chmod +x ./train, then:\nlabctl run -- ./train a"),
     ],
 )
 def test_a_file_that_cannot_be_executed_has_a_next_command(
@@ -407,5 +407,5 @@ def test_the_run_s_own_command_is_repeated_after_a_missing_module() -> None:
     command = ("python", "src/crash.py", "--name", "a b")
     found = findings(material(log=log, run=run(exit_code=1, command=command)))
     assert found["module-missing"].next.endswith(
-        "then: labctl run -- python src/crash.py --name 'a b'"
+        "then:\nlabctl run -- python src/crash.py --name 'a b'"
     )

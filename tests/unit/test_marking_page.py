@@ -109,6 +109,14 @@ def test_the_page_has_files_rubric_tests_and_the_total(bed: Bed, ann: Visitor) -
     assert "[not shown here: application/javascript]" in shown[2]
 
 
+def test_the_page_opens_with_a_file_that_people_mark(bed: Bed, ann: Visitor) -> None:
+    files = {"code/.gitignore": b"/runs/\n", "code/train.py": b"print('marked')\n"}
+    hand_in_files(bed, "lovelace", files, number=2, at=bed.now + 60)
+    page = ann.ask(page_of(bed))[2]
+    assert "print(&#39;marked&#39;)" in page
+    assert "/runs/" not in page
+
+
 def test_a_late_submission_shows_what_it_costs(bed: Bed, ann: Visitor) -> None:
     hand_in_files(bed, "liskov", FILES, late_s=7200)
     grade_automatically(bed, "liskov", 35, penalty=10)

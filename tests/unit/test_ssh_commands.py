@@ -36,7 +36,8 @@ def as_ssh_reads(text: str, name: str, tmp_path: Path) -> dict[str, str]:
 
 def test_the_config_of_one_server() -> None:
     assert config() == (
-        "# Server I-1. Written by labctl, which replaces it; edit your own config.\n"
+        "# Server I-1.\n"
+        "# Written by labctl, which replaces it. Put your changes into your own config.\n"
         "Host digits I-1\n"
         "    HostName 203.0.113.7\n"
         "    Port 2222\n"

@@ -35,6 +35,7 @@ class Pool:
     def __init__(self) -> None:
         self.machines: dict[str, FakeTransport] = {}
         self.endpoints: list[Endpoint] = []
+        self.notes: list[str] = []
         self.aliases: dict[str, Endpoint] = {}
 
     def add(
@@ -64,6 +65,7 @@ class Pool:
             connect=connect,
             settle_host_key=settle,
             progress=unexpected,
+            note=self.notes.append,
             resolve_alias=lambda name: self.aliases.get(name, Endpoint(host=name, user="local")),
         )
         return StaticProvider(
@@ -177,6 +179,7 @@ def test_machines_that_are_away_do_not_spoil_the_others(pool: Pool) -> None:
     pool.add("gpu2", FREE)
     provider = pool.provider("gpu1", "gpu2")
     assert [offer.type for offer in provider.offers(Need())] == ["gpu2"]
+    assert pool.notes == ["1 machine cannot be used now: gpu1; to see why: labctl doctor"]
     assert [(check.name, check.ok, check.next) for check in provider.check()] == [
         ("gpu1", False, "wait"),
         ("gpu2", True, ""),

@@ -353,6 +353,11 @@ def test_a_default_ttl_replaces_no_limit_that_the_server_was_given() -> None:
     record = after_a_day(budget, default)
     assert (record.limits.budget_usd, record.limits.ttl_s) == (20.0, None)
     assert record.budget_whole_usd == 20.0
+    # On a server without a price there is no default, and a plain `up` keeps the limit as well.
+    limits = after_a_day(GuardLimits(ttl_s=172_800), GuardLimits(ttl_is_default=True)).limits
+    assert (limits.ttl_s, limits.from_s) == (172_800, 0.0)
+    free = GuardLimits(ttl_is_default=True)
+    assert arm(arm(None, free, 60), free, 500).limits.from_s == 0.0
     # What is asked for by name still replaces it.
     assert after_a_day(GuardLimits(ttl_s=172_800), GuardLimits(ttl_s=90_000)).limits.ttl_s == 90_000
     declined = after_a_day(budget, GuardLimits()).limits

@@ -24,7 +24,7 @@ from ..host.engine_objects import ContainerRow
 from ..host.paths import compute_age_s, labctl_home, read_boottime_s, read_text
 from ..reply import Failure
 from .jupyter_objects import JupyterKernel
-from .processes import ActivitySign, ProcessActivity, read_terminals, read_tmux_clients
+from .processes import ActivitySign, ProcessActivity, read_typing
 
 CONTAINER_CORES = 0.05
 # cores: an unused service computes a little; more than this is a person's work
@@ -96,8 +96,7 @@ class ActivityReader:
         began_s = read_boottime_s()
         readers: list[tuple[str, Callable[[], list[ActivitySign] | None]]] = [
             ("the containers", self._containers),
-            ("the terminals", read_terminals),
-            ("tmux", lambda: read_tmux_clients(self.account.uid, self.account.words)),
+            ("the terminals", lambda: read_typing(self.account.uid, self.account.words)),
             ("the processes", self.processes.read_activity),
             ("the GPU", read_gpu_signs),
             ("labctl's last use", read_last_use),
@@ -111,7 +110,7 @@ class ActivityReader:
                     has_gpu = False
                 signs += found or []
             except FileNotFoundError:
-                continue  # without tmux or Docker, nothing of that kind can be running
+                continue  # without Docker, nothing of that kind can be running
             except (OSError, ValueError, KeyError, Failure, subprocess.SubprocessError) as error:
                 why = error.report.what if isinstance(error, Failure) else error
                 signs.append(ActivitySign(f"{name} cannot be read, which counts as work ({why})"))

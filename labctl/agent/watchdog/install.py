@@ -203,7 +203,7 @@ def _find_ttl_start_s(
     """
     had_no_ttl = recorded is not None and recorded.limits.ttl_s is None
     is_near = recorded is None and elapsed_s + HOUR_AHEAD_S >= (requested.ttl_s or 0.0)
-    if requested.ttl_is_default and (had_no_ttl or is_near):
+    if requested.ttl_is_default and requested.ttl_s and (had_no_ttl or is_near):
         return elapsed_s
     return recorded.limits.from_s if recorded else 0.0
 

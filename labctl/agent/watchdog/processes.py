@@ -48,33 +48,46 @@ class ProcessStat(NamedTuple):
     cpu_s: float
 
 
-def read_terminals(directory: Path = Path("/dev/pts")) -> list[ActivitySign]:
-    """Return when somebody last typed in each terminal, by its access time.
+def read_typing(uid: int, as_user: list[str]) -> list[ActivitySign]:
+    """Return when somebody last typed in each terminal, and in each tmux client of this account."""
+    clients, panes = _read_tmux(uid, as_user)
+    return _read_terminals(panes) + clients
+
+
+def _read_terminals(panes: set[str], directory: Path = Path("/dev/pts")) -> list[ActivitySign]:
+    """Return when somebody last typed in each terminal but these, by its access time.
 
     Opening a terminal counts. The kernel keeps these times to 8 s. Our own messages change only the
-    modification time.
+    modification time. A pane of tmux is left out: tmux opens it, for example at a run's start, and
+    the clients of tmux show whether somebody types there.
     """
     signs = []
     for entry in directory.iterdir():
-        if entry.name.isdigit():
+        if entry.name.isdigit() and str(entry) not in panes:
             with suppress(FileNotFoundError):
                 age = compute_age_s(entry.stat().st_atime)
                 signs.append(ActivitySign(f"somebody typed in terminal pts/{entry.name}", age))
     return signs
 
 
-def read_tmux_clients(uid: int, as_user: list[str]) -> list[ActivitySign]:
-    """Return when somebody last typed in each attached tmux client of this account."""
+def _read_tmux(uid: int, as_user: list[str]) -> tuple[list[ActivitySign], set[str]]:
+    """Return when somebody last typed in each attached tmux client, and the panes' terminals."""
     signs = []
-    words = ["list-clients", "-F", "#{client_activity} #{session_name}"]
+    panes = set()
+    clients = ["list-clients", "-F", "#{client_activity} #{session_name}"]
+    words = [*clients, ";", "list-panes", "-a", "-F", "#{pane_tty}"]
     for socket in Path(f"/tmp/tmux-{uid}").glob("*"):
         command = [*as_user, "tmux", "-S", str(socket), *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-        for row in done.stdout.splitlines():
-            at, _, session = row.partition(" ")
-            age = compute_age_s(float(at))
-            signs.append(ActivitySign(f"somebody typed in the tmux session {session}", age))
-    return signs
+        with suppress(FileNotFoundError):  # without tmux, nothing of that kind can be running
+            done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+            for row in done.stdout.splitlines():
+                if row.startswith("/"):
+                    panes.add(row)
+                    continue
+                at, _, session = row.partition(" ")
+                age = compute_age_s(float(at))
+                signs.append(ActivitySign(f"somebody typed in the tmux session {session}", age))
+    return signs, panes
 
 
 class ProcessActivity:

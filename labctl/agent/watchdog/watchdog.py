@@ -316,7 +316,7 @@ class Watchdog:
             return f"nobody has worked on it (limit {duration_text(limits.idle_s or 0)})"
         if by == "budget":
             return f"its budget of {dollars_text(limits.budget_usd or 0)} is spent"
-        return f"its time is up ({duration_text(limits.deadline_s or 0)})"
+        return f"its time is up ({duration_text((limits.deadline_s or 0) - limits.from_s)})"
 
     # The end
 

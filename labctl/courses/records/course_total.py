@@ -1,4 +1,7 @@
-"""A student's total over the assignments, without the lowest grades that a group drops. Pure."""
+"""A student's total over the assignments, without the lowest grades that a group drops. Pure.
+
+Points add up, or each group of assignments counts with its weight.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from labctl.config.course_schema import AssignmentGroup
 from labctl.model import Value
 
+# Decimal places of a percentage, as in Canvas.
+PERCENT_DIGITS = 2
 # Decimal places to which shares of points are compared: a sum of marks is not exact.
 SHARE_DIGITS = 9
 
@@ -41,9 +46,23 @@ class DroppedGrade(Value, frozen=True):
         return f"{self.assignment} is {self.reason}"
 
 
+class GroupTotal(Value, frozen=True):
+    """The grades of a group that count, `final` of `points`; `weight` is a percent of the total."""
+
+    name: str
+    weight: float
+    final: float
+    points: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} ({self.weight:g}%): {self.final:g} of {self.points:g}"
+
+
 class CourseTotal(Value, frozen=True):
     """The sum of the grades that count, of `points` in all.
 
+    With weights, `final` is a percentage and `points` is 100; `groups` are those that have grades.
     `missing` are the assignments that count as 0 because nothing was submitted.
     """
 
@@ -51,6 +70,13 @@ class CourseTotal(Value, frozen=True):
     points: float = 0.0
     dropped: tuple[DroppedGrade, ...] = ()
     missing: tuple[str, ...] = ()
+    groups: tuple[GroupTotal, ...] = ()
+
+    @property
+    def text(self) -> str:
+        if self.groups:
+            return f"{self.final:g}%"
+        return f"{self.final:g} of {self.points:g} points"
 
     def find_dropped(self, assignment: str) -> DroppedGrade | None:
         return next((one for one in self.dropped if one.assignment == assignment), None)
@@ -70,13 +96,41 @@ def compute_total(
         lowest for name, group in groups.items() for lowest in _find_lowest(name, group, by_name)
     ]
     without = {one.assignment for one in dropped}
-    counted = [grade for name, grade in by_name.items() if name not in without]
+    counted = {name: grade for name, grade in by_name.items() if name not in without}
+    weighted = [
+        _add_up_group(name, group, counted) for name, group in groups.items() if group.weight
+    ]
+    group_totals = tuple(one for one in weighted if one.points)
+    final, points = _add_up(counted.values())
+    if group_totals:
+        final, points = _weigh(group_totals), 100.0
     return CourseTotal(
-        final=round(sum(grade.final for grade in counted), 3),
-        points=round(sum(grade.points for grade in counted), 3),
+        final=final,
+        points=points,
         dropped=tuple(dropped),
         missing=tuple(name for name in by_name if name in missing),
+        groups=group_totals,
     )
+
+
+def _add_up(grades: Iterable[CountedGrade]) -> tuple[float, float]:
+    grades = list(grades)
+    final, points = sum(grade.final for grade in grades), sum(grade.points for grade in grades)
+    return round(final, 3), round(points, 3)
+
+
+def _add_up_group(
+    name: str, group: AssignmentGroup, counted: Mapping[str, CountedGrade]
+) -> GroupTotal:
+    final, points = _add_up(counted[one] for one in group.assignments if one in counted)
+    return GroupTotal(name=name, weight=group.weight, final=final, points=points)
+
+
+def _weigh(groups: Iterable[GroupTotal]) -> float:
+    """Return the percentage of groups that have grades; the weights of the others do not count."""
+    groups = list(groups)
+    weighted = sum(group.weight * group.final / group.points for group in groups)
+    return round(100 * weighted / sum(group.weight for group in groups), PERCENT_DIGITS)
 
 
 def _find_lowest(

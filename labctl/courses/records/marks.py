@@ -36,21 +36,33 @@ class RubricItem(Value, frozen=True):
 StudentMarks = Mapping[str, ItemMark]
 
 
-def read_marks(
-    entries: Iterable[CourseLedgerEntry], assignment: str
-) -> dict[str, dict[str, ItemMark]]:
-    """Return student -> item -> the mark that counts. A mark that was taken back is left out."""
-    marks: dict[str, dict[str, ItemMark]] = {}
+def read_all_marks(
+    entries: Iterable[CourseLedgerEntry],
+) -> dict[str, dict[str, dict[str, ItemMark]]]:
+    """Return assignment -> student -> item -> the mark that counts, read in one pass.
+
+    A mark that was taken back is left out.
+    """
+    marks: dict[str, dict[str, dict[str, ItemMark]]] = {}
     for entry in entries:
-        if entry.kind != KIND or entry.detail.get("assignment") != assignment:
+        if entry.kind != KIND:
             continue
         item, points = str(entry.detail.get("item", "")), entry.detail.get("points")
-        own = marks.setdefault(entry.student, {})
+        assignment = str(entry.detail.get("assignment", ""))
+        own = marks.setdefault(assignment, {}).setdefault(entry.student, {})
         if points is None:
             own.pop(item, None)
         else:
             own[item] = ItemMark(points=float(points), note=entry.why, by=entry.by, at=entry.at)
     return marks
+
+
+def read_marks(
+    entries: Iterable[CourseLedgerEntry], assignment: str
+) -> dict[str, dict[str, ItemMark]]:
+    """Return student -> item -> the mark that counts, of one assignment."""
+    own = (entry for entry in entries if entry.detail.get("assignment") == assignment)
+    return read_all_marks(own).get(assignment, {})
 
 
 def list_items(rubric: Mapping[str, float], marks: StudentMarks) -> tuple[RubricItem, ...]:

@@ -131,9 +131,14 @@ def describe_assignments(config: CourseConfig) -> list[str]:
 
 
 def _describe_group(name: str, group: AssignmentGroup) -> str:
-    lowest = "the lowest grade" if group.drop_lowest == 1 else f"the {group.drop_lowest} lowest"
-    verb = "is" if group.drop_lowest == 1 else "are"
-    return f"{name}: {lowest} of {', '.join(group.assignments)} {verb} dropped"
+    parts = [f"{group.weight:g}% of the total"] if group.weight else []
+    if group.drop_lowest:
+        one = group.drop_lowest == 1
+        lowest = "the lowest grade" if one else f"the {group.drop_lowest} lowest"
+        parts.append(f"{lowest} of {', '.join(group.assignments)} {'is' if one else 'are'} dropped")
+    elif group.weight:
+        parts[0] += f" for {', '.join(group.assignments)}"
+    return f"{name}: {'; '.join(parts)}"
 
 
 def _describe_late_rule(rules: AssignmentConfig) -> str:

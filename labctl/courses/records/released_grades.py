@@ -106,7 +106,7 @@ def _reason_text(before: Grade, now: Grade) -> str:
         if item.mark and item.mark.points != given.get(item.name):
             reasons.append(f"{item.name} marked {points_text(item.mark.points)}")
     if now.stamp.number != before.stamp.number:
-        reasons.append(f"submission {now.stamp.number} instead of {before.stamp.number}")
+        reasons.append(f"submission {now.stamp.number} instead of {before.stamp.number or 'none'}")
     if now.stamp.penalty != before.stamp.penalty:
         reasons.append(f"{now.stamp.penalty}% off for lateness instead of {before.stamp.penalty}%")
     if now.points != before.points:

@@ -176,7 +176,7 @@ def check_shared_memory(material: RunData) -> Iterator[Answer]:
         most = f", at most {bytes_text(max(used))} used" if used else ""
         evidence.append(from_telemetry(f"/dev/shm has {bytes_text(limit)}{most}"))
     larger = f"{max(2, -(-4 * (limit or 0) // 1024**3))}GB"
-    next_ = f"in lab.yaml, limits: {{shm: {larger}}}, then: labctl run"
+    next_ = f"in lab.yaml, limits: {{shm: {larger}}}, then:\nlabctl run"
     if message or (limit and used and max(used) >= FULL_SHM * limit):
         yield Finding(
             rule="shm-full",

@@ -70,7 +70,7 @@ KNOWN_MESSAGES = (
         r"(?:ModuleNotFoundError|python[\d.]*): No module named '?([\w.]*\w)",
         "the image has no Python module {0}",
         "the container has only what its image installs, not what is on your machine",
-        "correct its name, or add it to {packages}, then: {again}",
+        "correct its name, or add it to {packages}, then:\n{again}",
         LABCTL,
     ),
     _known_message(
@@ -272,7 +272,7 @@ def _explain_unexecutable(material: RunData) -> Finding:
         evidence=(from_record(material.run.summary), *_last_line(material)),
         next=command
         if program.endswith(".py")
-        else f"chmod +x {shlex.quote(program)}, then: {repeat_command(material)}",
+        else f"chmod +x {shlex.quote(program)}, then:\n{repeat_command(material)}",
         source=LABCTL,
     )
 

@@ -104,7 +104,7 @@ def _no_cards(material: RunData) -> Iterator[Answer]:
             rule="telemetry",
             what="what limits its speed (GPU, CPU, memory, disk)",
             why="there are no measurements: it was too short, or the watchdog is not running",
-            next="train for at least a minute, then: labctl explain",
+            next="train for at least a minute, then:\nlabctl explain",
         )
     elif any(sample.gpus for sample in material.samples):
         yield make_few_samples_answer("gpu-use", "how busy the GPU was", material)

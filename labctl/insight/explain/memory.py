@@ -182,7 +182,7 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
     fit = material.fit
     if fit is not None and fit.batch == 0:
         larger = "use a GPU with more memory: labctl offers; or checkpointing, or a smaller model"
-        raise_limit = "raise limits: {memory: ...} in lab.yaml, then: labctl run"
+        raise_limit = "raise limits: {memory: ...} in lab.yaml, then:\nlabctl run"
         return larger if failure.whose == "gpu" else raise_limit
     batch = failure.batch // 2
     if fit is not None:

@@ -40,8 +40,9 @@ def check_left_out_path(material: RunData) -> Iterator[Answer]:
         why = f"it exists on this machine, but an ignore rule leaves it out: {left_out.rule}"
         folder = left_out.directory or left_out.path.rpartition("/")[0] or left_out.path
         next_ = (
-            f"add the line {left_out.inclusion}, then: {repeat_command(material)}; or, for large "
-            f"data, list {folder} under data: in lab.yaml and read it from $LABCTL_DATA_DIR"
+            f"add the line {left_out.inclusion}, then:\n{repeat_command(material)}\n"
+            f"(or, for large data, list {folder} under data: in lab.yaml and read it from "
+            "$LABCTL_DATA_DIR)"
         )
     message = MESSAGE.findall(material.log)[-1].strip()
     yield Finding(

@@ -47,7 +47,7 @@ def check_program(material: RunData) -> Iterator[Answer]:
         evidence=(from_record(f"exit code {NOT_FOUND_CODE}"), *line),
         next=_suggest_command(material, program, similar[0])
         if similar
-        else f"choose an image that has {program}, or correct its name, then: labctl run",
+        else f"choose an image that has {program}, or correct its name, then:\nlabctl run",
         source=SHELL_CODES,
     )
 

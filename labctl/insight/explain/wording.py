@@ -36,7 +36,7 @@ def make_few_samples_answer(rule: str, what: str, material: RunData) -> Unknown:
         rule=rule,
         what=what,
         why=f"{taken} of telemetry, one every 10 s; this rule needs {LEAST} after the start",
-        next="train for at least a minute (more epochs), then: labctl explain",
+        next="train for at least a minute (more epochs), then:\nlabctl explain",
     )
 
 

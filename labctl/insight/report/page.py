@@ -172,6 +172,8 @@ def build_page(facts: ReportFacts) -> Page:
 def _lead(evaluation: Evaluation | None) -> str:
     if evaluation is None:
         return "Run labctl eval to measure the model's accuracy, then labctl report again."
+    if not evaluation.items:
+        return "evaluate.py printed no number of items (total), so there is no confidence interval."
     text = f"{evaluation.correct:,} of {count(evaluation.items, 'item')}."
     if bounds := confidence_interval(evaluation.correct, evaluation.items):
         low, high = bounds

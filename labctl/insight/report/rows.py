@@ -176,7 +176,9 @@ def _figure(evaluation: Evaluation | None, accuracy: float | None) -> str:
         return text
     device = f" on {evaluation.device}" if evaluation.device else ""
     at = f", {date(evaluation.at)}" if evaluation.at else ""
-    return f"{text} ({evaluation.correct:,} of {evaluation.items:,}){device}{at}"
+    if evaluation.items:
+        text += f" ({evaluation.correct:,} of {evaluation.items:,})"
+    return f"{text}{device}{at}"
 
 
 def provenance_rows(facts: ReportFacts) -> tuple[TableRow, ...]:

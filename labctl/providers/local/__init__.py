@@ -45,6 +45,7 @@ from labctl.providers.local.container import (
     make_labels,
     make_server_id,
     parse_server,
+    show_part,
     start,
 )
 from labctl.providers.local.image_copy import copy_images
@@ -141,9 +142,10 @@ class LocalProvider:
             if container is None:
                 return
             with suppress(docker_errors.NotFound):
-                clear_and_stop(container)
+                clear_and_stop(container, self.context.progress)
                 try:
-                    container.remove(force=True, v=True)
+                    with show_part(self.context.progress, f"deleting {container.name}"):
+                        container.remove(force=True, v=True)
                 except docker_errors.APIError as error:
                     # Another process is removing it at this moment.
                     if error.status_code != engine.CONFLICT:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from labctl.lazy import lazy_imports
@@ -187,15 +188,27 @@ def start(container: Container) -> None:
     container.reload()
 
 
-def clear_and_stop(container: Container) -> None:
+def clear_and_stop(container: Container, progress: Callable[[str, float, float], None]) -> None:
     """Delete the containers in a server and their data, keep the images in the volume, stop it.
 
     If deleting fails, the next server with this volume does it at its first boot.
     """
     if container.status == "running":
         clear = "/usr/local/lib/lab-server/clear.sh"
-        container.exec_run(["timeout", str(CLEAR_TIMEOUT_S), clear])
-        container.stop(timeout=STOP_TIMEOUT_S)
+        with show_part(progress, f"deleting the containers on {container.name}"):
+            container.exec_run(["timeout", str(CLEAR_TIMEOUT_S), clear])
+        with show_part(progress, f"stopping {container.name}"):
+            container.stop(timeout=STOP_TIMEOUT_S)
+
+
+@contextmanager
+def show_part(progress: Callable[[str, float, float], None], text: str) -> Iterator[None]:
+    """Show a part of a long wait while it lasts: on a busy machine, one can take half a minute."""
+    progress(text, 0, 0)  # nothing says how far it is
+    try:
+        yield
+    finally:
+        progress(text, 1, 1)
 
 
 def copy_first_boot_script(container: Container, script: str) -> None:

@@ -37,6 +37,7 @@ from labctl.providers.static.machines import (
     StaticSettings,
     list_machines,
 )
+from labctl.text import count_text, names_text
 
 __all__ = ["HostEntry", "StaticProvider", "StaticSettings"]
 
@@ -84,10 +85,14 @@ class StaticProvider:
             if isinstance(answer, MachineLease) and _is_suitable(machine.make_offer(answer), need)
         ]
         free = [machine.make_offer(answer) for machine, answer in fitting if answer.state == "free"]
+        if not free and not fitting:
+            _raise_if_all_failed(answers)
+        failed = [machine.name for machine, answer in answers if isinstance(answer, LabError)]
+        if failed:
+            number = f"{count_text(len(failed), 'machine')} cannot be used now"
+            self.context.note(f"{number}: {names_text(failed, 5)}; to see why: labctl doctor")
         if not free and fitting:
             raise _make_busy_error(fitting)
-        if not free:
-            _raise_if_all_failed(answers)
         return free
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
@@ -254,9 +259,10 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
 def _check(machine: ConfiguredMachine, answer: MachineLease | LabError, subject: Subject) -> Check:
     if isinstance(answer, LabError):
         answer.subject = subject
-        return Check(
-            name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=answer.hint
-        )
+        # `labctl doctor` is the command that shows this check.
+        again = f"{subject.up}   # once your network or VPN reaches it"
+        fix = again if answer.hint == "labctl doctor" else answer.hint
+        return Check(name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=fix)
     if answer.state == "free":
         return Check(name=machine.name, ok=True, detail="free")
     return Check(name=machine.name, ok=answer.state != "broken", detail=_describe_holder(answer))

@@ -2,10 +2,10 @@
 
     python make_hidden_data.py
 
-They are the digits of scikit-learn, moved, darkened and with noise, by random numbers that are not
-stored: students who know the original digits do not know these. A network that learned only
-digits in the middle of the picture gets fewer of them right. For an exam, use pictures of your own
-in the same layout.
+They are the digits of scikit-learn, moved, darkened and with noise, by random
+numbers that are not stored: students who know the original digits do not know
+these. A network that learned only digits in the middle of the picture gets
+fewer of them right. For an exam, use pictures of your own in the same layout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Train the reference solution; its model is in reference/model beside this file.
+"""Train the reference solution. Its model is in reference/model beside this.
 
     python make_reference.py
 
-`labctl course grade hands-on --dry-run` grades this solution as it grades a submission. Its code is
-the sample project of `labctl init`, and augment.py, which changes what the network learns from.
+`labctl course grade hands-on --dry-run` grades this solution as it grades a
+submission. Its code is the sample project of `labctl init`, and augment.py,
+which changes what the network learns from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Make a dataset of the digits and of changed copies of them: moved, darker and noisy.
+"""Make a dataset of the digits and of moved, darker and noisy copies of them.
 
     python augment.py --out varied && python train.py --data varied
 
-A network that has seen such copies recognizes pictures that were not taken like the originals.
+A network that has seen such copies recognizes pictures that were not taken like
+the originals.
 """
 
 from __future__ import annotations

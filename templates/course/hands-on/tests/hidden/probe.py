@@ -1,7 +1,8 @@
 """Calls of the exercises in model.py, whose results the hidden tests judge.
 
-It runs beside the student's code, which can read it: it has no expected value. Each function
-returns numbers, texts, lists and dictionaries; arrays and tensors become lists.
+It runs beside the student's code, which can read it: it has no expected value.
+Each function returns numbers, texts, lists and dictionaries; arrays and tensors
+become lists.
 """
 
 from __future__ import annotations

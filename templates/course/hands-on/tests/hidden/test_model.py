@@ -1,8 +1,8 @@
 """The hidden tests of the exercises in model.py.
 
-They run without the student's code: `outputs` has what the functions of probe.py returned. A
-marker says what a test is worth, and whether students see its result; without `visibility` they
-never do.
+They run without the student's code: `outputs` has what the functions of
+probe.py returned. A marker says what a test is worth, and whether students see
+its result; without `visibility` they never do.
 """
 
 from __future__ import annotations

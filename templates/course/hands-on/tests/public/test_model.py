@@ -1,4 +1,4 @@
-"""The public tests of the exercises in model.py. Run them with `labctl check`."""
+"""The public tests of the exercises in model.py: `labctl check` runs them."""
 
 from __future__ import annotations
 
