@@ -108,7 +108,7 @@ def down(
         if not discard:
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
-        rest = end_server.remove(context, server)
+        rest = _remove_server(context, server, discard)
         _record_lost_runs(context, server)
         _close_store(context)
         return DownResult(
@@ -119,6 +119,22 @@ def down(
             servers_left=rest.survivors,
             leftovers=rest.leftovers,
         )
+
+
+def _remove_server(context: LabContext, server: Server, discard: bool) -> end_server.Removal:
+    """Remove the server. A leased machine that has another host key is only dropped, on `discard`.
+
+    Nothing may be sent to it, and its lease is gone if it was reinstalled.
+    """
+    try:
+        return end_server.remove(context, server)
+    except HostKeyError:
+        if not (discard and adoption.is_leased(context)):
+            raise
+        end_server.drop_changed_machine(context, server)
+        text = f"{server.alias} was only dropped: with another host key, nothing is sent to it"
+        context.reporter.emit(Note(text=f"{text}; if its lease still exists, it ends by itself"))
+        return end_server.Removal(server_id=server.id)
 
 
 def _record_lost_runs(context: LabContext, server: Server) -> None:

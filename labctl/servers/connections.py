@@ -254,6 +254,11 @@ class Connections:
             replace_file(confirmed, (key + "\n").encode())
         return msgspec.structs.replace(endpoint, host_key=key)
 
+    def forget_confirmed_key(self, endpoint: Endpoint) -> None:
+        """Forget the host key that the user has confirmed for this machine."""
+        folder, _ = self._endpoint_dir(endpoint)
+        (folder / "confirmed_key").unlink(missing_ok=True)
+
     def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
         if shutil.which("ssh") and not self._in_process:
             return self._make_openssh(config, server_id, endpoint)

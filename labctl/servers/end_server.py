@@ -167,6 +167,19 @@ def _check_gone(context: LabContext, server: Server) -> Server | None:
     return None
 
 
+def drop_changed_machine(context: LabContext, server: Server) -> None:
+    """Drop the record of a server that has another host key, and the key that was confirmed.
+
+    The next `up` shows the new key and asks about it.
+    """
+    context.state.drop_server(server.id)
+    context.connections.forget(server.id)
+    context.connections.forget_confirmed_key(server.endpoint)
+    why = "its host key changed, and its record was dropped"
+    detail = {"why": why}
+    context.state.record("gone", lab_id=server.lab_id, server_id=server.id, detail=detail)
+
+
 def remove_resources(
     context: LabContext,
     resources: Iterable[Resource],

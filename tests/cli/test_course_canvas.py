@@ -79,7 +79,7 @@ def test_a_comparison_sends_nothing_and_shows_what_would_change(
         ["jmueller", "Jörg", "Müller", "-", "70.5"],
         ["grace", "Grace", "Hopper", "55", "60"],
     ]
-    assert "Nothing was sent. next: labctl course grades hw3 --to canvas --send" in said.err
+    assert "Nothing was sent.\n  next: labctl course grades hw3 --to canvas --send\n" in said.err
     assert "not released yet (labctl course grades hw3 --release): alan" in said.err
     assert canvas.posts == 0
     assert sum("/submissions?" in path for _, path in canvas.requests) == 3, "pages of two"

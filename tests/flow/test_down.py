@@ -277,6 +277,24 @@ def test_discard_leads_out_of_a_foreign_host_key_as_the_hint_says(
     assert ready.cloud.machines == {}
 
 
+def test_discard_drops_a_leased_machine_that_has_another_host_key(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(server_id: str) -> None:
+        raise HostKeyError("the host key is not the one that was pinned")
+
+    monkeypatch.setattr(ready.cloud, "terminate", refuse)
+    with pytest.raises(HostKeyError):
+        end(ready, discard=True)
+    monkeypatch.setattr(adoption, "is_leased", lambda context: True)
+    with pytest.raises(HostKeyError):
+        end(ready)
+    reporter = Recorded()
+    assert end(ready, reporter, discard=True).removed
+    assert ready.context().state.list_servers() == []
+    assert "with another host key, nothing is sent to it" in reporter.said
+
+
 def test_a_removal_never_confirmed_stays_on_record(
     ready: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
