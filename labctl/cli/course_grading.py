@@ -134,9 +134,8 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
     if collection.accepted:
         name = collection.assignment
         is_by_hand = not folder.config.assignments[name].graded_points
-        print_message(
-            f"next: labctl course {f'mark {name} --next' if is_by_hand else f'grade {name}'}"
-        )
+        command = f"mark {name} --next" if is_by_hand else f"grade {name}"
+        print_message(f"next: labctl course {command}")
 
 
 def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:

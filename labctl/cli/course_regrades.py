@@ -67,7 +67,7 @@ def regrades_command(
 
     \b
     labctl course regrades
-    labctl course regrades hw3 alice --answer "You are right: 18" --accept --mark code 18
+    labctl course regrades hw3 alice --answer "Right: 18" --accept --mark code 18
     """
     if (answer is None and (accept or marks)) or (answer is not None and not student):
         raise UsageError(
@@ -109,9 +109,11 @@ def _print_answer(answered: AnsweredRegrade, has_rubric: bool) -> None:
     change = (
         f"labctl course mark {assignment} {student} ITEM POINTS --replace"
         if has_rubric
-        else f"labctl course grade {assignment} --only {student} --again, or edit its results.json"
+        else f"labctl course grade {assignment} --only {student} --again"
     )
     print_message(f"next: {change}\n      {release}")
+    if not has_rubric:
+        print_message("To give points by hand, edit its results.json instead of grading again.")
 
 
 def _print_regrades(requests: list[RegradeRequest]) -> None:

@@ -23,6 +23,7 @@ from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_eval
 from labctl.runs.evaluation_script import (
     SCRIPT,
     ScriptResult,
+    make_evaluation,
     make_server_error,
     parse_last_line,
     run_script,
@@ -148,7 +149,7 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         _report_no_details(context)
     else:
         script = _summarize(evaluation)
-    if kept := evaluation or _make_evaluation(script, "here", fingerprints):
+    if kept := evaluation or make_evaluation(script, "here", fingerprints):
         _keep(choice.directory / FILE, kept)
     return _compare(
         choice.run.id,
@@ -187,7 +188,7 @@ def evaluate_on_server(
         _report_no_details(context)
     assert script is not None
     here = read_local_accuracy(choice.directory, script.checkpoint)
-    if kept := evaluation or _make_evaluation(script, "server", reply.checkpoint_fingerprints):
+    if kept := evaluation or make_evaluation(script, "server", reply.checkpoint_fingerprints):
         choice.directory.mkdir(parents=True, exist_ok=True)
         _keep(choice.directory / ON_SERVER, kept)
         if here is None:
@@ -289,24 +290,6 @@ def _compare(
 
 def _summarize(evaluation: Evaluation) -> ScriptResult:
     return ScriptResult(evaluation.accuracy, evaluation.checkpoint, evaluation.items)
-
-
-def _make_evaluation(
-    script: ScriptResult, where: Literal["here", "server"], fingerprints: dict[str, str]
-) -> Evaluation | None:
-    """Make an evaluation of the accuracy alone; None if that is not a share."""
-    if not 0 <= script.accuracy <= 1:
-        return None
-    return Evaluation(
-        checkpoint=script.checkpoint,
-        classes=(),
-        confusion=(),
-        accuracy=script.accuracy,
-        items=script.total,
-        where=where,
-        at=time.time(),
-        checkpoint_fingerprints=fingerprints,
-    )
 
 
 def _has_files(directory: Path) -> bool:

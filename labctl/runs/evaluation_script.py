@@ -8,12 +8,14 @@ import math
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from labctl.config import copy_environment
 from labctl.config.installation import install_command
 from labctl.errors import LabError
+from labctl.runs.evaluation import Evaluation
 from labctl.runs.pickle_check import has_pickles
 from labctl.shell import command
 from labctl.wire.sandbox import EvaluateReply
@@ -98,6 +100,24 @@ def parse_last_line(line: str) -> ScriptResult | None:
         total = 0
     total = total if 0 <= total <= _MOST_ITEMS else 0
     return ScriptResult(accuracy, str(body.get("checkpoint", "")), total)
+
+
+def make_evaluation(
+    script: ScriptResult, where: Literal["here", "server"], fingerprints: dict[str, str]
+) -> Evaluation | None:
+    """Make an evaluation of the accuracy alone; None if that is not a share."""
+    if not 0 <= script.accuracy <= 1:
+        return None
+    return Evaluation(
+        checkpoint=script.checkpoint,
+        classes=(),
+        confusion=(),
+        accuracy=script.accuracy,
+        items=script.total,
+        where=where,
+        at=time.time(),
+        checkpoint_fingerprints=fingerprints,
+    )
 
 
 def make_server_error(run_id: str, path: str, directory: Path, reply: EvaluateReply) -> LabError:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from labctl.errors import (
     AuthenticationError,
     BusyError,
+    ConnectError,
     CredentialsError,
     HostKeyError,
     LabError,
@@ -156,6 +157,8 @@ def _undo(context: LabContext, server: Server, error: LabError) -> None:
     # A course's keeper has removed it as well, and said so.
     reasons = [*(error.why or "").splitlines(), "the server was removed again"]
     error.why = "\n".join(dict.fromkeys(reasons))
+    if isinstance(error, ConnectError):
+        error.hint = lambda subject: f"{subject.up}   # creates another one"
 
 
 def _describe_console(context: LabContext, server: Server) -> str:

@@ -464,7 +464,7 @@ def test_a_pulled_log_is_shown_after_its_server_has_ended(labctl: Any, home: Pat
     log.write_text("step 1\nstep 2\n")
     said = labctl("logs", "-n", "1")
     assert (said.code, said.out) == (0, "step 2\n")
-    assert "the server has ended" in said.err
+    assert "the run's server has ended" in said.err
 
 
 def test_json_is_one_object_with_a_version(labctl: Any, home: Path) -> None:

@@ -101,6 +101,7 @@ def test_a_new_server_that_never_answers_is_removed_with_its_console_shown(lab: 
     with pytest.raises(ConnectError, match="could not log in") as caught:
         up(lab, reporter=reporter)
     assert "removed again" in caught.value.why
+    assert caught.value.hint == "labctl up   # creates another one"
     assert "no sshd today" in reporter.said
     assert lab.cloud.machines == {}
     assert lab.context().state.list_servers() == []
@@ -178,8 +179,9 @@ def test_a_provider_that_does_not_answer_meanwhile_changes_nothing(lab: World) -
     up(lab)
     machine = EndedMachine(lab.machine.home, lab.cloud, "running")
     lab.cloud.find = _raise_busy_after(lab.cloud.find, calls=2)  # type: ignore[method-assign]
-    with pytest.raises(ConnectError, match="could not log in"):
+    with pytest.raises(ConnectError, match="could not log in") as caught:
         up(replace(lab, machine=machine))
+    assert caught.value.hint == "ssh -v digits   # shows where the connection ends"
 
 
 def _raise_busy_after(
