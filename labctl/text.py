@@ -25,6 +25,7 @@ __all__ = [
     "decimal_bytes_text",
     "dollars_text",
     "duration_text",
+    "elapsed_text",
     "hint_lines",
     "names_text",
     "optional_text",
@@ -49,6 +50,11 @@ def optional_text(value: T | None, write: Callable[[T], str], missing: str = "-"
 def price_or_free_text(usd_per_hour: float) -> str:
     """Write a price per hour, 0 as "free"."""
     return price_text(usd_per_hour) if usd_per_hour else "free"
+
+
+def elapsed_text(seconds: float) -> str:
+    """Write how long something took. Clocks of whole seconds may show 0 for what took a moment."""
+    return duration_text(seconds) if seconds > 0 else "< 1 s"
 
 
 def timing_text(seconds: float) -> str:

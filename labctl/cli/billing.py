@@ -29,6 +29,7 @@ from labctl.text import (
     bytes_text,
     dollars_text,
     duration_text,
+    elapsed_text,
     optional_text,
     price_or_free_text,
     price_range_text,
@@ -212,7 +213,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
             (
                 run.run_id,
                 _id_without_region(run.server_id),
-                duration_text(run.hours * 3600),
+                elapsed_text(run.hours * 3600),
                 _cost_text(run.cost_usd),
             )
             for run in costs.runs

@@ -15,7 +15,7 @@ from labctl.cli.screen import age_text, print_json, print_table, wrap_text
 from labctl.cli.wrapping import print_message
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
-from labctl.text import bytes_text, dollars_text, duration_text, price_text
+from labctl.text import bytes_text, dollars_text, duration_text, elapsed_text, price_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -277,7 +277,7 @@ def _elapsed_text(run: Run, now: float) -> str:
     if not start:
         return "-"
     end = run.ended_at or (run.seen_at if run.has_ended else now)
-    return duration_text(end - start)
+    return elapsed_text(end - start)
 
 
 @click.command("logs")

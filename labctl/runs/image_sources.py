@@ -27,6 +27,7 @@ from labctl.runs.image_cache import (
     read_verified,
 )
 from labctl.shell import portable_line
+from labctl.text import duration_text
 from labctl.wire import docker_archives
 from labctl.wire.docker_archives import DockerCommandError
 from labctl.wire.images import PULL_IMAGE, BuildResult, PullImageRequest
@@ -303,7 +304,7 @@ def pace(
         elapsed_s = time.monotonic() - started_s
         remaining_s = (total - sent) * elapsed_s / max(sent, 1)
         if elapsed_s > MEASURE_S and remaining_s > most_s:
-            why = f"it would take {remaining_s:.0f} s more, and a build is usually faster"
+            why = f"it would take {duration_text(remaining_s)} more; a build is usually faster"
             raise SlowLinkError("the link is too slow to send the image", why=why)
 
 

@@ -11,6 +11,7 @@ from labctl.text import (
     decimal_bytes_text,
     dollars_text,
     duration_text,
+    elapsed_text,
     price_range_text,
     price_text,
     timing_text,
@@ -18,6 +19,11 @@ from labctl.text import (
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MINUTE, HOUR, DAY = 60, 3600, 86_400
+
+
+@pytest.mark.parametrize("seconds", [-0.1, 0.0, 0.2])
+def test_what_took_a_moment_has_one_form(seconds: float) -> None:
+    assert elapsed_text(seconds) == "< 1 s"
 
 
 @pytest.mark.parametrize(

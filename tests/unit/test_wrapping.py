@@ -14,6 +14,10 @@ YAML = "server: {provider: aws, gpu: T4, aws: {regions: [us-east-1]}}; or wait"
 OUTPUTS = "outputs: [checkpoints, logs, code/model.npy, code/predictions/of/all/classes.csv]"
 COMMAND = "labctl inventory > hosts && ansible-playbook -i hosts /usr/share/labctl/server.yml -K"
 
+KEY_SETUP = (
+    "ssh-keygen -t ed25519 -f ~/.ssh/id_ed25519 && ssh-copy-id -p 2222 student@gpu1.lab.example"
+)
+
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +32,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"  {PROSE}", [f"  {FIRST} that", "  it reads"]),
         (f"  - {PROSE}", [f"  - {FIRST}", "    that it reads"]),
         (COMMAND, [COMMAND]),
+        (KEY_SETUP, [KEY_SETUP]),
         (f"  {COMMAND}", [f"  {COMMAND}"]),
         (f"    right = {PROSE}", [f"    right = {PROSE}"]),
         (f"if you know the password: {COMMAND}", ["if you know the password:", COMMAND]),

@@ -109,7 +109,8 @@ def list_machines(
     if not entries:
         raise UsageError(
             "server.static.hosts in lab.yaml names no machine",
-            hint="server: {provider: static, static: {hosts: [alice@gpu1.lab.example]}}",
+            hint="write in lab.yaml: "
+            "server: {provider: static, static: {hosts: [alice@gpu1.lab.example]}}",
         )
     hosts = tuple(
         ConfiguredMachine(_display_name(entry), _make_endpoint_finder(entry, context), context)
