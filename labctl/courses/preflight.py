@@ -212,7 +212,8 @@ def _check_sshd(
     detail = f"it accepts {len(students) - len(refused)} of {len(students)} keys"
     if refused:
         detail += f"; rejected: {names_text(refused, NAMED)}"
-    again = f"sshd -T | grep -i authorizedkeys; else labctl course invite {' '.join(refused)}"
+    again = "sshd -T | grep -i authorizedkeys\n"
+    again += f"labctl course invite {' '.join(refused)}   # if that is right"
     return [
         Check(name="keeper's sshd", ok=not refused, detail=detail, next=again if refused else "")
     ]

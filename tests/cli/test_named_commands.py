@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import labctl.errors
 from labctl.cli.exit_codes import format_next
 from labctl.cli.groups import cli
+from labctl.errors.subject import LAB
 from labctl.wire import verbs
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,8 @@ GROUPS = ("course", "receive", "rehearse", "secret")
 END = re.compile(r"""["`;|>)]|\\n|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
 HINT = re.compile(r'hint=f?"(labctl [^"]*)"')
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+# A command that the subject of an error knows.
+SUBJECT = re.compile(r"(?:\w+\.)*subject\.(\w+)(?:\(.*\))?")
 SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+(?:\.py)?|docs/[a-z-]+\.[a-z]+))\b")
 
 
@@ -108,32 +111,56 @@ def test_every_next_command_is_one_that_labctl_takes() -> None:
     assert {hint: why for hint, why in wrong.items() if why} == {}
 
 
+def fill_in_part(part: ast.expr) -> str:
+    """A part of an f-string: its text, a command of the subject, or X."""
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    found = SUBJECT.fullmatch(ast.unparse(part).strip("f'{}"))
+    if found is None:
+        return "X"
+    return LAB.ssh("X") if found[1] == "ssh" else str(getattr(LAB, found[1]))
+
+
 def fill_in(node: ast.expr) -> Iterator[str]:
     """The texts that an expression can be, with X for each value that is filled in."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
-        yield "".join(str(part) for part in parts)
+        yield "".join(fill_in_part(part) for part in node.values)
     elif isinstance(node, ast.IfExp):
         yield from fill_in(node.body)
         yield from fill_in(node.orelse)
 
 
-def fill_in_hint(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
-    """The texts of a hint, which the agent also writes in parts; `constants` are the module's."""
+def fill_in_hint(node: ast.expr, values: dict[str, list[ast.expr]]) -> list[str]:
+    """The texts of a hint, which the agent also writes in parts.
+
+    `values` has what the module assigns to a name, and what its functions return.
+    """
     if isinstance(node, ast.Starred):
-        return fill_in_hint(node.value, constants)
+        return fill_in_hint(node.value, values)
+    if isinstance(node, ast.Lambda):
+        return fill_in_hint(node.body, values)
     if isinstance(node, ast.IfExp):
-        return fill_in_hint(node.body, constants) + fill_in_hint(node.orelse, constants)
+        return fill_in_hint(node.body, values) + fill_in_hint(node.orelse, values)
     if isinstance(node, ast.Tuple):
-        parts = [fill_in_hint(part, constants) for part in node.elts]
+        parts = [fill_in_hint(part, values) for part in node.elts]
         return ["".join(texts) for texts in itertools.product(*parts)]
+    if isinstance(node, ast.BinOp):
+        left, right = fill_in_hint(node.left, values), fill_in_hint(node.right, values)
+        return ["".join(texts) for texts in itertools.product(left, right)]
     if isinstance(node, ast.Name):
         part = getattr(verbs, node.id, None)
         if isinstance(part, verbs.HintPart):
             return [verbs.make_error("", "", hint=part).hint]
-        return fill_in_hint(constants[node.id], constants) if node.id in constants else ["X"]
+        others = {name: value for name, value in values.items() if name != node.id}
+        return [
+            text for value in values.get(node.id, []) for text in fill_in_hint(value, others)
+        ] or ["X"]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "partial":
+        return fill_in_hint(node.args[0], values)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in values:
+        return fill_in_hint(node.func, values)
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "HintPart":
         kinds, *texts = [list(fill_in(argument)) for argument in node.args]
         parts_of_hint = itertools.product(kinds, *texts)
@@ -160,14 +187,25 @@ def list_hints(tree: ast.Module) -> Iterator[ast.expr]:
 def list_hint_lines(file: Path) -> Iterator[str]:
     """Each line of a hint that the screen shows."""
     tree = ast.parse(file.read_text())
-    constants = {
-        ast.unparse(node.targets[0]): node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-    }
+    values = find_values(tree)
     for hint in list_hints(tree):
-        for text in fill_in_hint(hint, constants):
+        for text in fill_in_hint(hint, values):
             yield from format_next(text)
+
+
+def find_values(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """What a module assigns to each name, and what each of its functions returns."""
+    values: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            values.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            values[node.name] = [
+                inner.value
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Return) and inner.value
+            ]
+    return values
 
 
 def list_next_lines(file: Path) -> Iterator[str]:
