@@ -262,7 +262,7 @@ def _check_disks(staff: CourseOperator, answers: Sequence[ServerResult]) -> list
     short = {name: size for name, size in free.items() if size < least}
     name, size = min(free.items(), key=lambda item: item[1])
     detail = f"the fullest, {name}, has {bytes_text(size)} free; {bytes_text(least)} is needed"
-    ask = f"labctl course ssh {name} -- du -xh --max-depth=2 ~"
+    ask = f"labctl course ssh {name} -- du -xh --max-depth=2"
     return [Check(name="disks", ok=not short, detail=detail, next=ask if short else "")]
 
 

@@ -78,7 +78,7 @@ class ReceiverHost:
             raise UsageError(
                 f"{self.rules.hand_in} is not an SSH server",
                 hint="ask your instructor for another assignment file, made with:\n"
-                "labctl receive assignment",
+                f"labctl receive assignment DIR {self.rules.name}",
             )
         alias = self.context.connections.user_config.resolve_alias(match["host"])
         return msgspec.structs.replace(

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import labctl.errors
 from labctl.cli.exit_codes import format_next
-from labctl.cli.groups import cli
+from labctl.cli.groups import COMMANDS, cli
 from labctl.errors.subject import LAB
 from labctl.wire import verbs
 
@@ -34,6 +34,12 @@ GROUPS = ("course", "receive", "rehearse", "secret")
 END = re.compile(r"""["`;|>)]|\\n|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
 HINT = re.compile(r'hint=f?"(labctl [^"]*)"')
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+COMMAND = re.compile(rf"(?<![\w/.'-])labctl (?:-C \S+ )?(?:{'|'.join(COMMANDS)})\b")
+PROGRAM = r"(?:aws|chmod|docker|mv|newgrp|pip|python|rm|ssh|sudo|systemctl|uv) "
+# What introduces a command of another program, or one that is filled in.
+INTRODUCTION = re.compile(rf"[:;,] (?={PROGRAM})|\b(?:or|then):? (?={PROGRAM}|X\b)")
+# What a command is a part of: a list of commands, or a command of a shell or of ssh.
+INSIDE = re.compile(r" && $|\$\($|^ssh \S+ $")
 # A command that the subject of an error knows.
 SUBJECT = re.compile(r"(?:\w+\.)*subject\.(\w+)(?:\(.*\))?")
 SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+(?:\.py)?|docs/[a-z-]+\.[a-z]+))\b")
@@ -118,7 +124,7 @@ def fill_in_part(part: ast.expr) -> str:
     found = SUBJECT.fullmatch(ast.unparse(part).strip("f'{}"))
     if found is None:
         return "X"
-    return LAB.ssh("X") if found[1] == "ssh" else str(getattr(LAB, found[1]))
+    return LAB.ssh("X") if found[1] == "ssh" else str(getattr(LAB, found[1], "X"))
 
 
 def fill_in(node: ast.expr) -> Iterator[str]:
@@ -180,7 +186,7 @@ def list_hints(tree: ast.Module) -> Iterator[ast.expr]:
                 yield node
         elif isinstance(node, ast.Assign):
             name = ast.unparse(node.targets[0])
-            if name in ("hint", "next", "fix") or name.isupper():
+            if name in ("hint", "next", "fix"):
                 yield node.value
 
 
@@ -281,12 +287,58 @@ def test_every_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     assert pasted.stderr == ""
 
 
-def test_several_commands_of_a_hint_are_not_in_a_sentence() -> None:
-    """A user would have to cut them out: `do this, then: labctl run && labctl pull`."""
+def has_prose_and_command(line: str) -> bool:
+    """Whether a user would have to cut a command out of the line: `fix it, then: labctl run`."""
+    starts = [found.start() for found in COMMAND.finditer(line)]
+    starts += [found.end() for found in INTRODUCTION.finditer(line)]
+    return any(not INSIDE.search(line[:start]) for start in starts if start)
+
+
+def test_a_command_of_a_hint_is_alone_on_its_line() -> None:
+    """Prose stands on a line of its own, before the command or, as its comment, below it."""
     lines = {line for file in SOURCES for line in list_hint_lines(file)}
-    several = [line for line in lines if " && " in line and any(calls(line))]
-    assert len(several) > 5
-    assert [line for line in several if re.search(r"[,;:] ", line.partition(" && ")[0])] == []
+    assert sum(bool(COMMAND.match(line)) for line in lines) > 200
+    assert sorted(line for line in lines if has_prose_and_command(line)) == []
+
+
+def test_a_command_after_next_is_alone_on_its_line() -> None:
+    """Nothing stands before `next:`, and after it either prose or a command."""
+    lines = {
+        line
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        for text in fill_in(node)
+        for line in text.splitlines()
+    }
+    shown = [line for line in lines if re.search(r"\bnext(, on [^:]+)?: ", line, re.IGNORECASE)]
+    assert len(shown) > 15
+    wrong = [
+        line
+        for line in shown
+        if not (found := re.match(r" *next: (.*)", line)) or has_prose_and_command(found[1])
+    ]
+    assert sorted(wrong) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "mixed"),
+    [
+        ("fix it, then: labctl run", True),
+        ("fix it, then: X", True),
+        ("(or: aws configure)", True),
+        ("labctl up; then labctl run", True),
+        ("ask an administrator: sudo mkdir X", True),
+        ("fix it, then:", False),
+        ("labctl up && labctl pull", False),
+        ("mv X Y && labctl join", False),
+        ("ssh X labctl keep --list", False),
+        ("sudo usermod -aG docker X", False),
+        ('eval "$(labctl completion bash)"', False),
+    ],
+)
+def test_prose_before_a_command_is_noticed(line: str, mixed: bool) -> None:
+    assert has_prose_and_command(line) is mixed
 
 
 def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:

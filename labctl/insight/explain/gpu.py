@@ -123,7 +123,7 @@ def _make_idle_gpus_finding(
     material: RunData, gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]
 ) -> Finding:
     idle = len(gpus) - len(busy)
-    fewer = f"use fewer GPUs:\nlabctl up --gpu any:{len(busy)}"
+    fewer = f"labctl up --gpu any:{len(busy)}   # uses fewer GPUs"
     command = _build_torchrun_command(material, len(gpus))
     return Finding(
         rule="gpu-some-idle",
@@ -134,7 +134,7 @@ def _make_idle_gpus_finding(
             from_telemetry(f"{card.name} {number}: {card.use_percent or 0:.0f}% in use (median)")
             for number, card in enumerate(gpus)
         ),
-        next=f"{command}   # one process per GPU\nor {fewer}" if command else fewer,
+        next=f"{command}   # one process per GPU\n{fewer}" if command else fewer,
         source=TUNING,
     )
 

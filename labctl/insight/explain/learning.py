@@ -190,7 +190,7 @@ def _check_constant_rate(material: RunData, rate: str) -> Iterator[Finding]:
                     f"{number(trend.last)} at the end"
                 ),
             ),
-            next="use torch.optim.lr_scheduler.CosineAnnealingLR; or "
+            next="use torch.optim.lr_scheduler.CosineAnnealingLR, or:\n"
             + suggest_smaller_rate(material, 3.0),
             source=LEARNING_RATES,
         )

@@ -189,8 +189,8 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
         batch = min(batch, fit.batch) if batch else fit.batch
     if batch < 1:
         halve = "Halve the batch size and accumulate gradients over two batches"
-        raise_limit = "raise limits: {memory: ...} in lab.yaml"
-        return halve if failure.whose == "gpu" else f"{halve}; or {raise_limit}"
+        raise_limit = ", or raise limits: {memory: ...} in lab.yaml"
+        return halve + ("" if failure.whose == "gpu" else raise_limit)
     parts = -(-failure.batch // batch) if failure.batch else 1
     changes: dict[tuple[str, ...], str] = {BATCH: str(batch)}
     if parts > 1:
