@@ -306,5 +306,5 @@ def _render_quota_hint(link: str, spot: bool, subject: Subject) -> str:
     if not spot:
         return ask
     if subject.kind == "lab":
-        return f"{ask}, or:\nlabctl up --spot never"
-    return f"{ask}, or set spot: never under server: in course.yaml"
+        return f"{ask}\nlabctl up --spot never   # instead"
+    return f"{ask}\nor set spot: never under server: in course.yaml"
