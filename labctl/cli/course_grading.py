@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +118,7 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         for submission in collection.submissions
     ]
     headings = ("SEAT", "NAME", "STATE", f"RECEIVED ({zone})", "LATE", "COUNT", "SIZE", "")
-    print_table(rows, headings, shutil.get_terminal_size().columns)
+    print_table(rows, headings, cut=False)
     count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
     click.echo(f"{count} of {len(collection.submissions)} submitted, {late} of them late.")
     print_grace(folder, collection.assignment)
@@ -278,7 +277,7 @@ def _print_grading(grading: GradingResult, folder: CourseFolder) -> None:
         for graded in grading.seats
     ]
     headings = ("SEAT", "NAME", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
-    print_table(rows, headings, shutil.get_terminal_size().columns)
+    print_table(rows, headings, cut=False)
     flagged = [graded for graded in grading.seats if graded.record and graded.record.flags]
     if flagged:
         click.echo("\nPlease review (not proof of misconduct):")
