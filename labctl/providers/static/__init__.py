@@ -252,7 +252,7 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
     return PolicyError(
         "all machines that fit are in use" if len(leases) > 1 else "the machine is in use",
         why=why,
-        hint="ask its holder to end their lab, or add a machine to server.static.hosts",
+        hint="add a machine to server.static.hosts, or ask its holder to type:\nlabctl down",
     )
 
 
