@@ -20,6 +20,7 @@ from labctl.wire.text import (
 )
 
 __all__ = [
+    "add_next",
     "bytes_text",
     "count_text",
     "decimal_bytes_text",
@@ -28,6 +29,7 @@ __all__ = [
     "elapsed_text",
     "hint_lines",
     "names_text",
+    "next_lines",
     "optional_text",
     "price_or_free_text",
     "price_range_text",
@@ -82,6 +84,18 @@ def hint_lines(hint: str) -> list[str]:
         command, *comment = re.split(r" {2,}# ", line, maxsplit=1)
         shown += [command, *(f"({text})" for text in comment)]
     return shown
+
+
+def next_lines(hint: str) -> list[str]:
+    """Return the lines that show a hint below a message; none without a hint."""
+    return [
+        f"{' ' * 8 if number else '  next: '}{line}" for number, line in enumerate(hint_lines(hint))
+    ]
+
+
+def add_next(text: str, hint: str) -> str:
+    """Return a message with its hint on the lines below it."""
+    return "\n".join([text, *next_lines(hint)])
 
 
 def count_text(count: int, noun: str) -> str:

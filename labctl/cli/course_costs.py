@@ -9,7 +9,7 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, fit_names_by_seat, is_wide_screen, make_staff
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table, wrap_text
 from labctl.cli.wrapping import print_message
@@ -203,7 +203,8 @@ def budget_command(
         click.echo(f"{changed.seat}: {before} -> {after}, {left} left")
         if changed.server_id and not changed.in_force:
             command = f"labctl course budget {changed.seat} +0"
-            print_message(f"its server could not be updated; retry later: {command}")
+            print_message("its server could not be updated")
+            print_next(f"{command}   # later")
         return
     _print_budgets(seat_costs, fit_names_by_seat(course.folder))
     if seat:

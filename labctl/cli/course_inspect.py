@@ -115,8 +115,8 @@ def _print_status(course: CourseStatus, names: dict[str, str], *, refreshed: boo
     if not refreshed or any(seat.error for seat in course.seats):
         _print_age(course)
     if any(seat.state == "elsewhere" for seat in course.seats):
-        text = "elsewhere: created by another machine; next: labctl course status --refresh"
-        print_message(text)
+        print_message("elsewhere: created by another machine")
+        print_message("  next: labctl course status --refresh")
 
 
 def _print_age(course: CourseStatus) -> None:
@@ -227,7 +227,7 @@ def _make_no_command_error(only: str, group: str) -> UsageError:
     return UsageError(
         "no command was given",
         why="--all, --only and --group run one command on every selected server",
-        hint=f"{call.render()}; for a shell: labctl course ssh NAME",
+        hint=f"{call.render()}\nlabctl course ssh NAME   # a shell",
     )
 
 

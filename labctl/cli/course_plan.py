@@ -13,7 +13,7 @@ from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.starter_output import count_files
 from labctl.cli.wrapping import print_message
 from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_plan_snapshot
-from labctl.text import count_text, dollars_text, names_text, price_text
+from labctl.text import count_text, dollars_text, names_text, next_lines, price_text
 
 MAX_NAMES = 12
 
@@ -169,6 +169,6 @@ def _print_next(plan: CoursePlan) -> None:
         click.echo()
         _print_item("-", plan.problem)
         if plan.problem_next:
-            click.echo(f"  next: {plan.problem_next}")
+            click.echo("\n".join(next_lines(clean(plan.problem_next))))
     elif plan.to_make:
         print_message("\nnext: labctl course up")

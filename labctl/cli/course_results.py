@@ -109,7 +109,7 @@ def print_proof(proof: EndProof) -> None:
     else:
         print_message("Something may still be billing.", fg="red")
         for command in _next_commands(proof):
-            print_message(f"  next: {command}")
+            print_next(command)
 
 
 def _owner_text(left: ProviderLeftovers, lab_id: str) -> str:
@@ -122,13 +122,13 @@ def _next_commands(proof: EndProof) -> list[str]:
     commands = []
     for left in proof.left:
         if left.former and left.has_costs:
-            setting = f"`provider: {left.provider}` in course.yaml"
-            commands.append(f"{setting}, then labctl course down --end-of-term")
+            setting = f"set provider: {left.provider} in course.yaml"
+            commands.append(f"{setting}, then:\nlabctl course down --end-of-term")
         disk_labs = [resource.lab_id for resource in left.resources if resource.expires_at]
         seats = {left.seats.get(lab_id, "") for lab_id in disk_labs} - {""}
         if seats and not left.former:
             up = f"labctl course up --only {','.join(sorted(seats))}"
-            commands.append(f"{up} attaches kept disks again\n        {GIVE_UP}")
+            commands.append(f"{up}   # attaches kept disks again\n{GIVE_UP}")
         elif disk_labs and not left.former:
             commands.append(GIVE_UP)
     return commands or ["labctl course down --end-of-term   # again"]

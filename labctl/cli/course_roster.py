@@ -9,7 +9,7 @@ import click
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import find_acting_person
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import Screen, print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -125,7 +125,7 @@ def _print_created(created: creation.CourseCreation, sample: SampleAssignment | 
         if sample.section:
             click.echo(f"{target}/course.yaml was not changed. Add these lines to it:\n")
             click.echo(sample.section)
-    print_message(f"next: edit {target}/course.yaml, then labctl -C {target} course plan")
+    print_next(f"edit {target}/course.yaml, then:\nlabctl -C {target} course plan")
 
 
 @click.command("roster", short_help="List the students, or import a new roster.")

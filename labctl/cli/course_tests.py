@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course_options import shorten_name
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.courses.grades import StudentTests
@@ -35,15 +35,14 @@ def print_dry_run(result: DryRunResult, json_: bool) -> None:
         score = f"{result.score:g}/{result.points:g}"
         click.echo(f"{clean(result.reference)}: {click.style('graded', fg='green')} {score}")
         _print_test_points(result.tests)
-        print_message(f"Nothing was stored. next: labctl course grade {name}")
+        print_message(f"Nothing was stored.\n  next: labctl course grade {name}")
         return
     for line in result.output.strip().splitlines()[-MOST_OUTPUT_LINES:]:
         print_message(f"  {clean(line)}")
     failed = click.style("failed", fg="red")
     click.echo(f"{clean(result.reference)}: {failed}  {clean(result.message)}")
     _print_test_points(result.tests)
-    again = f"labctl course grade {name} --dry-run   # after you fix the image or the commands"
-    print_message(f"  next: {again}")
+    print_next(f"fix the image or the commands, then:\nlabctl course grade {name} --dry-run")
 
 
 def _print_test_points(tests: Sequence[GraderTest]) -> None:

@@ -18,6 +18,7 @@ from labctl.cli.exit_codes import clean
 from labctl.config import copy_environment, find_paths, find_user_name
 from labctl.model import Check
 from labctl.submissions.leaks import SHAPES
+from labctl.text import next_lines
 
 # Checks whose details have no names that people chose. "permission" and "quota" begin names.
 QUOTED = re.compile(
@@ -70,7 +71,7 @@ def build_report(checks: Sequence[Check], lab_dir: Path) -> str:
         detail = check.detail if quoted else "(detail left out)"
         lines.append(f"{_state(check):<8} {name}: {detail}")
         if check.next and quoted:
-            lines.append(f"{'':<8} next: {check.next}")
+            lines += [f"{'':<6} {line}" for line in next_lines(check.next)]
     return "\n".join(mask(clean(line), known) for line in lines) + "\n"
 
 

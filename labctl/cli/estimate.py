@@ -285,7 +285,7 @@ def _read_plan(options: EstimateOptions, *, from_code: bool) -> ModelPlan:
         raise UsageError(
             "--train cannot be combined with --serve",
             why="training stores gradients and optimizer states, serving stores a KV cache",
-            hint="run labctl estimate once for each",
+            hint="estimate each in a call of its own",
         )
     if from_code and options.params:
         raise UsageError(

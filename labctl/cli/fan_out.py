@@ -13,6 +13,7 @@ from labctl.cli.wrapping import print_message
 from labctl.config import Paths, find_paths
 from labctl.lazy import lazy_imports
 from labctl.state import State
+from labctl.text import next_lines
 
 if TYPE_CHECKING:
     from labctl.errors.subject import Subject
@@ -75,7 +76,8 @@ def summary_text(answers: Sequence[ServerResult]) -> str:
     lines = [f"succeeded on {done} of {len(answers)} servers"]
     for answer in answers:
         if answer.code is None:
-            lines.append(f"  {answer.alias}: not reached; next: {answer.hint or 'labctl doctor'}")
+            lines.append(f"  {answer.alias}: not reached")
+            lines += [f"  {line}" for line in next_lines(answer.hint or "labctl doctor")]
         elif answer.code:
             lines.append(f"  {answer.alias}: exit code {answer.code}")
     return "\n".join(lines)

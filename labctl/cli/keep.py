@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from labctl.cli.exit_codes import clean, format_next
+from labctl.cli.exit_codes import clean
 from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import INSTALL, json_option
 from labctl.cli.screen import age_text, print_json, print_table
@@ -26,6 +26,7 @@ from labctl.lifecycle import kept_labs
 from labctl.model import make_record
 from labctl.state import State
 from labctl.state.ledgers import list_lines
+from labctl.text import add_next
 from labctl.wire.codec import encode, from_json_values
 from labctl.wire.kept_labs import (
     DescribeKeptLabReply,
@@ -267,9 +268,8 @@ def _list_labs(context: KeepContext, json_: bool) -> None:
     print_table(rows, ("LAB", "RUNS", "CHECKED", "RESULT", "SERVER"))
     for lab in labs:
         if lab.round and lab.round.error:
-            lines = "\n        ".join(format_next(lab.round.hint))
-            next_text = f"\n  next: {lines}" if lines else ""
-            print_message(f"{lab.name}: {clean(lab.round.error)}{next_text}", err=False)
+            text = add_next(f"{lab.name}: {lab.round.error}", lab.round.hint)
+            print_message(clean(text), err=False)
 
 
 def _run_state(run: Any) -> str:

@@ -14,7 +14,7 @@ import click
 
 from labctl.cli import runs
 from labctl.cli.down_output import describe_removal, is_billing, print_down
-from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, format_next, print_error
+from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, print_error
 from labctl.cli.options import list_timings, stop_drawing
 from labctl.cli.screen import print_json
 from labctl.cli.wrapping import print_message
@@ -28,7 +28,7 @@ from labctl.model import Run, Server
 from labctl.runs.probe import parse_amount
 from labctl.servers.open_costs import describe_open_costs
 from labctl.state.uses import hold_use
-from labctl.text import price_or_free_text
+from labctl.text import add_next, price_or_free_text
 
 if TYPE_CHECKING:
     from labctl.cli.run_options import RunOptions
@@ -43,7 +43,7 @@ def require_server_options(options: RunOptions) -> None:
         raise UsageError(
             "--down cannot be combined with --detach",
             why="labctl must follow the run, to remove the server after it",
-            hint="labctl up --idle 30m\nlabctl run --detach   # or with a keeper: "
+            hint="labctl up --idle 30m\nlabctl run --detach\nor with a keeper:\n"
             "labctl run --recover --keeper HOST --detach",
         )
     if options.down and options.tty:
@@ -169,8 +169,8 @@ def _end_after_failure(lab: Lab, error: Exception, *, is_own: bool) -> None:
         result = run_server.end_unused(lab.context, is_own=is_own)
     except LabError as failure:
         note = f"--down did not remove the server: {failure.what}\n{failure.why}".strip()
-        commands = "\n      ".join(format_next(failure.hint))
-        lab.context.reporter.emit(Note(text=f"{note}\nnext: {commands}", level="warning"))
+        text = add_next(note, failure.hint)
+        lab.context.reporter.emit(Note(text=text, level="warning"))
         return
     except KeyboardInterrupt as interrupt:
         # The error still says why the run failed, and what costs money now.

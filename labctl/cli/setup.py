@@ -51,7 +51,8 @@ def _parse_directory(
         raise UsageError(
             "DIRECTORY is empty",
             why="perhaps a shell variable has no value",
-            hint="labctl init digits   # a sample; in a directory with your own code: labctl init",
+            hint="labctl init digits   # a sample\n"
+            "labctl init   # in a directory with your own code",
         )
     return None if value is None else Path(value)
 

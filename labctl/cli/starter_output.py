@@ -13,6 +13,7 @@ from labctl.cli.wrapping import print_message
 from labctl.config.reader import LAB_FILE
 from labctl.runs.public_tests import has_public_tests
 from labctl.shell import command
+from labctl.text import next_lines
 
 if TYPE_CHECKING:
     from labctl.courses.join import JoinResult
@@ -60,7 +61,7 @@ def print_starters(joined: JoinResult) -> None:
         name = clean(starter.assignment)
         if starter.state == "failed":
             print_message(f"- {name}: {clean(starter.problem)}", err=False, fg="red")
-            click.echo(f"  next: {clean(starter.next or 'labctl join')}")
+            click.echo("\n".join(next_lines(clean(starter.next or "labctl join"))))
             continue
         added = sum(change.action == "added" for change in starter.changes)
         text = "no newer files" if starter.state == "current" else "newer files"
@@ -89,12 +90,12 @@ def _print_problem(directory: Path, change: FileChange) -> None:
         print_message(f"! {clean(change.path)}: {text}", err=False, fg="yellow")
         old, new = _relative(directory / change.beside), _relative(directory / change.path)
         edit = command("mv", old, new).render()
-        click.echo(f"  next: edit {clean(old)}, then {clean(edit)}")
+        click.echo(f"  next: edit {clean(old)}, then:\n        {clean(edit)}")
     elif change.action == "blocked":
         text = f"not written: {change.why}"
         print_message(f"! {clean(change.path)}: {clean(text)}", err=False, fg="yellow")
         path = clean(_relative(directory / change.blocked_by))
-        click.echo(f"  next: move {path} away, then labctl join")
+        click.echo(f"  next: move {path} away, then:\n        labctl join")
 
 
 def _relative(path: Path) -> str:

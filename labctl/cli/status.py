@@ -110,7 +110,7 @@ def _print_no_server(lab: str, has_unfinished_up: bool, ends: list[str]) -> None
         click.echo("  labctl up      continue")
         click.echo("  labctl down    remove the server if it exists")
         return
-    click.echo(f"{lab}: no server. Next: labctl up")
+    click.echo(f"{lab}: no server\n  next: labctl up")
     for reason in ends[:1]:
         print_message(f"  its last server ended: {reason}", err=False)
 
@@ -162,7 +162,7 @@ def _print_limits(status: dict[str, Any], price: float, *, is_stopped: bool) -> 
     watch, clocks = watch_reports.parse_watch(status["watch"]), status["clocks"]
     if watch is None:
         if any(clocks[key] for key in ("ttl_s", "idle_s", "budget_usd")):
-            click.echo("  time left is unknown; next: labctl status --refresh")
+            click.echo("  time left is unknown\n  next: labctl status --refresh")
         return
     report_age_s = status["now"] - status["watched_at"]
     limits = [
@@ -182,7 +182,8 @@ def _print_limits(status: dict[str, Any], price: float, *, is_stopped: bool) -> 
     if watch.ends_by in ("ttl", "budget"):
         _print_wind_down(watch, report_age_s)
     if not watch.alive:
-        click.echo(click.style("  its watchdog is not running; next: labctl up", fg="red"))
+        click.echo(click.style("  its watchdog is not running", fg="red"))
+        click.echo("  next: labctl up")
     for number, activity in enumerate(watch.busy[:3]):
         click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(activity)}")
     if watch.mirror:
@@ -260,8 +261,8 @@ def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[
     print_table([make_row(run) for run in runs], ("RUN", "STATE", "STEPS", "TIME", "RESULT"))
     for run in runs:
         if run.state == "running" and run.gpu_lost_at is not None:
-            text = f"{run.id} has lost its GPU; next: labctl explain {run.id}"
-            print_message(text, err=False, fg="red")
+            print_message(f"{run.id} has lost its GPU", err=False, fg="red")
+            click.echo(f"  next: labctl explain {run.id}")
 
 
 def _steps_text(run: Run) -> str:

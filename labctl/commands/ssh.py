@@ -193,7 +193,7 @@ def _address_lines(endpoint: Endpoint, user_config: str) -> list[str]:
         raise UsageError(
             "a proxy command must be one line",
             why=f"it is {proxy!a}",
-            hint="labctl config   # or ssh -G HOST, for an alias of ~/.ssh/config",
+            hint="labctl config\nssh -G HOST   # for an alias of ~/.ssh/config",
         )
     return [
         f"HostName {check_host(endpoint.host).replace('%', '%%')}",

@@ -51,7 +51,8 @@ from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
 SAMPLE = (
-    "labctl init digits && cd digits   # a sample; in a directory with your own code: labctl init"
+    "labctl init digits && cd digits   # a sample\n"
+    "labctl init   # in a directory with your own code"
 )
 
 # Returns the traits of the provider with a name; None, or an error, if it is not installed.

@@ -243,7 +243,7 @@ def _check_assignment(found: _CanvasAssignment, name: str, points: float) -> Non
         raise ConfigError(
             f"{name} is not published in Canvas",
             why="Canvas takes no grades for it before",
-            hint=f"publish it, then labctl course grades {name} --to canvas",
+            hint=f"publish it, then:\nlabctl course grades {name} --to canvas",
         )
     if found.grading_type not in POINTS_TYPES:
         raise ConfigError(
@@ -255,7 +255,7 @@ def _check_assignment(found: _CanvasAssignment, name: str, points: float) -> Non
         raise ConfigError(
             f"{name} has {points_text(found.points_possible) or 'no'} points in Canvas",
             why=f"course.yaml has {points_text(points)}",
-            hint=f"change one of them, then labctl course grades {name} --to canvas",
+            hint=f"change one of them, then:\nlabctl course grades {name} --to canvas",
         )
 
 

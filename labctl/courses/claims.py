@@ -336,5 +336,5 @@ def _read_holding(file: Path) -> SeatState:
         raise LabError(
             f"{file} cannot be read",
             why=str(error),
-            hint=f"rm {file}   # then its students run labctl up again",
+            hint=f"rm {file}   # then its students start the lab again",
         ) from None

@@ -184,6 +184,7 @@ def find_newest_import(folder: CourseFolder) -> Path:
         raise ConfigError(
             "this course has no imported roster",
             why="grades are written into the table that the roster came from",
-            hint="labctl course roster FILE   # or labctl course grades ... --format csv",
+            hint="labctl course roster FILE\n"
+            "labctl course grades ASSIGNMENT --format csv   # without a roster",
         )
     return imported[-1]

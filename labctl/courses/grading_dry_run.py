@@ -79,6 +79,6 @@ def _find_reference(staff: CourseOperator, name: str, config: GradeConfig) -> Pa
         raise ConfigError(
             f"{root} has neither code/ nor model/",
             why="the reference solution has the directories of a submission",
-            hint=f"put your solution there, then: labctl course grade {name} --dry-run",
+            hint=f"put your solution there, then:\nlabctl course grade {name} --dry-run",
         )
     return root

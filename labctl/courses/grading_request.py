@@ -54,7 +54,7 @@ def find_grading(
     try:
         parts = list_parts(rules, folder.path)
     except ValueError as error:
-        hint = f"edit {file}: assignments: {name}, then: labctl course plan"
+        hint = f"edit {file}: assignments: {name}, then:\nlabctl course plan"
         raise ConfigError(f"{name} cannot be graded", why=str(error), hint=hint) from None
     if not parts and rules.rubric:
         raise ConfigError(

@@ -24,7 +24,7 @@ def check_reference(staff: CourseOperator) -> Check | None:
     image = lab.image
     if image.is_built:
         detail = "each server builds it, so the first run of a class has to wait"
-        fix = "push it to a registry and name it in course.yaml, then labctl course bake"
+        fix = "push it to a registry and name it in course.yaml, then:\nlabctl course bake"
         return Check(name=NAME, ok=False, detail=detail, next=fix)
     if not lab.has_own_image:
         return Check(name=NAME, ok=True, detail="none in course.yaml; each lab has its own")

@@ -204,7 +204,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
     if file.join.expires < (time.time() if now is None else now):
         raise PolicyError(
             f"this join file expired on {utc_text(file.join.expires)}",
-            hint="ask your instructor for another: labctl course invite",
+            hint="ask your instructor for another, made with:\nlabctl course invite",
         )
     return file.join
 

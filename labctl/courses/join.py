@@ -108,13 +108,13 @@ def _download(place: str) -> bytes:
                 raise PolicyError(
                     f"{place} redirects to an address without https",
                     why=response.url[:200],
-                    hint="ask your instructor for the file: labctl join FILE",
+                    hint="ask your instructor for the file, then:\nlabctl join FILE",
                 )
             if not response.ok:
                 raise NotFoundError(
                     f"no join file at {place}",
                     why=f"the server answered {response.status_code} {response.reason}",
-                    hint="ask your instructor for another: labctl course invite",
+                    hint="ask your instructor for another, made with:\nlabctl course invite",
                 )
             return read_body(response, MOST_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -234,7 +234,7 @@ def _greet_enrolled(
         raise PolicyError(
             "this join file was already used or revoked",
             why="each join file works only once",
-            hint="ask your instructor for another: labctl course invite",
+            hint="ask your instructor for another, made with:\nlabctl course invite",
         ) from None
     except BusyError as busy:
         if isinstance(busy, ConnectError):
@@ -287,7 +287,7 @@ def _exchange(
     except MessageError:
         raise LabError(
             f"{keeper} does not answer like a keeper",
-            hint="ask your instructor whether the keeper is running: labctl course serve",
+            hint="ask your instructor whether the keeper is running",
         ) from None
 
 

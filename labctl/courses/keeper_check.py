@@ -64,13 +64,13 @@ def _check_answers(folder: CourseFolder, provider: CourseProvider) -> list[Check
     except PolicyError:
         raise
     except LabError as error:
-        next_step = f"on the keeper's machine: labctl -C {folder.path} course serve"
+        next_step = f"on the keeper's machine:\nlabctl -C {folder.path} course serve"
         return [_failed_check(NAME, error, next_step)]
     checks = [Check(name=NAME, ok=True, detail=f"{place} answers students")]
     try:
         offers = provider.offers(Need())
     except LabError as error:
-        next_step = "on the keeper's machine, as its account: labctl course check"
+        next_step = "on the keeper's machine, as its account:\nlabctl course check"
         return [*checks, _failed_check("keeper's offers", error, next_step)]
     detail = f"it offers {offers[0].type}" if offers else "it has no server to offer"
     next_step = "" if offers else "raise server.max_price in course.yaml, or lower its requirements"
@@ -117,7 +117,7 @@ def _own_key(staff: CourseOperator) -> Iterator[str]:
 def _keeper_hint(folder: CourseFolder) -> str:
     keeper = folder.config.keeper
     where = f" of {keeper.user}@{keeper.host}" if keeper else ""
-    return f"on the keeper's machine, in the account{where}: labctl course check"
+    return f"on the keeper's machine, in the account{where}:\nlabctl course check"
 
 
 def _skipped_check(why: str, next: str) -> Check:

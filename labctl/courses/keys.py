@@ -67,7 +67,8 @@ class AuthorizedKeys:
             if len(devices) >= MOST_DEVICES:
                 raise PolicyError(
                     f"{student} has joined from {len(devices)} devices, and more are not allowed",
-                    hint=f"ask your instructor: labctl course invite {student} --replace",
+                    hint="ask your instructor for a join file that replaces them, made with:\n"
+                    f"labctl course invite {student} --replace",
                 )
             others = [line for line in lines if _mark_of(line) != own_mark]
             if any(_has_key(line, body) for line in others):
@@ -214,7 +215,7 @@ def make_join_file_invalid_error() -> PolicyError:
     return PolicyError(
         "this join file was already used, or has expired",
         why="each join file works only once",
-        hint="ask your instructor for another: labctl course invite",
+        hint="ask your instructor for another, made with:\nlabctl course invite",
     )
 
 

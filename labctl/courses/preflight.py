@@ -212,7 +212,8 @@ def _check_sshd(
     detail = f"it accepts {len(students) - len(refused)} of {len(students)} keys"
     if refused:
         detail += f"; rejected: {names_text(refused, NAMED)}"
-    again = f"sshd -T | grep -i authorizedkeys; else labctl course invite {' '.join(refused)}"
+    again = "sshd -T | grep -i authorizedkeys\n"
+    again += f"labctl course invite {' '.join(refused)}   # if that is right"
     return [
         Check(name="keeper's sshd", ok=not refused, detail=detail, next=again if refused else "")
     ]
@@ -261,7 +262,7 @@ def _check_disks(staff: CourseOperator, answers: Sequence[ServerResult]) -> list
     short = {name: size for name, size in free.items() if size < least}
     name, size = min(free.items(), key=lambda item: item[1])
     detail = f"the fullest, {name}, has {bytes_text(size)} free; {bytes_text(least)} is needed"
-    ask = f"labctl course ssh {name} -- du -xh --max-depth=2 ~"
+    ask = f"labctl course ssh {name} -- du -xh --max-depth=2"
     return [Check(name="disks", ok=not short, detail=detail, next=ask if short else "")]
 
 

@@ -220,7 +220,7 @@ def _apply_correction(
         raise LabError(
             f"the correction for {owner} cannot be released",
             why=f"{file}: {error}",
-            hint=f"edit it, or delete it: rm {file}; labctl course grade {grade_store.name}",
+            hint=f"edit it, or delete it:\nrm {file} && labctl course grade {grade_store.name}",
         ) from None
     output = without_lateness_note(
         corrected.output,

@@ -120,5 +120,5 @@ def _generate(directory: Path, generator: _Generator, reporter: Reporter) -> Non
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         why = done.stderr.strip()[-800:]
-        raise LabError(f"{generator.program} failed", why=why, hint=f"fix it, then: {program}")
+        raise LabError(f"{generator.program} failed", why=why, hint=f"fix it, then:\n{program}")
     reporter.emit(Step(name=step.name, done=True))

@@ -101,7 +101,7 @@ class SeatOperations:
                 "your budget is used up",
                 why=f"you have spent {dollars_text(money.spent_usd)} "
                 f"of {dollars_text(money.allowance_usd or 0)}",
-                hint="ask your instructor: labctl course budget",
+                hint=f"ask your instructor, who can type:\nlabctl course budget {seat.name} +5",
             )
         if (
             self._is_root
@@ -111,7 +111,7 @@ class SeatOperations:
             raise PolicyError(
                 "this course cannot give students servers of their own",
                 why=lack,
-                hint="tell your instructor: labctl course check",
+                hint="tell your instructor, who can type:\nlabctl course check",
             )
 
     def offers(self, seat: Seat) -> list[Offer]:
@@ -233,7 +233,7 @@ class SeatOperations:
                 raise PolicyError(
                     f"cannot extend by {duration_text(span_s)}",
                     why=f"servers of this course run for at most {duration_text(need.max_ttl_s)}",
-                    hint="ask your instructor: labctl course extend",
+                    hint=f"ask your instructor, who can type:\nlabctl course extend {seat.name} 2h",
                 )
             # Without `seconds`, which would raise the ceiling itself.
             ledger.append("extend", seat=seat.name, student=by, by=by, span_s=span_s)

@@ -40,9 +40,9 @@ from labctl.model import Resource, Server, Value
 from labctl.servers import end_server, kept_disks, leftovers, machine_images
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter
-from labctl.text import dollars_text, price_text
+from labctl.text import add_next, dollars_text, price_text
 
-GIVE_UP = "labctl orphans --terminate --kept-too deletes them"
+GIVE_UP = "labctl orphans --terminate --kept-too   # deletes them"
 # Servers saved at the same time: the bandwidth of this machine is the limit.
 AT_ONCE = 16
 
@@ -196,7 +196,7 @@ def _handle_kept_disks(staff: CourseOperator) -> None:
         count = "1 kept disk costs" if len(disks) == 1 else f"{len(disks)} kept disks cost"
         usd = sum(disk.price_usd_per_month for disk in disks)
         text = f"{count} {dollars_text(usd)} a month; labctl course up restores the results"
-        staff.reporter.emit(Note(text=f"{text}; {GIVE_UP}", level="warning"))
+        staff.reporter.emit(Note(text=add_next(text, GIVE_UP), level="warning"))
 
 
 def _remove_saved_disks(
@@ -251,14 +251,14 @@ def _ending_hint(
     if seat.lab_id in with_kept_disk and not seat.students:
         return GIVE_UP
     if seat.lab_id in with_kept_disk:
-        return lambda subject: f"{subject.up} restores the disk   # {GIVE_UP}"
+        return lambda subject: f"{subject.up}   # restores the disk\n{GIVE_UP}"
     if outcome.error:
         return _render_discard_hint
     return lambda subject: subject.down
 
 
 def _render_discard_hint(subject: Subject) -> str:
-    return f"{subject.down}, or {subject.down} --discard to delete unsaved results"
+    return f"{subject.down}\n{subject.down} --discard   # deletes unsaved results"
 
 
 class EndProof(Value, frozen=True):

@@ -44,7 +44,7 @@ class Subject(NamedTuple):
     def raise_budget(self) -> str:
         if self.kind == "lab":
             return "labctl cost\nlabctl up --budget 5   # or raise `budget:` in lab.yaml"
-        return f"labctl course budget {self.seat or 'NAME'} +5   # then {self.up}"
+        return f"labctl course budget {self.seat or 'NAME'} +5\n{self.up}"
 
     def ssh(self, line: str) -> str:
         """The command that runs a line on the server."""

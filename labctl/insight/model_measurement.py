@@ -210,7 +210,7 @@ def _communicate(
         raise LabError(
             f"{source.file.name}:{source.function} did not finish within {source.time_limit_s} s",
             why=f"labctl stopped it. It runs on this machine's CPU; {NO_EXIT}",
-            hint=f"set --time-limit 10m; or {BY_SIZE}",
+            hint=f"set --time-limit 10m, or:\n{BY_SIZE}",
         ) from None
     except KeyboardInterrupt:
         _end(child)

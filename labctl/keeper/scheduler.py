@@ -18,7 +18,7 @@ from labctl.errors import BusyError, LabError, LockHeldError
 from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
 from labctl.state.locks import hold_lock
-from labctl.text import hint_lines
+from labctl.text import add_next
 
 TICK_S = 1.0
 START_WAIT_S = 2.0
@@ -144,8 +144,8 @@ class Scheduler:
         """Report an error once, and its end."""
         text = describe_error(error) if error else ""
         if error is not None and text != task.error:
-            hint = f"; next: {' '.join(hint_lines(error.hint))}" if error.hint else ""
-            self._report(task.name, f"{text}{hint}; trying again in {pause_s:.0f} s")
+            report = add_next(f"{text}; trying again in {pause_s:.0f} s", error.hint)
+            self._report(task.name, report)
         if error is None and task.error:
             self._report(task.name, "working again")
         task.error = text

@@ -12,6 +12,7 @@ from labctl.servers import kept_disks
 from labctl.servers.context import LabContext
 from labctl.servers.disks import cost_text, get_id_without_region
 from labctl.state.disks import RESTORED, list_kept_disks
+from labctl.text import add_next
 from labctl.wire.codec import to_json
 from labctl.wire.files import RESTORE_DISK, RestoreDiskRequest
 
@@ -67,4 +68,4 @@ def _copy_disk(context: LabContext, server: Server, disk: Resource) -> None:
     text = f"restored from {get_id_without_region(disk)}: {summary}"
     # A course downloads the results of seats when it ends their servers.
     can_pull = context.subject.kind == "lab" and (count or edits)
-    context.reporter.emit(Note(text=f"{text}; next: labctl pull" if can_pull else text))
+    context.reporter.emit(Note(text=add_next(text, "labctl pull") if can_pull else text))

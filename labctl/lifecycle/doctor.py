@@ -47,7 +47,8 @@ def check_own_keeper(paths: Paths, is_running: Callable[[Paths], bool]) -> list[
             name="keeper here",
             ok=False,
             detail=f"not running, although it has to watch over {count}",
-            next=f"systemctl --user enable --now {UNIT}  # without a unit: labctl keep --install",
+            next=f"systemctl --user enable --now {UNIT}\n"
+            "labctl keep --install   # if there is no such unit",
         )
     ]
 

@@ -43,7 +43,7 @@ DECIDE_ON_HOME = (
     "labctl up && labctl pull && labctl down --discard   # instead, to delete them"
 )
 FIX_FILES = (
-    "labctl up && labctl ssh   # rename them or make them readable, then labctl down\n"
+    "labctl up && labctl ssh   # rename them or make them readable\nlabctl down   # afterwards\n"
     "labctl down --discard   # instead, to delete them"
 )
 

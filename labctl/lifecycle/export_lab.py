@@ -24,7 +24,7 @@ from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.ledgers import HANDED
 from labctl.sync.scan import hash_file, scan_data
-from labctl.text import bytes_text
+from labctl.text import add_next, bytes_text
 from labctl.wire.kept_labs import ImportedLab, KeeperInfo
 
 MIB = 1024**2
@@ -44,8 +44,8 @@ def check_export(context: LabContext, keeper: KeeperHost, server: Server) -> Kee
         raise UsageError(
             f"{keeper.host} cannot keep {context.config.name}",
             why=f"its server's address, {server.endpoint.host}, works only on this machine",
-            hint="use another provider in lab.yaml: server: {provider: aws}; "
-            "or labctl run --recover",
+            hint="use another provider in lab.yaml: server: {provider: aws}, or:\n"
+            "labctl run --recover",
         )
     return keeper.fetch_inventory()
 
@@ -91,9 +91,8 @@ def export_lab(context: LabContext, keeper: KeeperHost, server: Server, run_id: 
     context.reporter.emit(msgspec.structs.replace(step, done=True))
     if not taken.running:
         text = f"labctl keep is not running on {keeper.host}: nothing is watched until it runs"
-        context.reporter.emit(
-            Note(text=f"{text}\n  next, on {keeper.host}: labctl keep --install", level="warning")
-        )
+        hint = f"on {keeper.host}:\nlabctl keep --install"
+        context.reporter.emit(Note(text=add_next(text, hint), level="warning"))
     return taken
 
 

@@ -106,7 +106,7 @@ class KeeperHost:
         except LabError as error:
             what = f"the keeper at {self.host} cannot keep this lab: {error.what}"
             error.what = what
-            error.hint = error.hint and f"at {self.host}: {error.hint}"
+            error.hint = error.hint and f"on {self.host}:\n{error.hint}"
             raise
 
     def fetch_report(self) -> KeeperReport:

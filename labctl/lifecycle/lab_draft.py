@@ -38,7 +38,8 @@ def scan_candidate(root: Path) -> ProjectFacts:
         raise PolicyError(
             f"{root.absolute()} is your home directory",
             why="labctl would send everything in it to servers",
-            hint="labctl init digits && cd digits   # a sample; or cd to your code: labctl init",
+            hint="labctl init digits && cd digits   # a sample\n"
+            "labctl init   # in a directory with your own code",
         )
     facts = scan_project(root)
     if not facts.has_code:

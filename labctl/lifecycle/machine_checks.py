@@ -108,7 +108,7 @@ def check_clock(url: str = CLOCK_URL) -> Check:
         ok=abs(ahead) < CLOCK_ERROR_S,
         warning=True,
         detail=f"{duration_text(abs(ahead))} {side}; clouds refuse requests with a wrong time",
-        next="sudo timedatectl set-ntp true  # macOS: sudo sntp -sS time.apple.com",
+        next="sudo timedatectl set-ntp true\nsudo sntp -sS time.apple.com   # on macOS",
     )
 
 

@@ -31,7 +31,7 @@ from labctl.state.disks import list_kept_disks
 from labctl.state.ledgers import BACK
 from labctl.sync.local_results import RECORD, read_pulled_run
 from labctl.sync.pull import PulledRun
-from labctl.text import names_text
+from labctl.text import add_next, names_text
 
 
 def merge_keeper_records(context: LabContext) -> str:
@@ -63,7 +63,8 @@ def merge_keeper_records(context: LabContext) -> str:
         text = f"the keeper at {host} reports: {report.round.error}"
         context.reporter.emit(Note(text=text, level="warning"))
     if not report.running:
-        text = f"labctl keep is not running on {host}\n  next, on {host}: labctl keep --install"
+        hint = f"on {host}:\nlabctl keep --install"
+        text = add_next(f"labctl keep is not running on {host}", hint)
         context.reporter.emit(Note(text=text, level="warning"))
     return host
 
@@ -275,6 +276,6 @@ def release_keeper(context: LabContext, *, discard: bool) -> None:
                 "labctl down --discard   # instead, if the keeper is gone for good",
             ) from error
         text = f"cannot reach the keeper at {host} ({error.what}); it may create another server"
-        hint = f"labctl keep --drop {context.config.name}"
-        context.reporter.emit(Note(text=f"{text}; next, on {host}: {hint}", level="warning"))
+        hint = f"on {host}:\nlabctl keep --drop {context.config.name}"
+        context.reporter.emit(Note(text=add_next(text, hint), level="warning"))
     _record_end(context, host)

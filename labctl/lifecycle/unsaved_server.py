@@ -20,7 +20,7 @@ PULL_AGAIN = (
 COPY_HOME = (
     "labctl up && labctl pull   # the results\n"
     "labctl ssh -- lsblk   # then mount the kept disk and copy the files of the home directory\n"
-    "labctl orphans --terminate   # removes the disk; labctl down does not"
+    "labctl orphans --terminate   # removes the disk, which a down does not"
 )
 
 

@@ -24,7 +24,7 @@ from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import prepare, probe
 from labctl.servers.reachability import wait_until_reachable
 from labctl.stores.lab_store import prepare_store
-from labctl.text import hint_lines
+from labctl.text import add_next
 from labctl.transports import Transport
 
 with lazy_imports(__name__):
@@ -88,8 +88,7 @@ def _note_missing_data(context: LabContext, server: Server) -> None:
     try:
         lab_files.check_server_data(context, server)
     except (NotFoundError, PolicyError, UsageError) as error:
-        lines = "\n        ".join(hint_lines(error.hint))
-        text = f"no run can start yet: {describe_error(error)}\n  next: {lines}"
+        text = add_next(f"no run can start yet: {describe_error(error)}", error.hint)
         context.reporter.emit(BlockerNote(text=text, level="warning"))
 
 

@@ -341,7 +341,7 @@ def _add_student_hint(error: LabError, keeper: str) -> LabError:
         return PolicyError(
             f"{keeper} does not accept your key",
             why="you have not joined from this account, or your instructor has revoked the key",
-            hint="labctl join FILE   # ask your instructor for one: labctl course invite",
+            hint="ask your instructor for a join file, then:\nlabctl join FILE",
         )
     if isinstance(error, HostKeyError):
         error.hint = "tell your instructor: the keeper's host key is not the one in your join file"

@@ -71,7 +71,7 @@ def run_script(root: Path, checkpoints: Path, out: Path, on_server: str) -> Scri
             if done.returncode
             else "evaluate.py printed no accuracy",
             why=output,
-            hint="fix evaluate.py, then: labctl eval",
+            hint="fix evaluate.py, then:\nlabctl eval",
         )
     return result
 
@@ -139,4 +139,4 @@ def make_server_error(run_id: str, path: str, directory: Path, reply: EvaluateRe
         what = "evaluate.py reported no accuracy on the server"
         needs = 'its last line of output must be JSON, such as {"accuracy": 0.9}'
         output = f"{needs}\n{output}"
-    return LabError(what, why=output, hint=f"fix evaluate.py, then: {again.render()}")
+    return LabError(what, why=output, hint=f"fix evaluate.py, then:\n{again.render()}")

@@ -33,6 +33,7 @@ from labctl.runs.image_cache import ImageCache
 from labctl.servers.context import LabContext
 from labctl.shell import command, portable_line
 from labctl.state.locks import hold_lock
+from labctl.text import add_next
 
 _MODULE = "labctl.runs.image_jobs"
 # seconds that another process waits for an image that is being saved
@@ -184,9 +185,10 @@ def _try_step(job: ImageJob, step: str, do: Callable[[ImageJob], None]) -> str:
 
 def _describe_failure(job: ImageJob, step: str, error: LabError) -> str:
     why = f" ({error.why})" if error.why else ""
-    hint = "; then ".join(error.hint.splitlines())
-    advice = f"next: {hint}" if hint else _ADVICE[job.action]
-    return f"{job.reference} was not {step}: {error.what}{why}; {advice}"
+    text = f"{job.reference} was not {step}: {error.what}{why}"
+    if not error.hint:
+        return f"{text}; {_ADVICE[job.action]}"
+    return add_next(text, error.hint)
 
 
 def _load(job: ImageJob) -> None:

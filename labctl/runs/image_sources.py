@@ -27,7 +27,7 @@ from labctl.runs.image_cache import (
     read_verified,
 )
 from labctl.shell import portable_line
-from labctl.text import duration_text
+from labctl.text import add_next, duration_text
 from labctl.wire import docker_archives
 from labctl.wire.docker_archives import DockerCommandError
 from labctl.wire.images import PULL_IMAGE, BuildResult, PullImageRequest
@@ -134,8 +134,8 @@ def pull_built(context: LabContext, server: Server, remote: AgentClient, wanted:
         return False
     if not architecture:
         text = f"the server's architecture is unknown, so it pulls nothing from {registry}"
-        next_step = f"; next: {context.subject.up}"
-        context.reporter.emit(Note(text=text + next_step, level="warning"))
+        text = add_next(text, context.subject.up)
+        context.reporter.emit(Note(text=text, level="warning"))
         return False
     reference = registry_reference(registry, wanted, architecture)
     closing = _pull_on_server(context, remote, reference, wanted)
@@ -287,7 +287,7 @@ def send_blocks(argv: list[str], blocks: Iterable[bytes]) -> None:
             raise LinkLostError(
                 "lost the connection to the server while sending an image",
                 why=error.output,
-                hint=lambda subject: f"{subject.refresh}, then {subject.up}",
+                hint=lambda subject: f"{subject.refresh}\n{subject.up}",
             ) from error
         raise TransferError("the server did not load the image", why=error.output) from error
 

@@ -96,7 +96,7 @@ def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command
     model = _find_model_elsewhere(run, home)
     if model is None:
         return NotFoundError(
-            what, why=needs, hint="save the model there in your code, then: labctl run"
+            what, why=needs, hint="save the model there in your code, then:\nlabctl run"
         )
     options = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
     evaluate = command("labctl", "eval", *options, f"runs/{run.id}/{model.parent}")

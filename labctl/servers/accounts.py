@@ -137,7 +137,7 @@ def switch_command(context: LabContext, account_id: str, command: str) -> str:
     if profile := find_profile(context, account_id):
         # This variable overrides the profile in lab.yaml and keys in the environment.
         return f"LABCTL_SERVER_{name.upper()}_PROFILE={profile} {command}"
-    return f"sign in to {describe(name, ProviderAccount(id=account_id))}, then {command}"
+    return f"sign in to {describe(name, ProviderAccount(id=account_id))}, then:\n{command}"
 
 
 def make_refusal(
@@ -163,5 +163,6 @@ def _make_unattributed_error(context: LabContext, server: Server) -> PolicyError
         f"{describe(name, here)} does not show the server {server.id} of {lab}",
         why="an earlier labctl recorded it without its account. It has ended, or it is running in "
         f"another account at {price_text(price)}",
-        hint=f"sign in to the account that made it, then {subject.down}; or {subject.forget}",
+        hint=f"sign in to the account that made it, then:\n{subject.down}\n"
+        f"or, without it:\n{subject.forget}",
     )

@@ -64,7 +64,7 @@ def _make_other_provider_error(context: LabContext, recorded: Server) -> PolicyE
         ),
         why=f"{file} now selects {name}, but {recorded.id} is still running{bills}",
         hint=lambda subject: (
-            f"set `server: {{provider: {recorded.provider}}}` in {file}, then {subject.down}"
+            f"set `server: {{provider: {recorded.provider}}}` in {file}, then:\n{subject.down}"
         ),
         subject=context.subject,
     )

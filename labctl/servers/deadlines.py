@@ -20,7 +20,7 @@ from labctl.providers import Deadline, EndsBilling, FirstBoot, Guarded, Provider
 from labctl.servers.context import LabContext
 from labctl.servers.cost import HOUR_S, spent_usd
 from labctl.state import LedgerEntry
-from labctl.text import dollars_text, duration_text
+from labctl.text import add_next, dollars_text, duration_text
 from labctl.wire.watchdog import WatchRecord
 
 # Lifetime of a server with a price if its need sets no limit.
@@ -251,7 +251,7 @@ def _describe_timer_failure(
         return text
     left = duration_text(timer_at - time.time())
     ends = f"it ends the server in {left} without saving results"
-    return f"{text}\n  {ends}; next: {context.subject.up}"
+    return add_next(f"{text}\n  {ends}", context.subject.up)
 
 
 def _list_timer_events(context: LabContext, server: Server) -> list[LedgerEntry]:

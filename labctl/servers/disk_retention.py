@@ -11,7 +11,7 @@ from labctl.providers import Keep, Provider
 from labctl.retry import retry_throttled_calls
 from labctl.servers.context import LabContext
 from labctl.servers.disks import day_text
-from labctl.text import dollars_text
+from labctl.text import add_next, dollars_text
 
 HELD = "disk-held"
 KEPT_S = 14 * 86_400.0  # after the server's deadline; the watchdog has the same (KEPT_DAYS)
@@ -86,8 +86,8 @@ def release(context: LabContext, server: Server) -> None:
     try:
         retry_throttled_calls()(provider.release_disk, server.id)
     except LabError as error:
-        text = f"the disk of {server.alias} may outlive it: {error.what}; next: labctl orphans"
-        context.reporter.emit(Note(text=text, level="warning"))
+        text = f"the disk of {server.alias} may outlive it: {error.what}"
+        context.reporter.emit(Note(text=add_next(text, "labctl orphans"), level="warning"))
         _record_held(context, server, None)  # the provider may have released a part of the disks
         return
     _record_held(context, server, 0.0)

@@ -90,7 +90,7 @@ def _make_next_key(transport: Transport, first: str) -> tuple[str, str]:
 
 
 def _try_again(subject: Subject) -> str:
-    return f"{subject.up} tries again; {subject.down} removes the server"
+    return f"{subject.up}   # again\n{subject.down}   # removes the server"
 
 
 def _run_as_root(transport: Transport, script: str, *words: str) -> str:

@@ -87,8 +87,8 @@ def confirm_host_key(endpoint: Endpoint, host_key: str, reporter: Reporter) -> N
         raise PolicyError(
             f"the host key of {name} is not confirmed",
             why=f"it presents {kind} {fingerprint(host_key)}",
-            hint="compare this with what the server's owner says, then run the command again; "
-            f"or connect once with: ssh -p {endpoint.port} {endpoint.user}@{endpoint.host}",
+            hint="compare this with what the server's owner says, then run the command again, "
+            f"or connect once with:\nssh -p {endpoint.port} {endpoint.user}@{endpoint.host}",
         )
 
 

@@ -12,6 +12,7 @@ from labctl.retry import poll_until
 from labctl.servers import accounts, cost, disks, end_server, pending_attempts
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
+from labctl.text import add_next
 
 # Kind of a resource that is free and makes the next server start faster: it is never removed.
 CACHE = "cache"
@@ -63,7 +64,7 @@ def _warn(context: LabContext) -> None:
         account = ProviderAccount(id=account_id, profile=profile)
         text = f"{name} belongs to {accounts.describe(context.provider.name, account)}"
         next_ = accounts.switch_command(context, account_id, "labctl orphans")
-        context.reporter.emit(Note(text=f"{text}; next: {next_}", level="warning"))
+        context.reporter.emit(Note(text=add_next(text, next_), level="warning"))
 
 
 def _list_elsewhere(context: LabContext) -> dict[str, str]:

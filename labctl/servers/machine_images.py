@@ -45,7 +45,7 @@ def make_image(provider: Provider, server: Server, name: str, tags: dict[str, st
     if not poll_until(is_decided, pause_s=POLL_S, deadline_s=READY_S):
         raise BusyError(
             f"the image {image_id} is not ready after {duration_text(READY_S)}",
-            hint="labctl course bake   # again; labctl course bake --drop removes it",
+            hint="labctl course bake   # again\nlabctl course bake --drop   # removes it",
         )
     if state != "ready":
         raise ProviderError(

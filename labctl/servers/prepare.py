@@ -134,7 +134,7 @@ def _make_needs_admin_error(
     return PolicyError(
         f"{name} is not ready for labctl, and {facts.user} may not change it",
         why="\n".join(lines),
-        hint="send these lines to the administrator; or, if you know the sudo password:\n"
+        hint="send these lines to the administrator, or, if you know the sudo password:\n"
         f"labctl inventory > hosts\n{play.render()}",
     )
 

@@ -73,7 +73,7 @@ def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, T
 def _wait_until_running(context: LabContext, server: Server) -> Server:
     """Wait until the server runs and its address and host key are known; start a stopped one."""
     start_if_stopped(context, server)
-    again = f"{context.subject.up} tries again; {context.subject.down} removes what is left"
+    again = f"{context.subject.up}   # again\n{context.subject.down}   # removes what is left"
 
     def find_running() -> Server | None:
         shown = _find(context, server)

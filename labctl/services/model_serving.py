@@ -228,7 +228,7 @@ def _send_checkpoints(context: LabContext, server: Server, run: Run) -> None:
         raise PolicyError(
             f"the checkpoints of run {run.id} are refused",
             why=str(error),
-            hint="save weights as safetensors (safetensors.torch.save_file), then: labctl run",
+            hint="save weights as safetensors (safetensors.torch.save_file), then:\nlabctl run",
         ) from None
     root, name = context.config.root, f"model-{run.id}"
     index = HashIndex(root, f"data/{name}")

@@ -130,7 +130,7 @@ def translate_errors(path: Path) -> Iterator[None]:
         raise LabError(
             f"the database {path} cannot be used",
             why=str(error),
-            hint=f"mv {path} {path}.broken   # then: labctl status --refresh",
+            hint=f"mv {path} {path}.broken\nlabctl status --refresh",
         ) from error
 
 

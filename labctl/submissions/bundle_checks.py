@@ -38,8 +38,8 @@ def require_no_hazards(context: LabContext, contents: BundleContents) -> None:
         raise PolicyError(
             f"{len(hazards)} file{'s' if len(hazards) > 1 else ''} cannot be submitted",
             why="\n".join(hazards[:MOST_NAMED]),
-            hint="save weights as safetensors (safetensors.torch.save_file), then run again; "
-            "or labctl submit --checkpoint NAME",
+            hint="save weights as safetensors (safetensors.torch.save_file), then run again, or:\n"
+            "labctl submit --checkpoint NAME",
         )
 
 
@@ -58,8 +58,8 @@ def require_no_secrets(
         raise PolicyError(
             "the submission contains secrets",
             why=describe_leaks(leaks[:MOST_NAMED]),
-            hint="remove and revoke them, or list the file in .labignore; "
-            f"not a secret? labctl submit --allow {path}",
+            hint="remove and revoke them, or list the file in .labignore\n"
+            f"labctl submit --allow {path}   # if it is not a secret",
         )
 
 

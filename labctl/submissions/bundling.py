@@ -296,7 +296,7 @@ def _check_required(
         why = "the run has not ended, and a pull leaves out files that it is still writing"
     elif not has_all_files:
         why = "the files on this machine are not the final ones of the run"
-    save = "save the model in $LABCTL_CHECKPOINT_DIR in your code, then: labctl run"
+    save = "save the model in $LABCTL_CHECKPOINT_DIR in your code, then:\nlabctl run"
     hints = {
         "model": (why, save if has_all_files else pull),
         "logs": (why, pull),

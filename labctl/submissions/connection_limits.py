@@ -43,5 +43,5 @@ def hold_connection(places: Path, student: str) -> Iterator[None]:
     raise BusyError(
         f"{student} has {MAX_CONNECTIONS} connections to the keeper already",
         why="a broken connection can take some minutes to end",
-        hint="stop commands that still run, such as labctl up or labctl submit; then try again",
+        hint="stop commands of labctl that still run, then try again",
     )

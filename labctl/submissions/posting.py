@@ -212,7 +212,8 @@ def _make_refusal_error(ticket: Ticket, status: int, body: bytes) -> LabError:
         return DeniedError(
             "the bucket does not accept your ticket",
             why=message,
-            hint="ask your instructor for a new one: labctl receive ticket",
+            hint="ask your instructor for a new one, made with:\n"
+            "labctl receive ticket DIR ASSIGNMENT YOUR-NAME",
         )
     if status == 404:
         return NotFoundError("the bucket of this assignment does not exist", why=message)
@@ -223,7 +224,8 @@ def _make_expired_error(ticket: Ticket) -> PolicyError:
     return PolicyError(
         f"your ticket expired on {ticket.expires}",
         why="a ticket for a bucket is valid for at most seven days",
-        hint="ask your instructor for a new one: labctl receive ticket",
+        hint="ask your instructor for a new one, made with:\n"
+        "labctl receive ticket DIR ASSIGNMENT YOUR-NAME",
     )
 
 

@@ -167,7 +167,7 @@ def _read_private_key(path: Path) -> bytes:
         raise LabError(
             f"{path} cannot be used as a signing key",
             why=str(error),
-            hint="restore it from a backup; or, for another key: labctl receive init NEW-DIR",
+            hint="restore it from a backup, or make another key:\nlabctl receive init NEW-DIR",
         ) from None
 
 

@@ -51,7 +51,7 @@ def store_receipt(root: Path, rules: Assignment, signed: Signed, *, sha256: str 
         raise PolicyError(
             "the receipt is for another submission",
             why="labctl did not submit that bundle",
-            hint="tell your instructor; then: labctl submit",
+            hint="tell your instructor, then:\nlabctl submit",
         )
     directory = submissions_directory(root, rules.name)
     directory.mkdir(parents=True, exist_ok=True)

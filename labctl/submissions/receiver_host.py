@@ -77,7 +77,8 @@ class ReceiverHost:
         if match is None:
             raise UsageError(
                 f"{self.rules.hand_in} is not an SSH server",
-                hint="ask your instructor for another assignment file: labctl receive assignment",
+                hint="ask your instructor for another assignment file, made with:\n"
+                f"labctl receive assignment DIR {self.rules.name}",
             )
         alias = self.context.connections.user_config.resolve_alias(match["host"])
         return msgspec.structs.replace(

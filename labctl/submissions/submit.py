@@ -176,7 +176,8 @@ def open_receiver(context: LabContext, rules: Assignment) -> Iterator[ReceiverHo
         raise UsageError(
             "this assignment's file has no ticket for you",
             why="a bucket accepts bundles only with a ticket for one student",
-            hint="ask your instructor: labctl receive ticket DIR ASSIGNMENT YOUR-NAME",
+            hint="ask your instructor for one, made with:\n"
+            "labctl receive ticket DIR ASSIGNMENT YOUR-NAME",
         )
     yield None
 
@@ -350,7 +351,7 @@ def _pack(context: LabContext, result: BundleContents, draft: Path) -> str:
         raise DiskFullError(
             f"the bundle cannot be written to {draft.parent}",
             why=error.strerror or "",
-            hint=f"free {result.bundle_bytes:,} bytes there, then: labctl submit",
+            hint=f"free {result.bundle_bytes:,} bytes there, then:\nlabctl submit",
         ) from None
     context.reporter.emit(Step(name=step.name, done=True))
     return sha256

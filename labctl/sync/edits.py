@@ -156,7 +156,7 @@ def _place(arrived: Path, target: Path) -> None:
 def _conflict_text(paths: Sequence[str], directory: Path) -> str:
     return (
         f"changed here and on the server: {', '.join(paths)}. Your files are unchanged; the "
-        f"server's are in {directory}. Merge them, then labctl push --force"
+        f"server's are in {directory}. Merge them, then:\n  labctl push --force"
     )
 
 

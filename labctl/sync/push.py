@@ -127,7 +127,8 @@ class _Push:
             f"{bad[0]!a} changed during each of {TRIES} transfers",
             why=f"{why}; {self.complaint}" if self.complaint else why,
             hint=lambda subject: (
-                f"stop the program that writes to it, or add it to .labignore, then {subject.push}"
+                "stop the program that writes to it, or add it to .labignore, then:\n"
+                f"{subject.push}"
             ),
         )
 

@@ -87,7 +87,7 @@ def decode_starter(data: bytes) -> Starter:
         raise PolicyError(
             "the course sent a starter that cannot be used",
             why=str(error),
-            hint="tell your instructor: labctl course plan checks it",
+            hint="tell your instructor, who can check it with:\nlabctl course plan",
         ) from None
     return starter
 

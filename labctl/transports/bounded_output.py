@@ -49,5 +49,5 @@ class BoundedOutput:
 def _render_output_hint(subject: Subject) -> str:
     to_file = "write the output to a file on the server"
     if subject.kind == "lab":
-        return f"{to_file}, then: labctl pull"
-    return f"{to_file}; {subject.down} downloads the files of runs"
+        return f"{to_file}, then:\nlabctl pull"
+    return f"{to_file}, then:\n{subject.down}   # downloads the files of runs"

@@ -108,8 +108,8 @@ def make_wrong_host_key_error(endpoint: Endpoint, why: str) -> HostKeyError:
         f"the host key of {endpoint_text(endpoint)} is not the one that was pinned",
         why=why or "the server was reinstalled, or another machine answers at its address",
         hint=lambda subject: (
-            "ask the administrator; if it was changed on purpose, "
-            f"`{subject.down} --discard`, then `{subject.up}`"
+            "ask the administrator; if it was changed on purpose:\n"
+            f"{subject.down} --discard\n{subject.up}"
         ),
     )
 

@@ -54,7 +54,7 @@ def runtime_dir(parent: Path = Path("/tmp")) -> Path:
         raise PolicyError(
             f"{path} belongs to another user",
             why="its owner could intercept connections to your servers",
-            hint=f"have an administrator remove it: sudo rm -r {path}",
+            hint=f"have an administrator remove it:\nsudo rm -r {path}",
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(0o700)

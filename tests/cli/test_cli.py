@@ -97,7 +97,7 @@ def test_a_misspelled_directory_is_named(labctl: Any, home: Path) -> None:
 def test_c_leads_to_another_directory(labctl: Any, home: Path) -> None:
     os.chdir(home)
     said = labctl("-C", "digits", "status")
-    assert (said.code, said.out) == (0, "digits: no server. Next: labctl up\n")
+    assert (said.code, said.out) == (0, "digits: no server\n  next: labctl up\n")
 
 
 @pytest.mark.parametrize(

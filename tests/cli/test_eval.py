@@ -132,7 +132,7 @@ def test_a_run_without_checkpoints_is_not_pulled_once_more(
     said = labctl("eval")
     assert said.code == 4
     assert "run r1 has no checkpoints on this machine" in said.err
-    assert "next: save the model there in your code, then: labctl run" in said.err
+    assert "next: save the model there in your code, then:\n        labctl run" in said.err
     save(home, run, new_files=("code/out/w.safetensors", "extra.bin"))
     said = labctl("eval")
     assert "this run wrote code/out/w.safetensors instead" in said.err

@@ -21,7 +21,7 @@ def inner(home: Path) -> Path:
 
 
 def test_a_command_in_a_subdirectory_finds_the_lab(labctl: Any, home: Path, inner: Path) -> None:
-    assert labctl("status").out == "digits: no server. Next: labctl up\n"
+    assert labctl("status").out == "digits: no server\n  next: labctl up\n"
     assert "lab.yaml:2" in labctl("config").out
     os.chdir(home)
     assert labctl("-C", "digits/src", "status").out.startswith("digits: no server")

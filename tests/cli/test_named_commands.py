@@ -18,7 +18,8 @@ from click.testing import CliRunner
 
 import labctl.errors
 from labctl.cli.exit_codes import format_next
-from labctl.cli.groups import cli
+from labctl.cli.groups import COMMANDS, cli
+from labctl.errors.subject import LAB
 from labctl.wire import verbs
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,14 @@ GROUPS = ("course", "receive", "rehearse", "secret")
 END = re.compile(r"""["`;|>)]|\\n|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
 HINT = re.compile(r'hint=f?"(labctl [^"]*)"')
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+COMMAND = re.compile(rf"(?<![\w/.'-])labctl (?:-C \S+ )?(?:{'|'.join(COMMANDS)})\b")
+PROGRAM = r"(?:aws|chmod|docker|mv|newgrp|pip|python|rm|ssh|sudo|systemctl|uv) "
+# What introduces a command of another program, or one that is filled in.
+INTRODUCTION = re.compile(rf"[:;,] (?={PROGRAM})|\b(?:or|then):? (?={PROGRAM}|X\b)")
+# What a command is a part of: a list of commands, or a command of a shell or of ssh.
+INSIDE = re.compile(r" && $|\$\($|^ssh \S+ $")
+# A command that the subject of an error knows.
+SUBJECT = re.compile(r"(?:\w+\.)*subject\.(\w+)(?:\(.*\))?")
 SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+(?:\.py)?|docs/[a-z-]+\.[a-z]+))\b")
 
 
@@ -108,32 +117,56 @@ def test_every_next_command_is_one_that_labctl_takes() -> None:
     assert {hint: why for hint, why in wrong.items() if why} == {}
 
 
+def fill_in_part(part: ast.expr) -> str:
+    """A part of an f-string: its text, a command of the subject, or X."""
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    found = SUBJECT.fullmatch(ast.unparse(part).strip("f'{}"))
+    if found is None:
+        return "X"
+    return LAB.ssh("X") if found[1] == "ssh" else str(getattr(LAB, found[1], "X"))
+
+
 def fill_in(node: ast.expr) -> Iterator[str]:
     """The texts that an expression can be, with X for each value that is filled in."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.JoinedStr):
-        parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
-        yield "".join(str(part) for part in parts)
+        yield "".join(fill_in_part(part) for part in node.values)
     elif isinstance(node, ast.IfExp):
         yield from fill_in(node.body)
         yield from fill_in(node.orelse)
 
 
-def fill_in_hint(node: ast.expr, constants: dict[str, ast.expr]) -> list[str]:
-    """The texts of a hint, which the agent also writes in parts; `constants` are the module's."""
+def fill_in_hint(node: ast.expr, values: dict[str, list[ast.expr]]) -> list[str]:
+    """The texts of a hint, which the agent also writes in parts.
+
+    `values` has what the module assigns to a name, and what its functions return.
+    """
     if isinstance(node, ast.Starred):
-        return fill_in_hint(node.value, constants)
+        return fill_in_hint(node.value, values)
+    if isinstance(node, ast.Lambda):
+        return fill_in_hint(node.body, values)
     if isinstance(node, ast.IfExp):
-        return fill_in_hint(node.body, constants) + fill_in_hint(node.orelse, constants)
+        return fill_in_hint(node.body, values) + fill_in_hint(node.orelse, values)
     if isinstance(node, ast.Tuple):
-        parts = [fill_in_hint(part, constants) for part in node.elts]
+        parts = [fill_in_hint(part, values) for part in node.elts]
         return ["".join(texts) for texts in itertools.product(*parts)]
+    if isinstance(node, ast.BinOp):
+        left, right = fill_in_hint(node.left, values), fill_in_hint(node.right, values)
+        return ["".join(texts) for texts in itertools.product(left, right)]
     if isinstance(node, ast.Name):
         part = getattr(verbs, node.id, None)
         if isinstance(part, verbs.HintPart):
             return [verbs.make_error("", "", hint=part).hint]
-        return fill_in_hint(constants[node.id], constants) if node.id in constants else ["X"]
+        others = {name: value for name, value in values.items() if name != node.id}
+        return [
+            text for value in values.get(node.id, []) for text in fill_in_hint(value, others)
+        ] or ["X"]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "partial":
+        return fill_in_hint(node.args[0], values)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in values:
+        return fill_in_hint(node.func, values)
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "HintPart":
         kinds, *texts = [list(fill_in(argument)) for argument in node.args]
         parts_of_hint = itertools.product(kinds, *texts)
@@ -153,21 +186,32 @@ def list_hints(tree: ast.Module) -> Iterator[ast.expr]:
                 yield node
         elif isinstance(node, ast.Assign):
             name = ast.unparse(node.targets[0])
-            if name in ("hint", "next", "fix") or name.isupper():
+            if name in ("hint", "next", "fix"):
                 yield node.value
 
 
 def list_hint_lines(file: Path) -> Iterator[str]:
     """Each line of a hint that the screen shows."""
     tree = ast.parse(file.read_text())
-    constants = {
-        ast.unparse(node.targets[0]): node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-    }
+    values = find_values(tree)
     for hint in list_hints(tree):
-        for text in fill_in_hint(hint, constants):
+        for text in fill_in_hint(hint, values):
             yield from format_next(text)
+
+
+def find_values(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """What a module assigns to each name, and what each of its functions returns."""
+    values: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            values.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
+        elif isinstance(node, ast.FunctionDef):
+            values[node.name] = [
+                inner.value
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Return) and inner.value
+            ]
+    return values
 
 
 def list_next_lines(file: Path) -> Iterator[str]:
@@ -243,12 +287,58 @@ def test_every_next_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     assert pasted.stderr == ""
 
 
-def test_several_commands_of_a_hint_are_not_in_a_sentence() -> None:
-    """A user would have to cut them out: `do this, then: labctl run && labctl pull`."""
+def has_prose_and_command(line: str) -> bool:
+    """Whether a user would have to cut a command out of the line: `fix it, then: labctl run`."""
+    starts = [found.start() for found in COMMAND.finditer(line)]
+    starts += [found.end() for found in INTRODUCTION.finditer(line)]
+    return any(not INSIDE.search(line[:start]) for start in starts if start)
+
+
+def test_a_command_of_a_hint_is_alone_on_its_line() -> None:
+    """Prose stands on a line of its own, before the command or, as its comment, below it."""
     lines = {line for file in SOURCES for line in list_hint_lines(file)}
-    several = [line for line in lines if " && " in line and any(calls(line))]
-    assert len(several) > 5
-    assert [line for line in several if re.search(r"[,;:] ", line.partition(" && ")[0])] == []
+    assert sum(bool(COMMAND.match(line)) for line in lines) > 200
+    assert sorted(line for line in lines if has_prose_and_command(line)) == []
+
+
+def test_a_command_after_next_is_alone_on_its_line() -> None:
+    """Nothing stands before `next:`, and after it either prose or a command."""
+    lines = {
+        line
+        for file in SOURCES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant | ast.JoinedStr)
+        for text in fill_in(node)
+        for line in text.splitlines()
+    }
+    shown = [line for line in lines if re.search(r"\bnext(, on [^:]+)?: ", line, re.IGNORECASE)]
+    assert len(shown) > 15
+    wrong = [
+        line
+        for line in shown
+        if not (found := re.match(r" *next: (.*)", line)) or has_prose_and_command(found[1])
+    ]
+    assert sorted(wrong) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "mixed"),
+    [
+        ("fix it, then: labctl run", True),
+        ("fix it, then: X", True),
+        ("(or: aws configure)", True),
+        ("labctl up; then labctl run", True),
+        ("ask an administrator: sudo mkdir X", True),
+        ("fix it, then:", False),
+        ("labctl up && labctl pull", False),
+        ("mv X Y && labctl join", False),
+        ("ssh X labctl keep --list", False),
+        ("sudo usermod -aG docker X", False),
+        ('eval "$(labctl completion bash)"', False),
+    ],
+)
+def test_prose_before_a_command_is_noticed(line: str, mixed: bool) -> None:
+    assert has_prose_and_command(line) is mixed
 
 
 def test_every_failure_of_what_people_call_first_has_a_next_command() -> None:

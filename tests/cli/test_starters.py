@@ -130,9 +130,11 @@ def test_a_student_reads_what_happened_to_each_file_and_what_to_do(
         "hw3: 1 new file in ml/hw3",
         "  model.py: merged with your changes",
         "! train.py: you and the course changed the same lines; your file is unchanged",
-        "  next: edit ml/hw3/train.py.conflict, then mv ml/hw3/train.py.conflict ml/hw3/train.py",
+        "  next: edit ml/hw3/train.py.conflict, then:",
+        "        mv ml/hw3/train.py.conflict ml/hw3/train.py",
         "! data/x.csv: not written: data is a link",
-        "  next: move ml/hw3/data away, then labctl join",
+        "  next: move ml/hw3/data away, then:",
+        "        labctl join",
         "- hw4: no\\x1b",
         "  next: labctl join",
     ]

@@ -156,7 +156,7 @@ def test_the_example_evaluates_as_printed(lab: LabDirectory) -> None:
             assert evaluate(lab, "runs/pth/code") == (0.75, "model.pth", 4)
             with lab.holding("evaluate.py", "exit('broken')"):
                 broken = lab.labctl("eval", "--on-server", "runs/pth/code", code=1).stderr
-            assert "then: labctl eval --on-server runs/pth/code\n" in broken
+            assert "then:\n        labctl eval --on-server runs/pth/code\n" in broken
             lab.run("printf weights >/lab/run/checkpoints/a.safetensors", "--id", "tensors")
     # The run's own evaluate.py: the lab has none any more.
     assert evaluate(lab, "tensors") == (0.75, "a.safetensors", 4)

@@ -138,7 +138,7 @@ def test_a_container_that_loses_its_gpu_is_named_everywhere(gpu_lab: LabDirector
         explained = gpu_lab.json("explain", "bereft")
     finally:
         gpu_lab.let_go("bereft")
-    assert "bereft has lost its GPU; next: labctl explain bereft" in status
+    assert "bereft has lost its GPU\n  next: labctl explain bereft" in status
     (finding,) = [one for one in explained["findings"] if one["rule"] == "gpu-lost"]
     assert finding["next"].startswith("labctl cancel bereft && labctl run")
     followed = gpu_lab.labctl("logs", "-f", "bereft")

@@ -133,7 +133,7 @@ def test_a_server_that_ends_while_an_image_loads_loses_nothing(labs: TwoLabs) ->
     subprocess.run(["docker", "rm", "-f", lab.server_id], check=True, capture_output=True)
     run.end(255)
     assert "lost the connection to the server while sending an image" in run.stderr
-    assert "labctl status --refresh, then labctl up" in run.stderr
+    assert "labctl status --refresh\n        labctl up" in run.stderr
     assert labs.archive().exists()
     lab.server_id = lab.json("up", "--yes")["server"]["id"]
     ran = lab.labctl("run", "--yes", "--", "cat", "/owner")

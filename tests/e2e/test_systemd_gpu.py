@@ -163,7 +163,7 @@ def test_a_gpu_that_a_reload_takes_is_noticed(
         wait_for(lambda: json.loads(box.sh(read)).get("lost_at"), EVERY_S + 60)
         status = lab.labctl("status", "--refresh").stdout
         box.sh(f"touch {folder}/go", user="student")
-    assert "night has lost its GPU; next: labctl explain night" in status
+    assert "night has lost its GPU\n  next: labctl explain night" in status
 
 
 def share(box: Sshd, folder: Path, memory: str) -> tuple[str, int]:

@@ -634,7 +634,7 @@ def test_servers_at_the_provider_of_before_are_neither_forgotten_nor_proven_gone
             action()
         assert stopped.value.what.startswith("the server of alice is at cloud")
         assert stopped.value.hint == (
-            "set `server: {provider: cloud}` in course.yaml, then labctl course down --only alice"
+            "set `server: {provider: cloud}` in course.yaml, then:\nlabctl course down --only alice"
         )
     assert len(ml.state.list_servers()) == 3  # with the keys and names by which they are reached
     # Where another machine made them, the ledger alone knows.

@@ -139,7 +139,7 @@ def test_what_a_task_fails_with_names_the_command_of_the_course(
     for thread in scheduler.start_due_tasks():
         thread.join(120)
     (told,) = [text for _, text in kept.told if text.startswith("sweep: ")]
-    assert "; next: labctl course up (finds" in told
+    assert "\n  next: labctl course up\n        (finds" in told
 
 
 def test_each_warning_comes_once_and_anew_for_another_budget(kept: Kept) -> None:

@@ -288,7 +288,7 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
     monkeypatch.setattr(cloud, "set_deadline", fails)
     deadlines.move_timer(lab.context(reporter), server, WatchRecord(ttl_left_s=20 * HOUR_S))
     assert f"the timer at cloud was not moved: {error.what}" in reporter.said
-    text = "it ends the server in 12 h 2 min without saving results; next: labctl up"
+    text = "it ends the server in 12 h 2 min without saving results\n  next: labctl up"
     assert text in reporter.said
     monkeypatch.undo()
     deadlines.move_timer(lab.context(), server, WatchRecord(ttl_left_s=20 * HOUR_S))

@@ -97,7 +97,8 @@ def test_one_that_fails_stops_no_other(tmp_path: Path) -> None:
     assert exit_code(answers[:1]) == 0
     assert summary_text(answers).splitlines() == [
         "succeeded on 1 of 3 servers",
-        "  digits-01: not reached; next: labctl doctor",
+        "  digits-01: not reached",
+        "    next: labctl doctor",
         "  digits-02: exit code 7",
     ]
 

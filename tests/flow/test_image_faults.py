@@ -81,7 +81,7 @@ def test_a_link_that_is_lost_while_an_archive_loads_loses_nothing(large: Sources
     (large.engine / "ends-early").touch()
     with pytest.raises(LinkLostError, match="lost the connection to the server") as caught:
         large.ensure()
-    assert caught.value.hint == "labctl status --refresh, then labctl up"
+    assert caught.value.hint == "labctl status --refresh\nlabctl up"
     assert (large.engine / "loaded").stat().st_size == 1_000_000
     assert large.cache.find(large.wanted) == kept
     (large.engine / "ends-early").unlink()
@@ -160,10 +160,10 @@ def test_a_registry_that_refuses_a_push_is_reported_with_the_commands(sources: S
     reference = f"registry.example/labs:{sources.tag}-amd64"
     assert (
         f"{sources.wanted} was not pushed to registry.example/labs: "
-        f"the server could not push it ({DENIED}); "
-        "next: labctl ssh -- docker login registry.example; "
-        f"then labctl ssh -- docker push {reference}"
-    ) in report(sources).splitlines()
+        f"the server could not push it ({DENIED})\n"
+        "  next: labctl ssh -- docker login registry.example\n"
+        f"        labctl ssh -- docker push {reference}\n"
+    ) in report(sources) + "\n"
 
 
 def test_a_registry_that_refuses_a_pull_is_reported_with_the_command(sources: Sources) -> None:
@@ -227,9 +227,9 @@ def test_a_disk_without_room_is_reported_with_what_to_do(
     assert sources.ensure(BUILT) == ["build"]
     assert (
         f"{sources.wanted} was not kept on this machine: {small_disk} has no room for 2.1 KiB "
-        "(the limit is 18.6 GiB, and 1.9 GiB of the disk must stay free); "
-        "next: set image_cache in config.yaml, or free disk space"
-    ) in report(sources).splitlines()
+        "(the limit is 18.6 GiB, and 1.9 GiB of the disk must stay free)\n"
+        "  next: set image_cache in config.yaml, or free disk space\n"
+    ) in report(sources) + "\n"
     assert not list(small_disk.glob("*.part"))
 
 

@@ -131,7 +131,7 @@ def test_what_a_disk_held_is_copied_once_and_recorded(
     context.state.save_server(server)
     for _ in range(2):
         disk_restore.restore(context, server)
-    text = "restored from vol-1: 1 run with 3 files and 1 edited file; next: labctl pull"
+    text = "restored from vol-1: 1 run with 3 files and 1 edited file\n  next: labctl pull"
     assert reporter.said.count(text) == 1
     [event] = context.state.list_events(kind=RESTORED)
     assert event.detail == {

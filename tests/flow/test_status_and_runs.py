@@ -72,8 +72,8 @@ def test_a_refresh_that_finds_no_server_ends_the_doubt(lab: World, labctl: Labct
     _interrupt_before_create(lab)
     lab.cloud.settle_s = 0.0
     assert "an interrupted labctl up may have created one" in labctl(lab, "status").out
-    assert labctl(lab, "status", "--refresh").out == "digits: no server. Next: labctl up\n"
-    assert labctl(lab, "status").out == "digits: no server. Next: labctl up\n"
+    assert labctl(lab, "status", "--refresh").out == "digits: no server\n  next: labctl up\n"
+    assert labctl(lab, "status").out == "digits: no server\n  next: labctl up\n"
 
 
 def test_a_server_may_appear_later_than_the_refresh(lab: World) -> None:

@@ -125,9 +125,9 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
         "# once there is space; transferred data is kept and reused",
     ),
     "agent, ssh": (
-        lambda: agent_error(("check the address; ", HintPart("ssh", "getent hosts x.org"))),
-        "check the address; labctl ssh -- getent hosts x.org",
-        "check the address; labctl course ssh alice -- getent hosts x.org",
+        lambda: agent_error(("check the address:\n", HintPart("ssh", "getent hosts x.org"))),
+        "check the address:\nlabctl ssh -- getent hosts x.org",
+        "check the address:\nlabctl course ssh alice -- getent hosts x.org",
     ),
     "agent, up": (
         lambda: agent_error(HintPart("up", "--ttl 8h   # or --idle 30m, --budget 5")),
@@ -136,8 +136,8 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
     ),
     "agent, no store": (
         lambda: agent_error(ADD_STORE),
-        "add store: to lab.yaml, then labctl up",
-        "add store: to course.yaml, then labctl course up --only alice",
+        "add store: to lab.yaml, then:\nlabctl up",
+        "add store: to course.yaml, then:\nlabctl course up --only alice",
     ),
     "agent, push": (
         lambda: agent_error(RESUME),
@@ -186,8 +186,8 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
         lambda: make_launch_error(
             aws("MaxSpotInstanceCountExceeded"), Offer(provider="aws", type="g5.xlarge", spot=True)
         ),
-        f"ask for more at {QUOTA}   # or: labctl up --spot never",
-        f"ask for more at {QUOTA}   # or: spot: never under server: in course.yaml",
+        f"ask for more at {QUOTA}\nlabctl up --spot never   # instead",
+        f"ask for more at {QUOTA}\nor set spot: never under server: in course.yaml",
     ),
     "AWS, gone": (
         lambda: caught(lambda: instances.require_instance(Mock(), "no-id")),
@@ -222,9 +222,9 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
     ),
     "endless output": (
         endless_output,
-        "write the output to a file on the server, then: labctl pull",
-        "write the output to a file on the server; labctl course down --only alice downloads the "
-        "files of runs",
+        "write the output to a file on the server, then:\nlabctl pull",
+        "write the output to a file on the server, then:\n"
+        "labctl course down --only alice   # downloads the files of runs",
     ),
     "alias": (
         taken_alias,
@@ -257,7 +257,7 @@ def test_a_playbook_that_fails_names_the_seat_and_not_its_pseudonym(
 def test_a_labctl_of_before_gets_the_hint_as_text() -> None:
     """It reads these keys, and ignores the others."""
     body = json.loads(encode(Failure("missing", "no store", "", ADD_STORE).report))
-    assert body["hint"] == "add store: to lab.yaml, then labctl up"
+    assert body["hint"] == "add store: to lab.yaml, then:\nlabctl up"
     assert {key: body[key] for key in ("kind", "what", "why")} == {
         "kind": "missing",
         "what": "no store",
@@ -272,7 +272,7 @@ def test_a_failure_keeps_its_hint_through_another_process_of_the_agent() -> None
         parse_reply(PROBE_STORE, line, "")
     error = sent(raised.value.report)
     error.subject = ALICE
-    assert error.hint == "add store: to course.yaml, then labctl course up --only alice"
+    assert error.hint == "add store: to course.yaml, then:\nlabctl course up --only alice"
 
 
 def test_checks_of_providers_name_the_commands_of_the_course() -> None:
@@ -317,9 +317,9 @@ def early_timer_note(context: Mock) -> str:
 @pytest.mark.parametrize(
     ("make", "lab", "seat"),
     [
-        (early_timer_note, "; next: labctl up", "; next: labctl course up --only alice"),
+        (early_timer_note, "\n  next: labctl up", "\n  next: labctl course up --only alice"),
         (unmirrored_note, ": no key; use labctl pull --follow", ": no key"),
-        (restored_note, "1 run with 3 files; next: labctl pull", "1 run with 3 files"),
+        (restored_note, "1 run with 3 files\n  next: labctl pull", "1 run with 3 files"),
     ],
 )
 def test_a_note_names_no_command_of_a_lab_to_a_course(

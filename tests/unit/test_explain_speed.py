@@ -81,7 +81,7 @@ def test_one_of_two_gpus_does_all_the_work() -> None:
     other = gpu(uuid="GPU-2", use_percent=0.0)
     found = findings(material(samples=samples(gpu(), other)))
     assert "1 of 2 GPUs did nothing" in found["gpu-some-idle"].what
-    assert found["gpu-some-idle"].next == "use fewer GPUs: labctl up --gpu any:1"
+    assert found["gpu-some-idle"].next == "labctl up --gpu any:1   # uses fewer GPUs"
     assert "gpu-good" in found
     assert "gpu-idle" not in found
 

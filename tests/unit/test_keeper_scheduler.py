@@ -63,7 +63,8 @@ def test_a_failing_task_comes_ever_more_rarely_and_is_reported_once() -> None:
         assert 0.9 * nominal_s <= pause_s <= 1.1 * nominal_s
     ((name, text),) = loop.reports
     assert name == "first"
-    assert text.startswith("no machine left: in; any zone; next: labctl offers; trying again in ")
+    assert text.startswith("no machine left: in; any zone; trying again in ")
+    assert text.endswith(" s\n  next: labctl offers")
 
 
 def test_after_a_success_the_pause_begins_anew() -> None:

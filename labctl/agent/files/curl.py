@@ -162,7 +162,7 @@ def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
         raise _make_address_error(urllib.parse.urljoin(address, location))
     if code == UNKNOWN_HOST:
         what = f"the server cannot resolve the name {host}"
-        hint = ("check the address; ", HintPart("ssh", f"getent hosts {host}"))
+        hint = ("check the address:\n", HintPart("ssh", f"getent hosts {host}"))
         raise Failure("link", what, message, hint)
     if code == UNTRUSTED_CERTIFICATE:
         what = f"the server does not trust the certificate of {host}"

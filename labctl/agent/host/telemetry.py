@@ -214,7 +214,7 @@ def probe_gpus(recorded: dict[str, RecordedRun]) -> None:
         with suppress(Failure, OSError, ValueError, KeyError):
             if run.probe and run.probe.advance():
                 text = f"the container of run {run.directory.name} has lost access to its GPU"
-                text += f"; next: labctl explain {run.directory.name}"
+                text += f". To see why: labctl explain {run.directory.name}"
                 logs = [run.directory / "logs" / "run.log"]
                 notify(LabAccount(os.getuid(), os.getgid()), text, logs)
 

@@ -28,7 +28,7 @@ from .boto3_python import LACKING, find_python, has_boto3, provide_python
 CONFIG, KEY, HOSTS = "store.json", "store-key", "store-hosts"
 LONG_S = 6 * 3600.0
 PROBE = ".labctl-probe"
-ADD_STORE = ("add store: to ", CONFIG_FILE, ", then ", UP_COMMAND)
+ADD_STORE = ("add store: to ", CONFIG_FILE, ", then:\n", UP_COMMAND)
 Progress = Callable[[], None]
 
 

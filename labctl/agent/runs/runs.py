@@ -234,7 +234,7 @@ def _start_container(
 def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Failure:
     why = refused.message.strip()[-1500:]
     if refused.is_limit:
-        hint = "try labctl run again later"
+        hint = "labctl run   # again later"
         return Failure("policy", f"run {spec.id} cannot start now", why, hint)
     # Docker's API tells the causes of a failed start apart by their text only.
     if "could not select device driver" in why:

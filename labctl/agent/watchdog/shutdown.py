@@ -134,7 +134,7 @@ def _save(plan: ShutdownPlan, by: str, say: Say, until: float) -> tuple[float, b
     elif should_end(by, only_here, is_disk_safe):
         say("results lost", f"{summary}; its disk cannot be kept, and the {by} limit is reached")
     else:
-        why = f"{summary}, and its disk cannot be kept; next: labctl pull, or labctl down"
+        why = f"{summary}, and its disk cannot be kept. To save them: labctl pull"
         say("staying on", why)
     return rate, should_end(by, only_here, is_disk_safe)
 

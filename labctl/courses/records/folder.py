@@ -267,7 +267,7 @@ class CourseFolder:
             raise ConfigError(
                 f"{escape(str(file))} is damaged, or from a newer labctl",
                 why="it holds the secret that identifies this course's servers",
-                hint="restore it from a backup; until then: labctl orphans",
+                hint="restore it from a backup; until then:\nlabctl orphans",
             )
         return identity
 

@@ -68,7 +68,7 @@ def check_waiting(material: RunData) -> Iterator[Answer]:
             rule="data-wait",
             what="how long the training waits for data",
             why="it does not log the share of time spent waiting for data",
-            next="log it as speed/data_wait_share, as the sample project does; or: labctl profile",
+            next="log it as speed/data_wait_share, as the sample project does, or:\nlabctl profile",
         )
         return
     evidence = [
@@ -113,8 +113,8 @@ def _suggest_loading(material: RunData, processor: float | None) -> tuple[str, s
     if processor is not None and processor >= BUSY:
         why = "all CPU cores are busy, so none is left to prepare more data"
         return why, (
-            "prepare the data once instead of in every epoch (smaller images, decoded arrays); "
-            "or use a server with more cores: labctl offers"
+            "prepare the data once instead of in every epoch (smaller images, decoded arrays), "
+            "or use a server with more cores:\nlabctl offers"
         )
     if workers == 0:
         why = "the training process itself prepares the batches, between two steps"

@@ -97,7 +97,7 @@ KNOWN_MESSAGES = (
         r"(driver version is insufficient|NVIDIA driver on your system is too old)",
         "the server's NVIDIA driver is too old for this image",
         "an image contains its own CUDA, but uses the server's driver",
-        "use an image with an older CUDA; or another server: labctl down && labctl up",
+        "use an image with an older CUDA, or another server:\nlabctl down && labctl up",
         CUDA_NOTES,
     ),
     _known_message(
@@ -130,7 +130,7 @@ KNOWN_MESSAGES = (
         r"No space left on device",
         "a disk was full",
         "either the server's disk, or /dev/shm, which is in memory",
-        "labctl ssh -- df -h   # and: labctl run -- df -h /dev/shm",
+        "labctl ssh -- df -h\nlabctl run -- df -h /dev/shm",
         LAB_FILE,
     ),
     _known_message(
@@ -164,8 +164,8 @@ KNOWN_MESSAGES = (
         r"((?:mat1 and mat2 shapes|size mismatch|shape .* is invalid for input)[^\n]{0,120})",
         "tensor shapes do not match",
         "the output size of one layer is not the input size of the next",
-        "print the shapes before that line; or run the model on this machine: labctl estimate "
-        "FILE.py:FUNCTION",
+        "print the shapes before that line, or run the model on this machine:\n"
+        "labctl estimate FILE.py:FUNCTION",
         TUNING,
     ),
     _known_message(
@@ -227,7 +227,7 @@ def explain_end(material: RunData) -> Iterator[Answer]:
             evidence=(from_record(run.summary or "lost"),),
             next="labctl run --recover   # resumes on a new server from the last checkpoint"
             if run.stopped_by == ""
-            else "set a longer ttl: or a larger budget: in lab.yaml; or: labctl extend 1h",
+            else "set a longer ttl: or a larger budget: in lab.yaml, or:\nlabctl extend 1h",
             source=LABCTL,
         )
         return
@@ -332,8 +332,9 @@ def detect_stuck(material: RunData) -> Iterator[Answer]:
             from_telemetry(f"cores busy: {cores}; GPU: {use or 0:.0f}%"),
             _progress_evidence(quiet_s),
         ),
-        next=f"labctl logs {run.id} -n 40   # to look inside: labctl attach; to stop it: labctl "
-        f"cancel {run.id}",
+        next=f"labctl logs {run.id} -n 40\n"
+        f"labctl attach {run.id}   # looks inside\n"
+        f"labctl cancel {run.id}   # stops it",
         source=LABCTL,
     )
 

@@ -56,20 +56,20 @@ THROTTLES = {
         "gpu-throttled-by-heat",
         "its clock is reduced because of heat",
         "the GPU is too hot and slows itself down",
-        "tell the server's administrator (air flow, fans); or use another server: labctl offers",
+        "tell the server's administrator (air flow, fans), or use another server:\nlabctl offers",
     ),
     "power": (
         "gpu-throttled-by-power",
         "its clock is reduced by its power limit",
         "it draws as much power as it may; that is normal for dense computation, and costs only "
         "as much speed as the clock drops",
-        "nothing is wrong with the code; a GPU with a higher limit is faster: labctl offers",
+        "nothing is wrong with the code; a GPU with a higher limit is faster:\nlabctl offers",
     ),
     "hardware": (
         "gpu-throttled-by-hardware",
         "its clock is reduced by the board's own protection",
         "temperature, power delivery or an external brake; a training can neither cause nor fix it",
-        "tell the server's administrator; or use another server: labctl down && labctl up",
+        "tell the server's administrator, or use another server:\nlabctl down && labctl up",
     ),
 }
 
@@ -123,7 +123,7 @@ def _make_idle_gpus_finding(
     material: RunData, gpus: tuple[GpuSummary, ...], busy: list[GpuSummary]
 ) -> Finding:
     idle = len(gpus) - len(busy)
-    fewer = f"use fewer GPUs: labctl up --gpu any:{len(busy)}"
+    fewer = f"labctl up --gpu any:{len(busy)}   # uses fewer GPUs"
     command = _build_torchrun_command(material, len(gpus))
     return Finding(
         rule="gpu-some-idle",
@@ -134,7 +134,7 @@ def _make_idle_gpus_finding(
             from_telemetry(f"{card.name} {number}: {card.use_percent or 0:.0f}% in use (median)")
             for number, card in enumerate(gpus)
         ),
-        next=f"{command}   # one process per GPU; or {fewer}" if command else fewer,
+        next=f"{command}   # one process per GPU\n{fewer}" if command else fewer,
         source=TUNING,
     )
 
@@ -244,7 +244,7 @@ def _cause(material: RunData, card: GpuSummary, waited: float | None) -> tuple[s
         if full:
             why = "it waits for data; all CPU cores are busy, so none is left to prepare more"
             next_ = "prepare the data once instead of in every epoch (smaller images, decoded "
-            return why, next_ + "arrays), or use a server with more cores: labctl offers"
+            return why, next_ + "arrays), or use a server with more cores:\nlabctl offers"
         why = "it waits for data, although the CPU has idle cores: loading is too slow"
         workers = find_numeric_option(material, WORKERS)
         more = str(int(workers * 2)) if workers else "8"
@@ -275,7 +275,7 @@ def _make_good_finding(card: GpuSummary, evidence: tuple[Evidence, ...]) -> Find
         what=f"the {card.name} was busy: {card.use_percent:.0f}%",
         why="a kernel was running nearly all the time",
         evidence=evidence,
-        next="for more speed: mixed precision, torch.compile; labctl profile shows where",
+        next="for more speed: mixed precision, torch.compile\nlabctl profile   # shows where",
         source=NVML_USE,
     )
 
@@ -306,8 +306,8 @@ def check_power(material: RunData) -> Iterator[Answer]:
                         f"{card.power_limit_w:.0f} W (medians)"
                     ),
                 ),
-                next="use mixed precision, channels_last or torch.compile (fewer, larger kernels); "
-                "labctl profile shows the kernels",
+                next="use mixed precision, channels_last or torch.compile (fewer, larger kernels)\n"
+                "labctl profile   # shows the kernels",
                 source=GPU_BACKGROUND,
             )
             return

@@ -38,8 +38,8 @@ def check_gpu_loss(material: RunData) -> Iterator[Answer]:
         "Programs that have the GPU open continue; the next program that opens it fails. This "
         "container does not get the GPU back, but a new one has it",
         evidence=tuple(_list_evidence(material)),
-        next=f"{ending}labctl run   # in a new container; if the GPU is missing there too: "
-        "labctl ssh -- nvidia-smi -L",
+        next=f"{ending}labctl run   # in a new container\n"
+        "labctl ssh -- nvidia-smi -L   # if the GPU is missing there too",
         source=GPU_LOSS,
     )
 

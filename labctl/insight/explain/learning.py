@@ -190,7 +190,7 @@ def _check_constant_rate(material: RunData, rate: str) -> Iterator[Finding]:
                     f"{number(trend.last)} at the end"
                 ),
             ),
-            next="use torch.optim.lr_scheduler.CosineAnnealingLR; or "
+            next="use torch.optim.lr_scheduler.CosineAnnealingLR, or:\n"
             + suggest_smaller_rate(material, 3.0),
             source=LEARNING_RATES,
         )
@@ -288,7 +288,7 @@ def _find_rise(material: RunData, loss: Series) -> Finding | None:
         what=f"it overfits after step {best[0]}",
         why="after that step it memorizes the training data, which does not help on new data",
         evidence=tuple(evidence),
-        next=f"use the checkpoint of step {best[0]} (labctl eval); then try more data or "
+        next=f"use the checkpoint of step {best[0]}; then try more data or "
         "augmentation, weight decay, dropout, a smaller model, or stop earlier",
         source=EARLY_STOPPING,
     )

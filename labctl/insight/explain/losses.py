@@ -260,6 +260,7 @@ def check_spikes(material: RunData) -> Iterator[Answer]:
             )
         )
     many = len(found) > MANY_SPIKES * len(series.values)
+    others = filter(None, [_suggest_clipping(material), "and look at the batches of those steps"])
     yield Finding(
         rule="loss-spikes",
         level="problem" if many else "advice",
@@ -267,10 +268,7 @@ def check_spikes(material: RunData) -> Iterator[Answer]:
         why="some batches cause it: odd or wrongly labeled examples, or steps that are almost too "
         "large to be stable",
         evidence=tuple(evidence),
-        next=join_suggestions(
-            join_suggestions(suggest_smaller_rate(material, 3.0), _suggest_clipping(material)),
-            "and look at the batches of those steps",
-        ),
+        next=join_suggestions(suggest_smaller_rate(material, 3.0), ", ".join(others)),
         source=PLAYBOOK,
     )
 

@@ -181,7 +181,7 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
     """Suggest the command with a batch that fits."""
     fit = material.fit
     if fit is not None and fit.batch == 0:
-        larger = "use a GPU with more memory: labctl offers; or checkpointing, or a smaller model"
+        larger = "use checkpointing, a smaller model, or a GPU with more memory:\nlabctl offers"
         raise_limit = "raise limits: {memory: ...} in lab.yaml, then:\nlabctl run"
         return larger if failure.whose == "gpu" else raise_limit
     batch = failure.batch // 2
@@ -189,8 +189,8 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
         batch = min(batch, fit.batch) if batch else fit.batch
     if batch < 1:
         halve = "Halve the batch size and accumulate gradients over two batches"
-        raise_limit = "raise limits: {memory: ...} in lab.yaml"
-        return halve if failure.whose == "gpu" else f"{halve}; or {raise_limit}"
+        raise_limit = ", or raise limits: {memory: ...} in lab.yaml"
+        return halve + ("" if failure.whose == "gpu" else raise_limit)
     parts = -(-failure.batch // batch) if failure.batch else 1
     changes: dict[tuple[str, ...], str] = {BATCH: str(batch)}
     if parts > 1:
@@ -256,7 +256,7 @@ def _find_rise(
 
 def _suggest_fewer_workers(material: RunData) -> str:
     command = build_command(material, {WORKERS: "0"}, "")
-    return f"; to check whether the workers are the cause: {command}" if command else ""
+    return f"\nto check whether the workers are the cause:\n{command}" if command else ""
 
 
 def check_nearly_full(material: RunData) -> Iterator[Answer]:

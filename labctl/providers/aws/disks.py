@@ -106,7 +106,7 @@ def attach(clients: Clients, resource: Resource, server_id: str) -> str:
         raise ProviderError(
             f"the disk {resource.id} cannot be attached to {server_id}",
             why=f"it is in {volume['AvailabilityZone']}, the server in {zone}",
-            hint=f"start a server there: labctl up with server.aws.regions: [{region}]",
+            hint=f"set server.aws.regions: [{region}], then:\nlabctl up",
         )
     attached = [one for one in volume.get("Attachments", ()) if one.get("State") != "detached"]
     if any(one["InstanceId"] == instance["InstanceId"] for one in attached):

@@ -99,7 +99,7 @@ HELD = frozenset(
         "VolumeInUse",
     }
 )
-SIGN_IN = "aws sso login   # or: aws configure"
+SIGN_IN = "aws sso login\naws configure   # with an access key"
 _BLOB = re.compile(r"\s*Encoded authorization failure message: \S+")
 
 

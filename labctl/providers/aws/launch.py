@@ -305,5 +305,6 @@ def _render_quota_hint(link: str, spot: bool, subject: Subject) -> str:
     ask = f"ask for more at {link}"
     if not spot:
         return ask
-    on_demand = "labctl up --spot never" if subject.kind == "lab" else "spot: never under server:"
-    return f"{ask}   # or: {on_demand}" + ("" if subject.kind == "lab" else " in course.yaml")
+    if subject.kind == "lab":
+        return f"{ask}\nlabctl up --spot never   # instead"
+    return f"{ask}\nor set spot: never under server: in course.yaml"

@@ -79,7 +79,7 @@ def _make_no_subnet_error(
     return UsageError(
         f"there is no default network (VPC) in {region}",
         why="it was deleted, or the account is an old one",
-        hint=f"aws ec2 create-default-vpc --region {region}   # or set server.aws.subnet",
+        hint=f"set server.aws.subnet, or:\naws ec2 create-default-vpc --region {region}",
     )
 
 

@@ -88,7 +88,7 @@ def make_unusable_error(
         return EngineError(
             "you have no access to Docker Engine",
             why="your user may not open its socket",
-            hint='sudo usermod -aG docker "$USER", then log in again (or: newgrp docker)',
+            hint='sudo usermod -aG docker "$USER"\nnewgrp docker   # or log in again',
         )
     if not installed("dockerd") and not installed("docker"):
         return EngineError(

@@ -246,13 +246,13 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
         return ProviderError(
             "no configured machine can store a lease",
             why=why,
-            hint=f"ask an administrator for a local {lease.DIRECTORY} that all users may write to: "
-            f"sudo mkdir -m 1777 {lease.DIRECTORY}",
+            hint=f"ask an administrator for a local {lease.DIRECTORY} that all users "
+            f"may write to:\nsudo mkdir -m 1777 {lease.DIRECTORY}",
         )
     return PolicyError(
         "all machines that fit are in use" if len(leases) > 1 else "the machine is in use",
         why=why,
-        hint="ask its holder to run `labctl down`, or add a machine to server.static.hosts",
+        hint="add a machine to server.static.hosts, or ask its holder to type:\nlabctl down",
     )
 
 
