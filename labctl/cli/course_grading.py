@@ -120,7 +120,7 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         for submission in collection.submissions
     ]
     headings = ("SEAT", "NAME", "STATE", f"RECEIVED ({zone})", "LATE", "COUNT", "SIZE", "")
-    print_table(rows, headings, shutil.get_terminal_size().columns)
+    print_table(rows, headings, cut=False)
     count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
     excused = sum(one.state == "excused" for one in collection.submissions)
     text = f"{count} of {len(collection.submissions)} submitted, {late} of them late"

@@ -417,6 +417,16 @@ def test_a_team_counts_once(bed: Bed) -> None:
     assert (counts.seats, counts.submitted, counts.late) == (9, 1, 0)
 
 
+def test_a_short_idle_time_is_shown_on_the_page_of_a_seat(bed: Bed) -> None:
+    server = bed.serve_up(8)
+    bed.watch(server, idle_s=40)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    assert "idle for 40" in visitor.ask(f"/seats/{bed.seat(8).pseudonym}")[2]
+    stop.set()
+
+
 def test_an_excused_student_is_neither_missing_nor_ungraded(bed: Bed) -> None:
     bed.hand_in("liskov", "hw4")
     lines = [
