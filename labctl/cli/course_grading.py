@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,7 +280,7 @@ def _print_grading(grading: GradingResult, folder: CourseFolder) -> None:
         for graded in grading.seats
     ]
     headings = ("SEAT", "NAME", "STATE", "POINTS", "CLAIM", "MEASURED", "NOTE")
-    print_table(rows, headings, shutil.get_terminal_size().columns)
+    print_table(rows, headings, cut=False)
     flagged = [graded for graded in grading.seats if graded.record and graded.record.flags]
     if flagged:
         click.echo("\nPlease review (not proof of misconduct):")

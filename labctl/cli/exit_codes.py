@@ -11,12 +11,12 @@ import click
 
 from labctl.errors import ConfigError, InterruptError, LabError
 from labctl.lazy import lazy_imports
-from labctl.text import hint_lines
 
 with lazy_imports(__name__):
     import traceback
 
     from labctl import config
+    from labctl import text as texts
     from labctl.cli import wrapping
 
 INTERRUPTED = 130
@@ -67,7 +67,7 @@ def print_next(hint: str) -> None:
 
 def format_next(hint: str) -> list[str]:
     """Return the lines that show a hint, without control characters."""
-    return hint_lines(clean(hint))
+    return texts.hint_lines(clean(hint))
 
 
 def run_and_exit(cli: Callable[..., Any]) -> int:

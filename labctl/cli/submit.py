@@ -25,7 +25,7 @@ from labctl.cli.submit_output import (
 )
 from labctl.cli.wrapping import print_message
 from labctl.config import find_lab, find_paths
-from labctl.errors import BusyError, InterruptError
+from labctl.errors import BusyError, InterruptError, UsageError
 from labctl.submissions import receipts, submit
 from labctl.submissions.receiver_host import public_key
 
@@ -49,6 +49,9 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     default="",
     metavar="NAME",
     help="Submit this checkpoint (default: the evaluated one, else the best, else the last).",
+)
+@click.option(
+    "--code-only", is_flag=True, help="Submit the code without a run, if the assignment allows it."
 )
 @click.option("--fresh", is_flag=True, help="First download, evaluate and report the run again.")
 @click.option("--dry-run", is_flag=True, help="Check the bundle and show the rules; send nothing.")
@@ -83,6 +86,7 @@ def submit_command(
     run: str,
     assignment: Path | None,
     checkpoint: str,
+    code_only: bool,
     fresh: bool,
     dry_run: bool,
     allow: tuple[str, ...],
@@ -97,7 +101,8 @@ def submit_command(
 ) -> None:
     """Submit RUN (default: the latest run): model, logs, report, evaluation, code, and hashes.
 
-    The results must be on this machine: labctl pull. labctl first shows the assignment's rules.
+    An assignment that requires only code needs no run. The results of a run must be on this
+    machine: labctl pull. labctl first shows the assignment's rules.
     Then it checks the bundle's size, looks for secrets and for files that run code when they are
     loaded, and says which results are older than others: --fresh brings them up to date. An
     interrupted upload resumes where it stopped.
@@ -115,9 +120,15 @@ def submit_command(
         # This needs only the assignment's file, because a receipt outlives the lab.
         _verify_receipt(ctx, assignment, verify, bundle, json_)
         return
+    if code_only and (run or checkpoint or fresh):
+        raise UsageError(
+            "--code-only cannot be combined with RUN, --checkpoint or --fresh",
+            why="these choose and update the results of a run",
+            hint="labctl submit --code-only",
+        )
     lab = open_lab(ctx, yes=yes, quiet=json_, record_only=not fresh)
     choice = submit.SubmissionChoice(
-        run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow
+        run=run, checkpoint=checkpoint, assignment=assignment, allowed=allow, code_only=code_only
     )
     if receipts:
         _fetch_receipts(lab, choice, json_)

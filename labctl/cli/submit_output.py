@@ -126,6 +126,7 @@ def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_comma
     `fresh_command` brings results up to date that are older than others.
     """
     click.echo()
+    run = contents.manifest.run
     rows = []
     for part in PARTS:
         files = contents.list_part(part)
@@ -133,13 +134,13 @@ def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_comma
             count = "1 file" if len(files) == 1 else f"{len(files)} files"
             detail = f"{count}{_version_text(contents, part)}"
             rows.append((part, bytes_text(sum(file.size for file in files)), detail))
-        elif part in ("model", "logs", "report", "evaluation"):
+        elif run and part in ("model", "logs", "report", "evaluation"):
             in_logs = part == "evaluation" and contents.has_file(bundling.SERVERS_EVALUATION)
             rows.append((part, "-", "the server's, in the logs" if in_logs else "missing"))
     rows.append(
         ("bundle", bytes_text(contents.bundle_bytes), f"of at most {format_size(terms.max_bytes)}")
     )
-    print_table(rows, ("PART", "SIZE", f"OF RUN {contents.manifest.run}"))
+    print_table(rows, ("PART", "SIZE", f"OF RUN {run}" if run else "WITHOUT A RUN"))
     for note in (*contents.notes, *contents.stale):
         width = shutil.get_terminal_size((100, 24)).columns
         for line in textwrap.wrap(f"! {clean(note)}", width, subsequent_indent="  "):
@@ -181,9 +182,10 @@ def print_receipt(receipt: Receipt, terms: Terms | None = None) -> None:
     Only the receiver's `terms` have the student's free days: the receipt's penalty is before them.
     """
     name = f"{receipt.course} {receipt.assignment}".strip()
+    run = f", run {receipt.run}" if receipt.run else ", without a run"
     rows = [
         ("received", f"{receipt.received} ({_receipt_state(receipt, terms)})"),
-        ("from", f"{receipt.student}, number {receipt.number}, run {receipt.run}"),
+        ("from", f"{receipt.student}, number {receipt.number}{run}"),
         ("bundle", f"{receipt.bundle_bytes:,} bytes"),
         ("sha256", receipt.bundle_sha256),
     ]

@@ -329,7 +329,8 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
     if run is not None:
         return run
     if not run_id:
-        raise NotFoundError(f"{context.name} has no runs yet", hint="labctl run")
+        hint = "labctl run" if context.config.run else "labctl run -- COMMAND"
+        raise NotFoundError(f"{context.name} has no runs yet", hint=hint)
     near = _find_similar_name(context, run_id)
     what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")
     raise NotFoundError(what, hint="labctl status --refresh")

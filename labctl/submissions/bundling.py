@@ -27,7 +27,9 @@ from labctl.sync.scan import scan_code
 from labctl.text import names_text
 
 LARGEST_NAMED = 5
+SUBMIT = "labctl submit"
 SUBMIT_THE_END = "labctl pull --follow && labctl submit --fresh"
+SUBMIT_ELSEWHERE = "labctl -C DIR submit   # in the lab's directory"
 # The evaluation by the run itself; `labctl eval` writes its own file next to it.
 SERVERS_EVALUATION = "logs/evaluation.json"
 # A file's path in the bundle, and its size.
@@ -75,13 +77,18 @@ def collect_contents(
     run_id: str = "",
     checkpoint: str = "",
     beside: Iterable[str] = (),
+    *,
+    code_only: bool = False,
 ) -> BundleContents:
     """Collect the contents of a bundle from a run and its lab, except the files `beside`.
 
+    With `code_only`, and for an assignment about code in a lab without runs, it is the code alone.
     NotFoundError if something that the assignment requires is missing, TransferError if a
     checkpoint is incomplete, PolicyError if the bundle exceeds `most_bytes`: that is decided by the
     files' sizes, before any file is read.
     """
+    if code_only or (not run_id and is_code_enough(rules) and not _has_runs(context)):
+        return _collect_code(context, rules, student, most_bytes, beside)
     on_server = freshness.inspect_run(context, find_run(context, run_id))
     run = on_server.run
     home = context.config.root / "runs" / run.id
@@ -90,9 +97,7 @@ def collect_contents(
             f"the results of run {run.id} are not on this machine", hint=f"labctl pull {run.id}"
         )
     chosen = checkpoint or find_best_checkpoint(home)
-    with provenance.GitQuery(context.config.root) as looking:
-        current = looking.read_code()
-    code = CodeCommit(commit=current.commit, dirty=current.dirty)
+    code = _read_commit(context)
     result = assemble_contents(context, rules, student, most_bytes, run, chosen, code, beside)
     stale = freshness.find_stale_results(on_server, home, chosen)
     _check_required(rules, result, run, freshness.has_final_files(run, home))
@@ -100,6 +105,41 @@ def collect_contents(
     if not run.has_ended:
         notes += (f"to submit the end of {run.id}: {SUBMIT_THE_END}",)
     return msgspec.structs.replace(result, notes=notes, stale=stale)
+
+
+def is_code_enough(rules: Assignment) -> bool:
+    """Tell whether the assignment is about code: it requires nothing that only a run has."""
+    return set(rules.require) == {"code"}
+
+
+def _has_runs(context: LabContext) -> bool:
+    try:
+        find_run(context, "")
+    except NotFoundError:
+        return False
+    return True
+
+
+def _collect_code(
+    context: LabContext,
+    rules: Assignment,
+    student: str,
+    most_bytes: int,
+    beside: Iterable[str],
+) -> BundleContents:
+    code = _read_commit(context)
+    result = assemble_contents(context, rules, student, most_bytes, None, "", code, beside)
+    if part := find_missing_part(rules, result):
+        if part == "code":
+            raise NotFoundError("this lab has no files to submit", hint=SUBMIT_ELSEWHERE)
+        raise NotFoundError(f"{rules.name} requires the {part}, which only a run has", hint=SUBMIT)
+    return result
+
+
+def _read_commit(context: LabContext) -> CodeCommit:
+    with provenance.GitQuery(context.config.root) as query:
+        current = query.read_code()
+    return CodeCommit(commit=current.commit, dirty=current.dirty)
 
 
 def assemble_contents(
@@ -262,7 +302,7 @@ def _check_required(
         "logs": (why, pull),
         "report": ("", f"labctl report {run.id}"),
         "evaluation": ("", f"labctl eval {run.id}"),
-        "code": ("", "labctl -C DIR submit   # in the lab's directory"),
+        "code": ("", SUBMIT_ELSEWHERE),
     }
     if part := find_missing_part(rules, result):
         why, hint = hints[part]

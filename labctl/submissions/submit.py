@@ -44,13 +44,14 @@ class SubmissionChoice(Value, frozen=True):
     """The choice of what to submit: by default the latest run, with its best checkpoint.
 
     `assignment` is the file's path, None for the one next to lab.yaml. `allowed` are paths in the
-    bundle whose secret-like text is ignored.
+    bundle whose secret-like text is ignored. `code_only` is for the code without a run.
     """
 
     run: str = ""
     checkpoint: str = ""
     assignment: Path | None = None
     allowed: tuple[str, ...] = ()
+    code_only: bool = False
 
 
 class Terms(Value, frozen=True):
@@ -187,9 +188,8 @@ def check_contents(
     step = Step(name="checking the contents")
     context.reporter.emit(step)
     options = (terms.student, terms.max_bytes, choice.run, choice.checkpoint)
-    result = collect_contents(
-        context, rules, *options, _own_file(context.config.root, choice.assignment)
-    )
+    own_file = _own_file(context.config.root, choice.assignment)
+    result = collect_contents(context, rules, *options, own_file, code_only=choice.code_only)
     require_no_hazards(context, result)
     require_no_secrets(context, result, choice.allowed)
     context.reporter.emit(Step(name=step.name, done=True))

@@ -9,6 +9,8 @@ import asyncio
 import secrets
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 
@@ -54,6 +56,15 @@ class Standing(Value, frozen=True):
     end_failure: EndFailure | None = None
 
 
+def label_labs(names: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return (id, label) of each lab: its name and, for one name on two devices, part of the id."""
+    counts = Counter(names.values())
+    labels = {
+        id_: name if counts[name] == 1 else f"{name} ({id_[:4]})" for id_, name in names.items()
+    }
+    return tuple(sorted(labels.items()))
+
+
 class StudentActions:
     """The actions of all students of a course. Their methods may take seconds: use threads."""
 
@@ -74,7 +85,7 @@ class StudentActions:
     def find_standing(self, student: str, seat: SeatView) -> Standing:
         held = self._find_held(seat.name, student)
         return Standing(
-            labs=tuple(sorted({(claim.lab_id, claim.lab) for claim in held})),
+            labs=label_labs({claim.lab_id: claim.lab for claim in held}),
             starting=student in self._starting,
             ending=not held and bool(self._requests.list_claims(seat.name, student)),
             problem=self._problems.get(student, ""),

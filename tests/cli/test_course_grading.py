@@ -220,6 +220,7 @@ def test_collect_says_why_a_late_submission_has_no_penalty(
         free_days=FreeDays(used=2, total=4),
     )
     answer(monkeypatch, "collect.collect", Collection(assignment="hw3", submissions=(late,)))
+    monkeypatch.setenv("COLUMNS", "60")
     said = labctl("-C", "ml", "course", "collect", "hw3")
     assert said.err.endswith("next: labctl course grade hw3\n")
     row = said.out.splitlines()[1]

@@ -165,6 +165,41 @@ def test_the_manifest_names_everything_by_its_hash(
     assert "model/step-00000080/model.safetensors" in {one["path"] for one in other["files"]}
 
 
+def test_an_assignment_about_code_needs_no_run(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned("--require", "code")
+    alone = dry(labctl, "--code-only")["manifest"]
+    assert {one["path"] for one in alone["files"]} == {"code/lab.yaml", "code/train.py"}
+    assert (alone["run"], alone["record"], alone["checkpoint"]) == ("", {}, "")
+    assert dry(labctl)["manifest"]["run"] == RUN
+    shutil.rmtree(run)
+    assert dry(labctl)["manifest"] == alone
+    said = labctl("submit", "--dry-run")
+    assert "WITHOUT A RUN" in said.out
+    assert "missing" not in said.out
+
+
+def test_code_alone_is_refused_where_it_is_not_enough(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path, home: Path
+) -> None:
+    assigned("--require", "model", "--require", "code")
+    refused = labctl("submit", "--dry-run", "--code-only")
+    assert refused.code == 4
+    assert "hw3 requires the model, which only a run has\n  next: labctl submit\n" in refused.err
+    for words in ([RUN], ["--checkpoint", "step-00000040"], ["--fresh"]):
+        refused = labctl("submit", "--code-only", *words)
+        assert refused.code == 2
+        assert "--code-only cannot be combined" in refused.err
+    shutil.rmtree(run)
+    refused = labctl("submit", "--dry-run")
+    assert refused.code == 4
+    assert "has no runs yet\n  next: labctl run\n" in refused.err
+    (home / "digits" / "lab.yaml").write_text("lab: digits\n")
+    refused = labctl("submit", "--dry-run")
+    assert "has no runs yet\n  next: labctl run -- COMMAND\n" in refused.err
+
+
 def test_a_system_that_cannot_confine_is_named(
     labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

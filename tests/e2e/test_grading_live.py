@@ -70,6 +70,7 @@ tries code 'echo x > /lab/code/x'
 tries inputs 'echo x > /lab/inputs/x'
 tries socket 'ls /var/run/docker.sock'
 tries scratch 'echo x > "$HOME/x"'
+tries localhost 'grep -w localhost /etc/hosts'
 cp /lab/labels/labels.csv "$LABCTL_PREDICTIONS" || echo none > "$LABCTL_PREDICTIONS"
 """
 CODE = {
@@ -167,6 +168,7 @@ def test_the_first_container_is_shut_in(grading: GradingResult, staff: CourseOpe
         "owner": "65534",
         **dict.fromkeys(("labels", "found", "network", "root", "code", "inputs", "socket"), "no"),
         "scratch": "yes",
+        "localhost": "yes",
     }
 
 

@@ -179,7 +179,9 @@ cd /autograder/source
 python3 run_tests.py
 """
 RUN_TESTS = """\
-import json
+import json, socket
+# As otter's do, for the log of a notebook.
+socket.create_server(("localhost", 0)).close()
 try:
     import model
     score = 6.0 if model.add(1, 2) == 3 else 0.0

@@ -235,8 +235,9 @@ def test_a_log_is_followed_through_a_cut_link(lab: World) -> None:
 
 def test_the_latest_run_and_one_that_is_not_there(lab: World) -> None:
     context = lab.context()
-    with pytest.raises(NotFoundError, match="has no runs yet"):
+    with pytest.raises(NotFoundError, match="has no runs yet") as caught:
         runs.find_run(context)
+    assert caught.value.hint == "labctl run"
     for number, name in enumerate(("a", "b")):
         run = Run(id=name, lab_id=context.lab_id, server_id="s", state="exited", created_at=number)
         context.state.save_run(run)

@@ -117,6 +117,16 @@ def test_code_alone_is_chosen_by_its_lab(campus: Campus, worker: Worker) -> None
     assert (worker.orders[0].lab_id, worker.orders[0].run) == (LAB_ID, "")
 
 
+def test_labs_of_one_name_on_two_devices_are_told_apart(campus: Campus) -> None:
+    create(campus.request_handler, "lovelace", "cc" * 8, lab="mine", lab_id="c" * 12)
+    assert campus.request_handler.wait(60)
+    visitor = campus.enter("lovelace")
+    page = visitor.ask("/")[2]
+    for label in (f"mine ({LAB_ID[:4]})", "mine (cccc)"):
+        assert f"Terminal of {label}</a>" in page
+        assert label in visitor.ask("/submissions/hw4/new")[2]
+
+
 def test_nobody_submits_or_sees_the_draft_of_another(campus: Campus) -> None:
     ada, grace = campus.enter("lovelace"), campus.enter("hopper")
     _, page = collect(ada, f"run:{run_of(campus, 0)}")

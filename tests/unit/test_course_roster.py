@@ -230,6 +230,22 @@ def test_another_system_finds_the_same_people_by_their_addresses() -> None:
     assert then.keys.keys["moodle"] == {"ADA@uni.edu": "ada", "bob@uni.edu": "bob"}
 
 
+def test_a_worksheet_of_moodle_is_about_the_people_of_its_participants() -> None:
+    first = compare(table_of(MOODLE), "participants.csv")
+    for sheet in (WORKSHEET, WORKSHEET.replace("3001", "3555")):
+        then = compare(table_of(sheet), "hw3.csv", first.students, first.keys, keep=True)
+        assert (then.added, then.changed, then.left) == ((), (), ())
+        assert then.keys == first.keys
+    # An earlier version stored the number of a worksheet, which another one does not have.
+    keys = ImportKeys(keys={"moodle": {"Participant 3000": first.students[0].id}})
+    then = compare(table_of(WORKSHEET), "hw3.csv", first.students, keys, keep=True)
+    assert (then.added, then.changed) == ((), ())
+    assert then.keys.keys["moodle"]["ada@uni.edu"] == first.students[0].id
+    nameless = WORKSHEET.replace("ada@uni.edu", "")
+    anew = compare(table_of(nameless), "hw3.csv")
+    assert list(anew.keys.keys["moodle"]) == ["Participant 3001"]
+
+
 def test_the_keys_are_kept_and_a_damaged_file_of_them_is_told(tmp_path: Path) -> None:
     assert load_keys(tmp_path) == ImportKeys()
     save_keys(tmp_path, ImportKeys(keys={"canvas": {"1": "ada"}}))

@@ -43,7 +43,9 @@ def test_nothing_is_open_and_everything_is_bounded() -> None:
     assert body.User == "65534:65534"
     assert body.Entrypoint is not None
     assert body.Entrypoint[:2] == ("/bin/sh", "-c")
-    assert (host.NetworkMode, body.NetworkDisabled) == ("none", True)
+    assert host.NetworkMode == "none"
+    # NetworkDisabled would also take /etc/hosts, and programs in the container know no localhost.
+    assert body.NetworkDisabled is False
     assert (host.ReadonlyRootfs, host.CapDrop) == (True, ("ALL",))
     assert host.SecurityOpt == ("no-new-privileges",)
     assert host.Memory == host.MemorySwap == 64 << 20

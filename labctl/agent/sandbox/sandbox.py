@@ -89,7 +89,6 @@ def build_sandbox_container(
         Cmd=command,
         AttachStdout=True,
         AttachStderr=True,
-        NetworkDisabled=True,
         Healthcheck=ContainerHealthcheck(("NONE",)),
         HostConfig=restrict(
             limit(config, ResourceLimits(limits.memory_bytes, limits.cpus, limits.shm_bytes)),

@@ -186,11 +186,20 @@ def _read_canvas_row(table: Table, row: int) -> ImportedPerson:
     )
 
 
+def find_moodle_key(table: Table, row: int) -> str:
+    """Return what identifies a person of Moodle: if possible the email address.
+
+    A grading worksheet has a number too, which Moodle assigns anew for each assignment.
+    """
+    named = (table.cell(row, name) for name in ("Identifier", "ID number"))
+    return table.cell(row, *MAIL) or next(filter(None, named), "")
+
+
 def _read_moodle_row(table: Table, row: int) -> ImportedPerson:
     email = table.cell(row, *MAIL)
     full_name = f"{table.cell(row, 'First name')} {table.cell(row, *SURNAME)}".strip()
     return ImportedPerson(
-        key=table.cell(row, "Identifier") or email or table.cell(row, "ID number"),
+        key=find_moodle_key(table, row),
         login=table.cell(row, "Username") or email,
         name=table.cell(row, "Full name") or full_name,
         line=table.lines[row],

@@ -21,6 +21,8 @@ from labctl.model import Value
 
 KEYS_FILE = "keys.json"
 MOST_STUDENTS = 5000
+# The number in a grading worksheet of Moodle. A student has another one in each assignment.
+WORKSHEET_KEY = "Participant "
 FIELDS = ("name", "email", "team", "section")
 
 
@@ -124,7 +126,7 @@ def assign_ids(
     """Return an id for each key: the known one, or a new one that nobody has."""
     by_id = {student.id: student for student in known}
     by_mail = {student.email.casefold(): student.id for student in known if student.email}
-    bound = set(keys.values())
+    bound = {id_ for key, id_ in keys.items() if not key.startswith(WORKSHEET_KEY)}
     ids: dict[str, str] = {}
     for person in people:
         id_by_mail = by_mail.get(person.email.casefold(), "")
@@ -134,7 +136,7 @@ def assign_ids(
             ids[person.key] = person.login
         elif id_by_mail and id_by_mail not in bound:
             ids[person.key] = id_by_mail
-    used_ids = set(by_id) | set(ids.values()) | bound
+    used_ids = set(by_id) | set(ids.values()) | set(keys.values())
     for person in people:
         if person.key in ids:
             continue

@@ -144,14 +144,14 @@ def _write_moodle(table: Table, marks: _Marks) -> tuple[Rows, list[str]]:
     """Return the rows for Moodle: a filled worksheet, or identity columns and the grade."""
     if table.has_columns("Identifier", "Grade"):
         return _fill_column(
-            table, "Grade", marks.texts, lambda row: table.cell(row, "Identifier")
+            table, "Grade", marks.texts, lambda row: roster_formats.find_moodle_key(table, row)
         ), []
     column = _find_column(table, marks.assignment, r"([^:]*:\s*)?NAME(\s*\([^)]*\))?")
     identity = _identity_columns(table, MOODLE_IDENTITY)
     head = table.header[column] if column >= 0 else marks.assignment
     rows: Rows = [[*(table.header[i] for i in identity), head]]
     for row, cells in enumerate(table.rows):
-        key = table.cell(row, *roster_formats.MAIL) or table.cell(row, "ID number")
+        key = roster_formats.find_moodle_key(table, row)
         if key in marks.graded:
             before = cells[column] if column >= 0 else ""
             rows.append([*(cells[i] for i in identity), marks.texts[key] or before])
