@@ -89,7 +89,7 @@ def add_assignment(
     file = course / COURSE_FILE
     text = file.read_text(encoding="utf-8")
     if is_new:
-        # The section takes the place of the example, whose key may stand in the file only once.
+        # The section replaces the example: a second `assignments:` would be a duplicate key.
         text = text.partition(EXAMPLE)[0]
         replace_file(file, f"{text.rstrip()}\n\n{section}".encode(), mode=0o644)
         section = ""

@@ -392,6 +392,7 @@ def test_a_regrade_is_requested_answered_and_limited(campus: Campus) -> None:
     for _ in range(MOST_REQUESTS - 1):
         assert "was sent to staff" in ask_regrade(visitor, "and this")
         answer_regrade(bed.folder, "hw3", "lovelace", "no", by="ta")
+    wait_until(lambda: "<strong>Declined</strong>" in visitor.ask("/")[2])
     assert "At most 3 requests" in ask_regrade(visitor, "and that")
     assert len(bed.folder.ledger.list_entries(kind="regrade")) == MOST_REQUESTS
 
