@@ -51,6 +51,7 @@ STATES = {
     "missing": ("missing", "dim"),
     "damaged": ("damaged", "red"),
     "closed": ("too late", "yellow"),
+    "excused": ("excused", "dim"),
     "graded": ("graded", "green"),
     "failed": ("failed", "yellow"),
     "error": ("not graded", "red"),
@@ -120,7 +121,9 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
     headings = ("SEAT", "NAME", "STATE", f"RECEIVED ({zone})", "LATE", "COUNT", "SIZE", "")
     print_table(rows, headings, cut=False)
     count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
-    click.echo(f"{count} of {len(collection.submissions)} submitted, {late} of them late.")
+    excused = sum(one.state == "excused" for one in collection.submissions)
+    text = f"{count} of {len(collection.submissions)} submitted, {late} of them late"
+    click.echo(f"{text}, {excused} excused." if excused else f"{text}.")
     print_grace(folder, collection.assignment)
     if collection.fetched or collection.refused:
         refused = len(collection.refused)
@@ -308,7 +311,9 @@ def _print_totals(grading: GradingResult) -> None:
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)
     text = f"{counts['graded']} graded, {counts['failed']} failed, {counts['error']} not graded"
-    click.echo(f"{text}, {counts['missing']} missing; {fresh} run now.")
+    text += f", {counts['missing']} missing"
+    text += f", {counts['excused']} excused" if counts["excused"] else ""
+    click.echo(f"{text}; {fresh} run now.")
     for graded in seats:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"

@@ -247,6 +247,8 @@ def serve_command(
     labctl -C ml-2026 course serve --students --students-url https://HOST
     """
     page = student_page.read_settings(**page_options)
+    if dashboard or page is not None:
+        http_server.require_extra()
     if install:
         _install_unit(ctx, dashboard, port, page, keys_file)
     else:

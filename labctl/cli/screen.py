@@ -311,7 +311,8 @@ def _choose_bar_width(screen_width: int) -> int:
 
 
 def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: max(width - 1, 8)]}…"
+    width = max(width, 9)  # less would say nothing
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def age_text(moment: float | None, now: float | None = None) -> str:
@@ -343,6 +344,8 @@ def print_table(
     for index, row in enumerate([headings, *cells]):
         last = _shorten(row[-1], room) if cut else row[-1]
         line = "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), last])
+        # Spaces at the end of a line would wrap in a narrow terminal.
+        line = line.rstrip()
         click.echo(click.style(line, dim=True) if index == 0 else line)
 
 

@@ -16,6 +16,8 @@ from labctl.config.document import quote
 from labctl.config.reader import find_nearest
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.lateness import compute_free_days, parse_received_at, reduce_penalty
+from labctl.courses.records.excuses import KIND as EXCUSE_KIND
+from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.free_days import FreeDays
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
@@ -30,16 +32,17 @@ from labctl.submissions.receiver import Receiver
 with lazy_imports(__name__):
     from labctl.submissions import receive
 
-State = Literal["in", "missing", "damaged", "closed"]
+State = Literal["in", "missing", "damaged", "closed", "excused"]
 
 
 class SeatSubmission(Value, frozen=True):
     """The submission of a seat that counts, or in `state` why none does.
 
     `missing`: nothing was submitted. `damaged`: the bundle no longer matches its receipt. `closed`:
-    everything came too late. `bundle` is the path of the file. `late_s` and `penalty` (percent)
-    follow the rules and extensions of now; `in_grace_s` are the seconds after the due time of a
-    submission within the grace period. The penalty is that of the days that no free day covers.
+    everything came too late. `excused`: nothing counts, and all students are excused. `bundle` is
+    the path of the file. `late_s` and `penalty` (percent) follow the rules and extensions of now;
+    `in_grace_s` are the seconds after the due time of a submission within the grace period. The
+    penalty is that of the days that no free day covers.
     """
 
     seat: str
@@ -108,7 +111,11 @@ def collect(
     handed = _apply_free_days(
         folder,
         name,
-        [_choose_submission(receiver, name, seat, receipts, damage) for seat in chosen],
+        _apply_excuses(
+            folder,
+            name,
+            [_choose_submission(receiver, name, seat, receipts, damage) for seat in chosen],
+        ),
     )
     members = {member for seat in all_seats for member in (seat.name, *seat.students)}
     submitters = {_submission_id(subject).split("/")[0] for subject, _ in results}
@@ -188,6 +195,25 @@ def _choose_submission(
         why = "everything was submitted after the assignment closed"
         return _without_submission(missing, "closed", why, len(own_receipts))
     return missing
+
+
+def _apply_excuses(
+    folder: CourseFolder, name: str, submissions: Iterable[SeatSubmission]
+) -> list[SeatSubmission]:
+    """Return the submissions with the excuses of seats whose students are all excused."""
+    excuses = read_excuses(folder.ledger.list_entries(kind=EXCUSE_KIND), name)
+
+    def apply(one: SeatSubmission) -> SeatSubmission:
+        own = [excuse for student in one.students if (excuse := excuses.get((name, student)))]
+        if not own or len(own) < len(one.students):
+            return one
+        if one.state in ("missing", "closed"):
+            why = "; ".join(dict.fromkeys(filter(None, (excuse.why for excuse in own))))
+            return msgspec.structs.replace(one, state="excused", why=why)
+        texts = dict.fromkeys(excuse.text for excuse in own)
+        return msgspec.structs.replace(one, why="; ".join(filter(None, [one.why, *texts])))
+
+    return [apply(one) for one in submissions]
 
 
 def _apply_free_days(

@@ -29,9 +29,11 @@ def make_collector(staff: CourseOperator) -> Collect:
 
     def collect_one(name: str) -> str:
         collection = collect(staff.folder, name, by=staff.by)
-        missing = sum(submission.state == "missing" for submission in collection.submissions)
+        states = [submission.state for submission in collection.submissions]
+        missing, excused = states.count("missing"), states.count("excused")
         parts = [f"{len(collection.accepted)} submitted and intact"]
         parts += [f"{missing} missing"] if missing else []
+        parts += [f"{excused} excused"] if excused else []
         parts += [f"{len(collection.damaged)} DAMAGED"] if collection.damaged else []
         return ", ".join(parts)
 

@@ -38,6 +38,9 @@ class _Generator(Value, frozen=True):
     modules: tuple[str, ...]
 
 
+# how the commented example of assignments begins in the course.yaml of a new course
+EXAMPLE = "# assignments:\n"
+
 GENERATORS = (
     _Generator(
         program="make_hidden_data.py",
@@ -86,6 +89,8 @@ def add_assignment(
     file = course / COURSE_FILE
     text = file.read_text(encoding="utf-8")
     if is_new:
+        # The section replaces the example: a second `assignments:` would be a duplicate key.
+        text = text.partition(EXAMPLE)[0]
         replace_file(file, f"{text.rstrip()}\n\n{section}".encode(), mode=0o644)
         section = ""
     elif f"assignments/{name}/" in text:

@@ -310,8 +310,11 @@ def end_of_term(
     endings = end_seats(staff, seats, discard=discard)
     ended = all(ending.ended for ending in endings)
     if ended:
+        step = Step(name="removing leftovers of ended servers")
+        staff.reporter.emit(step)
         _end_own(staff)
         remove_free_leftovers(staff)
+        staff.reporter.emit(Step(name=step.name, done=True))
     revoked = revoke() if ended else 0
     remaining = list_leftovers(staff)
     proof = EndProof(

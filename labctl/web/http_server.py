@@ -81,7 +81,7 @@ def serve_dashboard(
     The dashboard answers when this returns. `port` 0 chooses a free port. Web packages are imported
     only here. LabError if the extra `labctl[web]` is missing, BusyError if the port is in use.
     """
-    _require_extra()
+    require_extra()
     listener = _open_listener(port)
     dashboard = factory.build_dashboard(folder.path, folder.id, paths, state, url_file=URL_FILE)
     url = dashboard.link.open(f"http://{HOST}:{listener.getsockname()[1]}")
@@ -104,7 +104,7 @@ def serve_student_page(
     Like `serve_dashboard` otherwise. `request_handler` is the keeper's; `notify` gets what staff
     must know.
     """
-    _require_extra()
+    require_extra()
     host = "" if settings.tls_cert else HOST
     listener = _open_listener(settings.port, host)
     url = parse_origin(settings.url or f"http://{HOST}:{listener.getsockname()[1]}")
@@ -230,7 +230,8 @@ class SiteServer:
         self._listener.close()
 
 
-def _require_extra() -> None:
+def require_extra() -> None:
+    """Raise LabError if the packages of the extra `labctl[web]` are not installed."""
     missing = [name for name in REQUIRED_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise LabError(

@@ -22,7 +22,12 @@ SEAT_MARKS = (
     ("budget", "80% spent"),
     ("trouble", "problem"),
 )
-PERSON_MARKS = (("missing", "missing"), ("late", "late"), ("ungraded", "not graded"))
+PERSON_MARKS = (
+    ("missing", "missing"),
+    ("late", "late"),
+    ("ungraded", "not graded"),
+    ("excused", "excused"),
+)
 SEAT_COLUMNS = ("name", "state", "gpu", "run", "idle", "cost", "ends")
 PERSON_COLUMNS = ("name", "received", "late", "score")
 # columns that are sorted with the largest value first
@@ -127,10 +132,16 @@ def person_sort_keys(
 
 def person_marks(person: PersonView, assignment: str) -> tuple[str, ...]:
     submission, grade = person.find_submission(assignment), person.grade(assignment)
-    if submission is None or not submission.accepted:
-        return ("missing",)
+    is_submitted = submission is not None and submission.accepted
+    is_excused = grade is not None and grade.excused
     is_graded = grade is not None and grade.score is not None
-    marks = {"late": submission.late_s > 0, "ungraded": not is_graded}
+    marks = {
+        "submitted": is_submitted,
+        "missing": not is_submitted and not is_excused,
+        "late": submission is not None and submission.accepted and submission.late_s > 0,
+        "ungraded": is_submitted and not is_excused and not is_graded,
+        "excused": is_excused,
+    }
     return tuple(name for name, holds in marks.items() if holds)
 
 
@@ -148,8 +159,7 @@ def count_seats(people: Iterable[PersonView], assignment: str) -> SeatCounts:
     seats: dict[str, set[str]] = {}
     for person in people:
         marks = person_marks(person, assignment)
-        kept = {"submitted", *marks} if "missing" not in marks else set()
-        seats.setdefault(person.team or person.id, set()).update(kept)
+        seats.setdefault(person.team or person.id, set()).update(marks)
     return SeatCounts(
         seats=len(seats),
         submitted=sum("submitted" in marks for marks in seats.values()),

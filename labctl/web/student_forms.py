@@ -89,11 +89,14 @@ class StudentForms:
         return await self._page.render_question(request, title, lines, EXTEND, yes, by=by)
 
     async def start(self, request: Request) -> Response:
-        student = session_of(request).student
+        _, person, seat = await self._page.find_seat(request)
+        is_up = seat.machine is not None and seat.machine.bills
         return await self._act(
             request,
-            lambda: self._page.actions.start(student),
-            "You requested a server. It is ready within some minutes.",
+            lambda: self._page.actions.start(person.id),
+            "This server is yours to use."
+            if is_up
+            else "You requested a server. It is ready within some minutes.",
         )
 
     async def extend(self, request: Request) -> Response:

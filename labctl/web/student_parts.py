@@ -113,6 +113,7 @@ class StudentParts:
                     "work",
                     work,
                     seat.team,
+                    is_up,
                     can_submit,
                     can_get_files,
                     person.totals.released,

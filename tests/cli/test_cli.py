@@ -854,6 +854,8 @@ def test_drawing(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert all(len(line) <= 40 for line in out.splitlines())
     assert "b \\x1b" in out
+    print_table([("x" * 38, ""), ("x", "y")], ("ONE", ""), width=40)
+    assert capsys.readouterr().out == f"ONE\n{'x' * 38}\n{'x'.ljust(38)}  y\n"
     print_json({"x": Endpoint(host="\x1b")})
     assert "\x1b" not in capsys.readouterr().out
 

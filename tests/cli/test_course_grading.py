@@ -136,9 +136,9 @@ TRIED_TESTS = (
     GraderTest(name="test_a.py::test_x", score=60, max_score=60, visibility="hidden"),
 )
 TRIED_TABLE = [
-    "POINTS   VISIBLE          TEST               ",
+    "POINTS   VISIBLE          TEST",
     "37.5/40  after_published  accuracy           accuracy 0.96",
-    "60/60    hidden           test_a.py::test_x  ",
+    "60/60    hidden           test_a.py::test_x",
 ]
 
 

@@ -15,6 +15,8 @@ import pytest
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.regrade_requests import draft_request_line
 from labctl.courses.totals import read_released_total
+from labctl.submissions.receive import write_assignment
+from labctl.submissions.receiver import Receiver
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -22,6 +24,8 @@ course: ml
 assignments:
   essay: {points: 30, rubric: {text: 10, talk: 20}}
 """
+
+RECEIVER = {"course": "ml", "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFAKE"}
 
 
 @pytest.fixture
@@ -168,6 +172,18 @@ def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert run("excuse", "essay", "alice", "--undo").code == 0
     assert run("excuse").out == "No student is excused.\n"
     assert json.loads(run("excuse", "--json").out)["excuses"] == []
+
+
+def test_collect_counts_an_excused_student_apart(run: Labctl, course: CourseFolder) -> None:
+    run("excuse", "essay", "alice", "--why", "ill")
+    receiver = Receiver(course.drop)
+    receiver.init()
+    write_assignment(receiver, "essay", "ssh://drop@course.example", RECEIVER)
+    said = run("collect", "essay")
+    rows = [line.split() for line in said.out.splitlines()]
+    assert rows[1] == ["alice", "Alice", "excused", "ill"]
+    assert rows[2] == ["bob", "Bob", "missing"]
+    assert rows[3] == ["0", "of", "2", "submitted,", "0", "of", "them", "late,", "1", "excused."]
 
 
 def test_a_release_in_a_large_class_names_a_few_who_wait(run: Labctl, course: CourseFolder) -> None:

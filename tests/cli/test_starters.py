@@ -152,6 +152,7 @@ def test_a_new_course_may_have_the_sample_assignment(
     said = labctl(*words, "--json")
     assert said.code == 0, said.err
     assert json.loads(said.out)["assignment"]["name"] == "hands-on"
+    assert (home / "ml" / "course.yaml").read_text().count("assignments:\n") == 1
     plan = labctl("-C", "ml", "course", "plan", "--offline")
     assert plan.code == 0, plan.err
     assert "from image-classifier-starter, 1 test file; not published" in " ".join(plan.out.split())

@@ -13,6 +13,7 @@ import pytest
 
 from labctl.cli import student_page
 from labctl.courses.records.folder import make_private
+from labctl.web import http_server
 
 URL, SERVICES = "https://labs.example.edu", "https://labs-services.example.edu"
 
@@ -111,3 +112,17 @@ def test_the_keeper_serves_both_pages_until_it_stops(course: Path, home: Path) -
         keeper.terminate()
         _, rest = keeper.communicate(timeout=60)
     assert keeper.returncode == 0, rest
+
+
+@pytest.mark.parametrize(
+    "options", [("--dashboard",), ("--students",), ("--dashboard", "--install")]
+)
+def test_a_missing_web_extra_is_named_before_the_keeper_starts(
+    labctl: Any, course: Path, home: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(http_server, "REQUIRED_MODULES", ("no_such_web_module",))
+    result = labctl("course", "serve", *options)
+    assert result.code == 1
+    assert "not installed: no_such_web_module" in result.err
+    assert "started with" not in result.err
+    assert not list(home.rglob("labctl-course-*.service"))

@@ -344,6 +344,15 @@ def test_start_extend_and_end_are_the_keepers_own_requests(school: School) -> No
     assert "You have no server now" in page or "you have no server now" in page
 
 
+def test_a_server_that_staff_started_is_to_be_used_not_started(school: School) -> None:
+    visitor = school.enter("liskov")
+    school.bed.serve_up(4)
+    wait_until(lambda: "Staff started it." in visitor.ask("/")[2])
+    page = visitor.ask("/")[2]
+    assert "submit, select <strong>Use this server</strong> above, or use" in page
+    assert "start your server" not in page
+
+
 def test_a_refusal_names_its_reason_and_is_on_record(school: School) -> None:
     school.work.refusal = PolicyError("your budget is used up", why=f"you have spent {EVIL}")
     visitor = school.enter("liskov")

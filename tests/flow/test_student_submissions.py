@@ -209,18 +209,22 @@ def test_a_problem_is_shown_and_nothing_can_be_submitted(campus: Campus, worker:
     assert "Collect the files" in page, "they can choose again"
 
 
-def test_late_work_shows_its_penalty_after_free_days(tmp_path: Path, worker: Worker) -> None:
+# of 30 hours, two days have begun, and one of them is free
+@pytest.mark.parametrize(("late_h", "penalty"), [(30, "10% off"), (3, "no points off")])
+def test_late_work_shows_its_penalty_after_free_days(
+    tmp_path: Path, worker: Worker, late_h: int, penalty: str
+) -> None:
     bed = make(tmp_path)
     file = bed.folder.path / "course.yaml"
-    due = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() - 30 * 3600))
+    due = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() - late_h * 3600))
     late = "{per_day: 10%, at_most: 5d, free_days: 1}"
     text = file.read_text().partition("  hw3:")[0]
     file.write_text(f'{text}  hw3: {{due: "{due}", late: {late}, points: 100}}\n')
     publish(bed)
     with serve_bed(bed) as campus:
         page = campus.enter("lovelace").ask("/submissions/hw3/new")[2]
-    assert "10% off" in page, "two days have begun, and one of them is free"
-    assert "uses 1 of 1 free days" in page
+    assert f"late, {penalty}; <small>uses 1 of 1 free days</small>" in page
+    assert "at most 500MB" in page
     assert "Start your server first" in page
 
 
@@ -388,6 +392,7 @@ def test_a_regrade_is_requested_answered_and_limited(campus: Campus) -> None:
     for _ in range(MOST_REQUESTS - 1):
         assert "was sent to staff" in ask_regrade(visitor, "and this")
         answer_regrade(bed.folder, "hw3", "lovelace", "no", by="ta")
+    wait_until(lambda: "<strong>Declined</strong>" in visitor.ask("/")[2])
     assert "At most 3 requests" in ask_regrade(visitor, "and that")
     assert len(bed.folder.ledger.list_entries(kind="regrade")) == MOST_REQUESTS
 

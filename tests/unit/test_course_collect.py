@@ -14,12 +14,14 @@ from submission_bed import DUE, DUE_AT, FILES, make_receiver, packed
 from labctl.config import find_paths
 from labctl.courses.code_folders import write_code_folders
 from labctl.courses.collect import SeatSubmission, collect
+from labctl.courses.end_of_term import make_collector
 from labctl.courses.grade_store import GradeStore
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.combine import ProgramOutput
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults
 from labctl.courses.grading_server import GradingServer, build_grading_context
+from labctl.courses.records.excuses import draft_excuse_line
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
@@ -202,6 +204,24 @@ def test_what_was_posted_into_a_bucket_is_taken_in_first(
     found = collect(folder, "hw3", profile="teaching")
     assert (found.fetched, found.refused) == (1, ("bob: it is a zip bomb",))
     assert [one.seat for one in found.accepted] == ["alice"]
+
+
+def test_an_excused_student_is_not_missing(folder: CourseFolder) -> None:
+    hand_in(folder, "dan", DUE_AT - 100)
+    lines = [
+        draft_excuse_line("hw3", seat, student, excused=True, why="ill")
+        for seat, student in (("alice", "alice"), ("team-1", "bob"), ("dan", "dan"))
+    ]
+    folder.ledger.append_all(lines)
+    submissions = seats_of(folder)
+    alice, team, dan = submissions["alice"], submissions["team-1"], submissions["dan"]
+    assert (alice.state, alice.why) == ("excused", "ill")
+    assert (team.state, team.why) == ("missing", ""), "carol is not excused"
+    assert (dan.state, dan.why) == ("in", "excused: ill")
+    found = find_paths({"HOME": str(folder.path)})
+    staff = CourseOperator(folder, found, State(found.database), SilentReporter())
+    collect_one = make_collector(staff)
+    assert collect_one("hw3") == "1 submitted and intact, 1 missing, 1 excused"
 
 
 def test_strangers_are_named_and_wrong_names_helped(folder: CourseFolder) -> None:

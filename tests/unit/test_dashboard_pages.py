@@ -14,6 +14,7 @@ from submission_bed import packed
 
 from labctl.courses.grading.record import FEEDBACK
 from labctl.courses.records.course_total import CourseTotal
+from labctl.courses.records.excuses import draft_excuse_line
 from labctl.courses.records.spending import spent_usd
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
@@ -414,6 +415,39 @@ def test_a_team_counts_once(bed: Bed) -> None:
     people = SnapshotTaker(bed.folder, bed.state).take().people
     counts = count_seats(people, "hw4")
     assert (counts.seats, counts.submitted, counts.late) == (9, 1, 0)
+
+
+def test_a_short_idle_time_is_shown_on_the_page_of_a_seat(bed: Bed) -> None:
+    server = bed.serve_up(8)
+    bed.watch(server, idle_s=40)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    assert "idle for 40" in visitor.ask(f"/seats/{bed.seat(8).pseudonym}")[2]
+    stop.set()
+
+
+def test_an_excused_student_is_neither_missing_nor_ungraded(bed: Bed) -> None:
+    bed.hand_in("liskov", "hw4")
+    lines = [
+        draft_excuse_line("hw4", student, student, excused=True, why="ill")
+        for student in ("lovelace", "liskov")
+    ]
+    bed.folder.ledger.append_all(lines)
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    missing, ungraded, excused = (
+        visitor.ask(f"/assignments/hw4?show={mark}")[2]
+        for mark in ("missing", "ungraded", "excused")
+    )
+    assert "Ada Lovelace" not in missing
+    assert "Alan Turing" in missing
+    assert "Barbara Liskov" not in ungraded
+    assert "Ada Lovelace" in excused
+    assert "Barbara Liskov" in excused
+    assert "Alan Turing" not in excused
+    stop.set()
 
 
 def test_only_a_bundle_with_a_report_has_a_link_to_one(bed: Bed) -> None:
