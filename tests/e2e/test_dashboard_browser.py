@@ -289,6 +289,7 @@ def test_a_list_is_narrowed_and_sorted_and_stays_so(
         page.locator(".back a").click()
         expect(rows).to_have_count(2)
         page.get_by_role("link", name="all 9").click()
+        expect(rows).to_have_count(9)
         page.get_by_role("link", name="Cost", exact=True).click()
         expect(rows.first).to_contain_text("Grace Hopper")
         expect(page.locator("th[aria-sort=descending]")).to_have_text("Cost")
