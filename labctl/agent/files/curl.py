@@ -170,7 +170,7 @@ def _read_head(address: str, process: subprocess.Popen[bytes]) -> Head:
         why = message.splitlines()[0]
         port = urllib.parse.urlsplit(address).port or 443
         show = HintPart("ssh", f"curl -sSI https://{host}:{port}")
-        raise Failure("policy", what, why, ("check the address; ", show))
+        raise Failure("policy", what, why, ("check the address:\n", show))
     raise Failure("link", f"the server cannot reach {host}", message, PUSH_COMMAND)
 
 
