@@ -659,7 +659,7 @@ def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
     one.machine("alice").error = unreachable()
     (kept,) = end_seats(one.staff(), one.folder.list_seats())
     assert not kept.ended
-    assert kept.hint.startswith("labctl course up --only alice restores")
+    assert kept.hint.startswith("labctl course up --only alice   # restores")
     assert one.folder.ledger.list_entries(kind="down")
 
 

@@ -151,7 +151,7 @@ def test_a_server_that_the_keeper_cannot_find_is_not_half_handed_over(two: Pair)
     with pytest.raises(NotFoundError, match=f"the keeper at {HOST} cannot keep this lab") as caught:
         two.hand_over()
     assert "another account or region" in caught.value.why
-    assert caught.value.hint.startswith(f"at {HOST}: ")
+    assert caught.value.hint.startswith(f"on {HOST}:\n")
     assert left_at_the_keeper(two) == []
     assert two.state.list_servers() == []
     assert two.state.list_events() == []

@@ -283,7 +283,7 @@ def test_what_was_cut_goes_on_and_the_good_file_stays(
 
     with pytest.raises(TransferError, match="cut short") as caught:
         bring(with_rsync, lab, at_half(kill))
-    assert "labctl pull r1  (" in caught.value.hint
+    assert "labctl pull r1   # " in caught.value.hint
     good = lab / "runs" / "r1" / "checkpoints" / "a.bin"
     assert good.read_bytes() == b"the good one"
     wait_until(lambda: not rsyncs())
@@ -538,7 +538,7 @@ def test_a_tar_that_is_killed_keeps_complete_files(tmp_path: Path, there: Path, 
     tar.chmod(0o755)
     with pytest.raises(TransferError, match="cut short") as caught:
         bring(server, lab)
-    assert "labctl pull r1  (" in caught.value.hint
+    assert "labctl pull r1   # " in caught.value.hint
     partial = lab / "runs" / "r1" / PARTIAL
     assert (partial / "checkpoints" / "s1" / "m.bin").read_bytes() == content
     tar.unlink()
