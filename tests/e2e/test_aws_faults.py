@@ -35,7 +35,15 @@ def told(said: str, *parts: str) -> None:
 # Before anything is made.
 
 
-@pytest.mark.parametrize("command", [("up", "--yes"), ("down", "--yes"), ("offers",), ("orphans",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("up", "--yes"),
+        ("down", "--yes"),
+        pytest.param(("offers",), marks=pytest.mark.long),
+        pytest.param(("orphans",), marks=pytest.mark.long),
+    ],
+)
 def test_no_credentials(bed: Bed, command: tuple[str, ...]) -> None:
     lab = bed.lab(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
     said = lab.labctl(*command, code=1)
@@ -235,7 +243,15 @@ def test_down_killed_at_every_effect_goes_on(bed: Bed) -> None:
     assert bed.left() == []
 
 
-@pytest.mark.parametrize("command", [("status", "-r"), ("down", "--yes"), UP, ("orphans",)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("down", "--yes"),
+        UP,
+        pytest.param(("status", "-r"), marks=pytest.mark.long),
+        pytest.param(("orphans",), marks=pytest.mark.long),
+    ],
+)
 def test_credentials_expire_midway(bed: Bed, command: tuple[str, ...]) -> None:
     lab = bed.lab()
     lab.up_until_ssh()

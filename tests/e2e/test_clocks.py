@@ -153,7 +153,9 @@ def clock_library(clock_image: str, tmp_path_factory: pytest.TempPathFactory) ->
     return path
 
 
-@pytest.fixture(params=[3 * DAY_S, -3 * DAY_S], ids=["ahead", "behind"])
+@pytest.fixture(
+    params=[3 * DAY_S, pytest.param(-3 * DAY_S, marks=pytest.mark.long)], ids=["ahead", "behind"]
+)
 def laptop(
     lab: LabDirectory, clock_library: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> LabDirectory:

@@ -145,7 +145,10 @@ def test_a_regrade_request_is_answered_without_a_mouse(context: BrowserContext, 
     assert (request.answer, request.answered_by) == ("You are right.", "ann")
 
 
-@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize(
+    "width",
+    [390, *(pytest.param(width, marks=pytest.mark.long) for width in (1280, 1920))],
+)
 def test_a_very_long_word_takes_no_room_of_a_name(
     context: BrowserContext, bed: Bed, width: int
 ) -> None:

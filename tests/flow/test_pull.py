@@ -260,8 +260,15 @@ def at_half(action: Callable[[], None]) -> Reporter:
     return OnEvent(hear)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("side", ["here", "there"])
+@pytest.mark.parametrize(
+    ("side", "number"),
+    [
+        ("here", signal.SIGKILL),
+        ("there", signal.SIGTERM),
+        pytest.param("here", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("there", signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 def test_what_was_cut_goes_on_and_the_good_file_stays(
     with_rsync: DirectoryServer,
     there: Path,

@@ -199,8 +199,15 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(monkeypatch)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("side", ["here", "there"])
+@pytest.mark.parametrize(
+    ("side", "number"),
+    [
+        ("here", signal.SIGKILL),
+        ("there", signal.SIGTERM),
+        pytest.param("here", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("there", signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 def test_what_was_cut_goes_on_and_the_good_file_stays(
     with_rsync: DirectoryServer,
     lab: Path,

@@ -90,7 +90,9 @@ def test_ctrl_c_leaves_nothing(images: Building) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_background_job_that_ignored_ctrl_c_ends_whole_all_the_same(
     images: Building, number: signal.Signals
 ) -> None:
