@@ -144,7 +144,8 @@ def pull_built(context: LabContext, server: Server, remote: AgentClient, wanted:
         # Also before the first build of an image; docker tells it from a refusal only in words.
         why, tag = "; ".join(closing.tail[-1:]), reference.rpartition(":")[2]
         text = f"{registry} gave the server no {tag}, so it builds it: {why}"
-        context.reporter.emit(Note(text=f"{text}; if the registry needs a login: {login}"))
+        hint = f"{login}   # if the registry needs a login"
+        context.reporter.emit(Note(text=add_next(text, hint)))
     return closing.code == 0
 
 

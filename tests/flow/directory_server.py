@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +29,17 @@ export HOME={home}
 shift
 exec sh -c "$*"
 """
+
+# Who ends a transfer's program, and how: both sides and both signals. The other pairs with --long.
+KILLED_PROGRAMS = pytest.mark.parametrize(
+    ("side", "number"),
+    [
+        ("here", signal.SIGKILL),
+        ("there", signal.SIGTERM),
+        pytest.param("here", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("there", signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 
 
 class DirectoryServer(Transport):

@@ -170,9 +170,10 @@ def test_a_registry_that_refuses_a_pull_is_reported_with_the_command(sources: So
     sources.name_registry()
     assert sources.ensure(Turn({}, end={"code": 1, "tail": [DENIED]}), BUILT)[-1] == "build"
     assert (
-        f"registry.example/labs gave the server no {sources.tag}-amd64, so it builds it: {DENIED}; "
-        "if the registry needs a login: labctl ssh -- docker login registry.example"
-    ) in sources.reporter.said.splitlines()
+        f"registry.example/labs gave the server no {sources.tag}-amd64, so it builds it: {DENIED}\n"
+        "  next: labctl ssh -- docker login registry.example\n"
+        "        (if the registry needs a login)\n"
+    ) in sources.reporter.said + "\n"
 
 
 def test_an_image_that_cannot_be_kept_is_pushed_nevertheless(sources: Sources) -> None:

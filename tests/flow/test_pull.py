@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
+from directory_server import KILLED_PROGRAMS, DirectoryServer, rsyncs, slow_down, wait_until
 
 from labctl.agent.files import outputs
 from labctl.errors import BusyError, DiskFullError, PolicyError, TransferError, UsageError
@@ -260,15 +260,7 @@ def at_half(action: Callable[[], None]) -> Reporter:
     return OnEvent(hear)
 
 
-@pytest.mark.parametrize(
-    ("side", "number"),
-    [
-        ("here", signal.SIGKILL),
-        ("there", signal.SIGTERM),
-        pytest.param("here", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("there", signal.SIGKILL, marks=pytest.mark.long),
-    ],
-)
+@KILLED_PROGRAMS
 def test_what_was_cut_goes_on_and_the_good_file_stays(
     with_rsync: DirectoryServer,
     there: Path,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from directory_server import DirectoryServer, rsyncs, slow_down, wait_until
+from directory_server import KILLED_PROGRAMS, DirectoryServer, rsyncs, slow_down, wait_until
 from lab_world import Recorded
 
 from labctl.commands import rsync
@@ -199,15 +199,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_down(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("side", "number"),
-    [
-        ("here", signal.SIGKILL),
-        ("there", signal.SIGTERM),
-        pytest.param("here", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("there", signal.SIGKILL, marks=pytest.mark.long),
-    ],
-)
+@KILLED_PROGRAMS
 def test_what_was_cut_goes_on_and_the_good_file_stays(
     with_rsync: DirectoryServer,
     lab: Path,

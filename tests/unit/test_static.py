@@ -179,7 +179,9 @@ def test_machines_that_are_away_do_not_spoil_the_others(pool: Pool) -> None:
     pool.add("gpu2", FREE)
     provider = pool.provider("gpu1", "gpu2")
     assert [offer.type for offer in provider.offers(Need())] == ["gpu2"]
-    assert pool.notes == ["1 machine cannot be used now: gpu1; to see why: labctl doctor"]
+    assert pool.notes == [
+        "1 machine cannot be used now: gpu1\n  next: labctl doctor\n        (says why)"
+    ]
     assert [(check.name, check.ok, check.next) for check in provider.check()] == [
         ("gpu1", False, "wait"),
         ("gpu2", True, ""),

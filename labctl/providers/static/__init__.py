@@ -37,7 +37,7 @@ from labctl.providers.static.machines import (
     StaticSettings,
     list_machines,
 )
-from labctl.text import count_text, names_text
+from labctl.text import add_next, count_text, names_text
 
 __all__ = ["HostEntry", "StaticProvider", "StaticSettings"]
 
@@ -90,7 +90,8 @@ class StaticProvider:
         failed = [machine.name for machine, answer in answers if isinstance(answer, LabError)]
         if failed:
             number = f"{count_text(len(failed), 'machine')} cannot be used now"
-            self.context.note(f"{number}: {names_text(failed, 5)}; to see why: labctl doctor")
+            text = f"{number}: {names_text(failed, 5)}"
+            self.context.note(add_next(text, "labctl doctor   # says why"))
         if not free and fitting:
             raise _make_busy_error(fitting)
         return free
