@@ -35,7 +35,17 @@ from labctl.agent.host.paths import (
     write_json,
 )
 from labctl.agent.reply import Failure
-from labctl.agent.runs import containers, records, resume, run_state, runs, secrets_tmpfs
+from labctl.agent.runs import (
+    containers,
+    docker_executor,
+    records,
+    resume,
+    run_state,
+    runs,
+    secrets_tmpfs,
+)
+from labctl.agent.runs.docker_executor import describe_container
+from labctl.agent.runs.executor import Execution
 from labctl.wire.boot_id import read_boot_token
 from labctl.wire.codec import encode, to_json
 from labctl.wire.runs import (
@@ -449,14 +459,14 @@ def launched(directory: Path, number: int = 1, **more: Any) -> None:
     records.write_attempt(directory, number, attempt._replace(**more))
 
 
-def state(status: str, code: int = 0, **more: Any) -> dict[str, Container]:
+def state(status: str, code: int = 0, **more: Any) -> dict[str, Execution]:
     inner = ContainerState(
         status,
         Running=status == "running",
         ExitCode=code,
         FinishedAt="2026-01-02T03:04:05.678Z",
     )
-    return {"c": Container(Name="/c", State=inner._replace(**more))}
+    return {"c": describe_container("c", Container(Name="/c", State=inner._replace(**more)))}
 
 
 def test_a_claim_without_a_container_is_only_that(run_dir: Path) -> None:
@@ -592,7 +602,7 @@ def test_cancelling_a_run_that_is_being_launched_stops_its_container(
         order.append(words[0])
 
     engine.answers = answer
-    monkeypatch.setattr(runs, "run_docker", run_docker)
+    monkeypatch.setattr(docker_executor, "run_docker", run_docker)
     runs.start(StartRunRequest(SPEC))
     cancel.join()
     assert order == ["start", "stop"]

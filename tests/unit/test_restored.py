@@ -63,7 +63,7 @@ def push(lab: Path, **files: str) -> None:
 def test_a_run_that_was_never_seen_to_end_is_told_as_ended_with_its_server(
     take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("labctl.agent.runs.run_state.inspect_containers", lambda names: {})
+    monkeypatch.setattr("labctl.agent.host.engine.inspect_containers", lambda names: {})
     assert take().runs == ("night",)
     found = inspect_run(tmp_path / "here" / "runs" / "night", {})
     assert found.state == "lost"

@@ -26,10 +26,10 @@ from ...wire.mirrors import (
 from ...wire.verbs import ErrorMessage, ErrorReply, LabRequest
 from ..files.edits import edits
 from ..files.records import merge_hashes, read_hashes
-from ..host.engine import inspect_containers
-from ..host.engine_objects import Container
 from ..host.paths import compute_age_s, lab_dir
 from ..reply import Failure, send_reply
+from ..runs.executor import Execution
+from ..runs.executors import get_executor
 from ..runs.records import read_final_record, read_last_attempt
 from ..runs.run_state import require_run_directory
 from .run_pass import RunPass
@@ -146,9 +146,9 @@ class LabPass:
         )
         if self.only:
             runs = [require_run_directory(*self.lab, self.only)]
-        inspected = self._inspect_live(runs)
+        executions = self._inspect_live(runs)
         for directory in runs:
-            self._try(directory.name, RunPass(self, directory, inspected).mirror)
+            self._try(directory.name, RunPass(self, directory, executions).mirror)
         if self.everything and not self.only:
             self._try("the edited code", self._send_edits)
         duration_s = max(time.monotonic() - started_s, 0.001)
@@ -176,10 +176,10 @@ class LabPass:
         if error.whole:
             self.why = str(error)
 
-    def _inspect_live(self, runs: list[Path]) -> dict[str, Container]:
+    def _inspect_live(self, runs: list[Path]) -> dict[str, Execution]:
         names = [read_last_attempt(d).container for d in runs if not read_final_record(d)]
         try:
-            return inspect_containers([name for name in names if name])
+            return get_executor().inspect([name for name in names if name])
         except Failure:
             self.engine = False  # send results even without the engine
             return {}

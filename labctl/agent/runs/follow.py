@@ -16,8 +16,8 @@ from ...wire.runs import (
     RunRecord,
     StartRunRequest,
 )
-from ..host.engine import inspect_container
 from ..reply import send_closing_reply, send_reply
+from .executors import get_executor
 from .records import read_last_attempt, read_log_offset
 from .run_state import UNENDED, inspect_run, require_run_directory
 from .runs import start
@@ -67,7 +67,7 @@ def start_and_follow(request: StartRunRequest) -> None:
 
 
 def _pump(log: Path, offset: int, name: str) -> None:
-    """Send the log until the container has stopped or the reader is gone."""
+    """Send the log until the program has ended or the reader is gone."""
     reader = select.poll()
     reader.register(1, 0)
     waiter = _wait(name)
@@ -75,11 +75,11 @@ def _pump(log: Path, offset: int, name: str) -> None:
         while True:
             ended = waiter.poll() is not None
             offset = _send(log, offset)
-            if ended and not _is_container_running(name):
+            if ended and not _is_running(name):
                 _send(log, offset)
                 return
             if ended:
-                # The daemon restarted: `docker wait` ended with it, but the container runs on.
+                # The engine restarted: `docker wait` ended with it, but the container runs on.
                 time.sleep(0.5)
                 waiter = _wait(name)
             if any(event & (select.POLLERR | select.POLLHUP) for _, event in reader.poll(0)):
@@ -91,14 +91,13 @@ def _pump(log: Path, offset: int, name: str) -> None:
 
 
 def _wait(name: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        ["docker", "wait", name], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    words = get_executor().build_wait_words(name)
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _is_container_running(name: str) -> bool:
-    container = inspect_container(name)
-    return container is not None and container.State.Running
+def _is_running(name: str) -> bool:
+    execution = get_executor().inspect([name]).get(name)
+    return execution is not None and execution.status == "running"
 
 
 def _send(log: Path, offset: int) -> int:

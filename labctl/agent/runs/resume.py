@@ -12,11 +12,11 @@ from ...wire.runs import (
     ResumeRunReply,
     ResumeRunRequest,
 )
-from ..host import engine
 from ..host.paths import LIMIT, lab_dir, require_name, run_dir, write_json
 from ..host.server_data import resolve_all
 from ..reply import Failure
 from ..watchdog.reclaim_record import find_newest_complete
+from .executors import get_executor
 from .records import (
     list_attempts,
     read_log_offset,
@@ -39,7 +39,7 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
     spec = request.spec
     directory = require_run_directory(spec.lab, spec.lab_id, spec.id)
     resolve_all(spec.data)  # before anything is changed
-    image = engine.inspect_image(spec.image)
+    image = get_executor().find_image(spec.image)
     if image is None:
         return ResumeRunReply(missing=spec.image)
     with lock_launch(directory):
@@ -59,8 +59,8 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
         step = _find_last_step(directory)
         offset = _mark_gap(directory, request.reason or "resumed")
         root = lab_dir(spec.lab, spec.lab_id)
-        inspected = launch(root, directory, spec, image, request.secrets)
-    return reply._replace(run=inspect_run(directory, inspected), offset=offset, step=step)
+        started = launch(root, directory, spec, image, request.secrets)
+    return reply._replace(run=inspect_run(directory, started), offset=offset, step=step)
 
 
 def _find_last_step(directory: Path) -> float | None:

@@ -23,9 +23,7 @@ from ...wire.runs import (
 from ...wire.text import bytes_text
 from ...wire.verbs import STATUS_COMMAND
 from ..broker.detection import LEASE
-from ..host.docker import end_session, run_docker
-from ..host.engine import inspect_container, inspect_containers
-from ..host.engine_objects import Container, ContainerState
+from ..host.docker import end_session
 from ..host.gpu_access import find_loss_time
 from ..host.paths import (
     is_going_down,
@@ -36,6 +34,8 @@ from ..host.paths import (
     run_dir,
 )
 from ..reply import Failure
+from .executor import Execution
+from .executors import get_executor
 from .records import (
     read_claim,
     read_exit,
@@ -78,9 +78,9 @@ def status(request: StatusRequest) -> StatusReply:
         if not d.name.startswith(".") and (not request.runs or d.name in request.runs)
     ]
     names = [read_last_attempt(d).container for d in directories if not read_final_record(d)]
-    inspected = inspect_containers([name for name in names if name])
+    executions = get_executor().inspect([name for name in names if name])
     return StatusReply(
-        runs=tuple(inspect_run(d, inspected) for d in directories),
+        runs=tuple(inspect_run(d, executions) for d in directories),
         disk=DiskSpace(*measure_disk(root)),
         uptime_s=float(read_text(Path("/proc/uptime")).split()[0]),
         now=time.time(),
@@ -88,10 +88,10 @@ def status(request: StatusRequest) -> StatusReply:
     )
 
 
-def inspect_run(directory: Path, inspected: dict[str, Container]) -> RunRecord:
+def inspect_run(directory: Path, executions: dict[str, Execution]) -> RunRecord:
     """Determine a run's state now. An ended run is recorded once and for all.
 
-    `inspected` has containers by name; one that it lacks is inspected here.
+    `executions` has attempts by name; one that it lacks is inspected here.
     """
     final = read_final_record(directory)
     if final is not None:
@@ -99,7 +99,9 @@ def inspect_run(directory: Path, inspected: dict[str, Container]) -> RunRecord:
     spec = read_spec(directory)
     attempt = read_last_attempt(directory)
     name = attempt.container
-    container = inspected.get(name) or (inspect_container(name) if name else None)
+    execution = executions.get(name)
+    if execution is None and name:
+        execution = get_executor().inspect([name]).get(name)
     record = RunRecord(
         id=directory.name,
         state="claimed",
@@ -115,7 +117,7 @@ def inspect_run(directory: Path, inspected: dict[str, Container]) -> RunRecord:
         progress_at=_get_progress_time(directory),
         log_offset=read_log_offset(directory),
     )
-    record = _determine_state(directory, spec, attempt, container, record)
+    record = _determine_state(directory, spec, attempt, execution, record)
     record = _describe_gpu_loss(directory, record)
     if record.state in ("exited", "lost", "cancelled"):
         new_files = tuple(list_new_files(directory, spec.outputs))
@@ -123,7 +125,7 @@ def inspect_run(directory: Path, inspected: dict[str, Container]) -> RunRecord:
         drop_secrets(directory.name)
         end_session(directory.name)
         try:
-            _save_console(directory, spec, name, container)
+            _save_console(directory, spec, execution)
             write_final_record(directory, record)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -150,30 +152,29 @@ def _determine_state(
     directory: Path,
     spec: RunSpec,
     attempt: AttemptRecord,
-    container: Container | None,
+    execution: Execution | None,
     record: RunRecord,
 ) -> RunRecord:
-    """Add state, exit code, end and its reason, from the exit record, Docker and the boot."""
-    if container is None and attempt == AttemptRecord():
+    """Add state, exit code, end and its reason, from the exit record, the executor and the boot."""
+    if execution is None and attempt == AttemptRecord():
         return record
-    status = container.State if container else ContainerState()
-    if status.Running or status.Restarting:
+    if execution and execution.status == "running":
         return record._replace(state="running")
-    if status.Status == "created" and not status.Error:
+    if execution and execution.status == "created":
         return record
     exit_record = read_exit(directory)
     rebooted = bool(attempt.boot) and attempt.boot != read_boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
     reached = read_reached_limit(directory)
     if reached and not cancelled and (exit_record is None or exit_record.asked):
-        return _describe_limit(reached, exit_record, container, record)
+        return _describe_limit(reached, exit_record, execution, record)
     if exit_record:
         return _describe_exit(directory, spec, exit_record, cancelled, rebooted, record)
     if rebooted:
         return _describe_reboot(directory, attempt, record)
-    if container is None:
-        return _describe_missing_container(attempt, record)
-    return _describe_killed_container(directory, spec, status, cancelled, record)
+    if execution is None:
+        return _describe_missing_program(attempt, record)
+    return _describe_killed_program(directory, spec, execution, cancelled, record)
 
 
 def _describe_reboot(directory: Path, attempt: AttemptRecord, record: RunRecord) -> RunRecord:
@@ -184,43 +185,43 @@ def _describe_reboot(directory: Path, attempt: AttemptRecord, record: RunRecord)
     return record._replace(state="lost", summary=summary)
 
 
-def _describe_missing_container(attempt: AttemptRecord, record: RunRecord) -> RunRecord:
-    # Another call may have claimed the run this second and still be starting its container.
+def _describe_missing_program(attempt: AttemptRecord, record: RunRecord) -> RunRecord:
+    # Another call may have claimed the run this second and still be starting its program.
     recent = time.time() - (attempt.started_at or 0) < 30
     if recent and not attempt.launched:
         return record._replace(state="starting")
-    return record._replace(state="lost", summary="lost: its container was removed")
+    return record._replace(state="lost", summary=f"lost: its {get_executor().noun} was removed")
 
 
-def _describe_killed_container(
-    directory: Path, spec: RunSpec, status: ContainerState, cancelled: bool, record: RunRecord
+def _describe_killed_program(
+    directory: Path, spec: RunSpec, execution: Execution, cancelled: bool, record: RunRecord
 ) -> RunRecord:
-    """Describe how a container ended whose entry script wrote no record, from Docker's state."""
-    code = status.ExitCode
-    if status.OOMKilled:
+    """Describe how a program ended whose entry script wrote no record."""
+    code, noun = execution.exit_code, get_executor().noun
+    if execution.is_out_of_memory:
         summary = describe_exit(code=137, oom_kills=1, memory_bytes=spec.memory_bytes)
     elif cancelled:
         summary = "canceled: it did not stop in time and was killed"
-    elif status.Error:
-        summary = f"could not start: {status.Error[-500:]}"
+    elif execution.error:
+        summary = f"could not start: {execution.error[-500:]}"
     elif code <= 128 and measure_disk(directory)[0] < LEAST_ROOM_BYTES:
-        # The entry script had no room to write its record; the container still has its exit code.
+        # The entry script had no room to write its record; the executor still has its exit code.
         summary = describe_exit(code)
     else:
-        summary = f"its container was killed from outside ({find_signal_name(code - 128)})"
+        summary = f"its {noun} was killed from outside ({find_signal_name(code - 128)})"
         if code <= 128:
-            summary = f"its container ended with exit code {code} before the command did"
+            summary = f"its {noun} ended with exit code {code} before the command did"
     return record._replace(
         state="cancelled" if cancelled else "exited",
         exit_code=code,
-        ended_at=_parse_docker_time(status.FinishedAt),
+        ended_at=execution.ended_at,
         summary=summary,
-        oom_limit_bytes=spec.memory_bytes if status.OOMKilled else None,
+        oom_limit_bytes=spec.memory_bytes if execution.is_out_of_memory else None,
     )
 
 
 def _describe_limit(
-    limit: str, exit_record: ExitRecord | None, container: Container | None, record: RunRecord
+    limit: str, exit_record: ExitRecord | None, execution: Execution | None, record: RunRecord
 ) -> RunRecord:
     reached = "its GPU lease ended" if limit == LEASE else f"the server reached its {limit}"
     ended = record._replace(
@@ -230,10 +231,9 @@ def _describe_limit(
     )
     if exit_record:
         return ended._replace(exit_code=exit_record.code, ended_at=exit_record.ended_at)
-    if container is None:
+    if execution is None:
         return ended
-    ended_at = _parse_docker_time(container.State.FinishedAt)
-    return ended._replace(exit_code=container.State.ExitCode, ended_at=ended_at)
+    return ended._replace(exit_code=execution.exit_code, ended_at=execution.ended_at)
 
 
 def _describe_exit(
@@ -305,16 +305,6 @@ def find_signal_name(number: int) -> str:
         return ""
 
 
-def _parse_docker_time(text: str) -> float | None:
-    from datetime import datetime, timezone  # imported here to keep `start` fast
-
-    try:
-        moment = datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
-    except ValueError:
-        return None
-    return moment.replace(tzinfo=timezone.utc).timestamp()
-
-
 def _get_progress_time(directory: Path) -> float | None:
     """Return when the run last wrote its progress, in Unix seconds of this server's clock."""
     try:
@@ -356,14 +346,12 @@ def list_new_files(directory: Path, outputs: Sequence[str]) -> list[str]:
     return files
 
 
-def _save_console(
-    directory: Path, spec: RunSpec, container: str, inspected: Container | None
-) -> None:
-    """Append what the container printed to the log: all of it with a terminal, otherwise only the
+def _save_console(directory: Path, spec: RunSpec, execution: Execution | None) -> None:
+    """Append what the program printed to the log: all of it with a terminal, otherwise only the
     shell's errors (where the log is empty).
     """
     log = directory / "logs" / "run.log"
-    if inspected and (spec.tty or not log.exists() or log.stat().st_size == 0):
-        done = run_docker("logs", container, check=False)
+    if execution and (spec.tty or not log.exists() or log.stat().st_size == 0):
+        console = get_executor().read_console(execution.name)
         with log.open("a") as file:
-            file.write(done.stdout + done.stderr)
+            file.write(console)

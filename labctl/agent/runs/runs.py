@@ -29,14 +29,16 @@ from ...wire.runs import (
 from ...wire.verbs import SHOW_DISK, LabRequest
 from ..host import engine
 from ..host.background import BackgroundShell
-from ..host.docker import run_docker, run_tmux
-from ..host.engine_objects import Container, ContainerState, Image, NewContainer
+from ..host.docker import run_tmux
+from ..host.engine_objects import Image
 from ..host.paths import drop_tree, lab_dir, run_dir, write_json, write_text
 from ..host.server_data import resolve_all
 from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
-from .containers import build_run_body, create_output_directories
+from .containers import create_output_directories
+from .executor import Execution, Executor, NewAttempt
+from .executors import get_executor
 from .records import (
     list_attempts,
     read_claim,
@@ -63,7 +65,7 @@ def start(request: StartRunRequest) -> StartRunReply:
     image = None
     if not directory.exists():
         resolve_all(spec.data)  # a missing directory is reported before an image is built
-        image = engine.inspect_image(spec.image)
+        image = get_executor().find_image(spec.image)
     if image is None and not directory.exists():
         return StartRunReply(missing=spec.image)
     existed = not _claim(directory, spec)
@@ -108,18 +110,18 @@ def _launch_claimed(
     if request.held and _is_held(run.container):
         # Created by a call whose terminal was lost before it started the container.
         return StartRunReply(run, found=True, directory=str(directory))
-    image = image or engine.inspect_image(spec.image)
+    image = image or get_executor().find_image(spec.image)
     if image is None:
         return StartRunReply(missing=spec.image)
     try:
-        inspected = launch(root, directory, spec, image, request.secrets, held=request.held)
+        started = launch(root, directory, spec, image, request.secrets, held=request.held)
     except Failure:
         if not existed:
             drop_tree(directory)
         secrets_tmpfs.remove_secrets(spec.id)
         raise
     return StartRunReply(
-        inspect_run(directory, inspected),
+        inspect_run(directory, started),
         existed,
         str(directory),
         active=_list_other_active_runs(spec),
@@ -136,9 +138,9 @@ def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
     return tuple(run for run in ids if run != spec.id)
 
 
-def _is_held(container: str) -> bool:
-    inspected = engine.inspect_container(container) if container else None
-    return inspected is not None and inspected.State.Status == "created"
+def _is_held(name: str) -> bool:
+    execution = get_executor().inspect([name]).get(name) if name else None
+    return execution is not None and execution.status == "created"
 
 
 def _claim(directory: Path, spec: RunSpec) -> bool:
@@ -175,10 +177,10 @@ def launch(
     secrets: dict[str, str],
     *,
     held: bool = False,
-) -> dict[str, Container]:
-    """Start the container of the next attempt; with `held`, only create it.
+) -> dict[str, Execution]:
+    """Start the run's next attempt; with `held`, only create it.
 
-    Returns the container by its name, as the engine would show it now.
+    Returns the attempt by its name, as its executor would show it now.
     """
     _snapshot(root / "code", directory / "code")
     create_output_directories(directory, spec.outputs)
@@ -196,9 +198,9 @@ def launch(
     )
     write_attempt(directory, attempt, record)
     secrets_tmpfs.write_secrets(spec.id, secrets)
-    body = build_run_body(root, directory, spec, image)
+    new_attempt = NewAttempt(container, root, directory, spec, image)
     with BackgroundShell() as shell:
-        inspected = _start_container(container, spec, body, held)
+        started = _start_attempt(get_executor(), new_attempt, held)
         script = _RECORDER
         # `labctl attach` opens a held run's session: a shell in the container needs a running one.
         if not held:
@@ -208,41 +210,21 @@ def launch(
             session = ["tmux", *_session_words(spec.id, directory, container)]
             script = f"{shlex.join(session)} &\n{_RECORDER}"
         shell.run(script)
-    return inspected
+    return started
 
 
-def _start_container(
-    container: str, spec: RunSpec, body: NewContainer, held: bool
-) -> dict[str, Container]:
-    """Create the container, and start it unless it is `held`.
+def _start_attempt(executor: Executor, attempt: NewAttempt, held: bool) -> dict[str, Execution]:
+    """Create an attempt, and start it unless it is `held`.
 
-    If it exists, it belongs to this attempt: leave it alone.
+    If it exists, it belongs to another call for this attempt: leave it alone.
     """
-    try:
-        if not engine.create_container(container, body):
-            return {}
-        if held:
-            return {container: Container(Name=container, State=ContainerState("created"))}
-        engine.start_container(container)
-    except engine.EngineRequestError as refused:
-        engine.remove_container(container)
-        raise _describe_refusal(spec, refused) from None
-    # The engine has just confirmed it. To inspect a command that ends at once would take 80 ms.
-    return {container: Container(Name=container, State=ContainerState(Running=True))}
-
-
-def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Failure:
-    why = refused.message.strip()[-1500:]
-    if refused.is_limit:
-        hint = "labctl run   # again later"
-        return Failure("policy", f"run {spec.id} cannot start now", why, hint)
-    # Docker's API tells the causes of a failed start apart by their text only.
-    if "could not select device driver" in why:
-        what = "Docker on the server cannot give the run access to a GPU"
-        return Failure("gpu", what, why, "labctl doctor")
-    if "no space left on device" in why:
-        return Failure("disk", "the server's disk is full", why, SHOW_DISK)
-    return Failure("docker", f"the container of run {spec.id} did not start", why)
+    if not executor.create(attempt):
+        return {}
+    if held:
+        return {attempt.name: Execution(attempt.name, "created")}
+    executor.start(attempt)
+    # Its start has just been confirmed. To inspect a command that ends at once would take 80 ms.
+    return {attempt.name: Execution(attempt.name, "running")}
 
 
 def read_entry_script() -> str:
@@ -296,7 +278,7 @@ def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
     log = directory / "logs" / "run.log"
     gpu = "if command -v nvidia-smi >/dev/null; then exec watch -n 2 nvidia-smi; else exec top; fi"
     enter = f"exec sh /lab/run/.labctl/entry.sh sh -c {shlex.quote(BEST_SHELL)}"
-    shell = f"docker exec -it -e LABCTL_ENTER=1 {container} sh -c {shlex.quote(enter)}"
+    shell = shlex.join(get_executor().build_exec_words(container, ["sh", "-c", enter]))
     shell += (
         " 2>/dev/null || { echo 'This shell is on the server, not in the container of the run.'"
     )
@@ -332,7 +314,7 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
         before = inspect_run(directory, {})
         (directory / ".labctl" / "cancel").touch()
         if before.container:
-            run_docker("stop", "--time", str(request.grace_s), before.container, check=False)
+            get_executor().stop(before.container, request.grace_s)
         after = inspect_run(directory, {})
         if after.state == "claimed":
             after = after._replace(state="cancelled", summary="canceled before it started")
@@ -351,7 +333,7 @@ def clear(request: LabRequest) -> ClearRunsReply:
         if not directory.name.startswith(".") and read_final_record(directory):
             container = read_last_attempt(directory).container
             if container:
-                engine.remove_container(container)
+                get_executor().remove(container)
             engine.remove_container(name_container(root, directory.name))
             run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
             cleared.append(directory.name)

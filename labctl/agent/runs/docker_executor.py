@@ -1,0 +1,106 @@
+"""The executor `docker`: each attempt is a container of the server's Docker Engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ...wire.runs import RunSpec
+from ...wire.verbs import SHOW_DISK
+from ..host import engine
+from ..host.docker import run_docker
+from ..host.engine_objects import Container, Image
+from ..reply import Failure
+from .containers import build_run_body
+from .executor import Execution, NewAttempt
+
+
+class DockerExecutor:
+    """See `Executor`."""
+
+    noun = "container"
+
+    def find_image(self, reference: str) -> Image | None:
+        return engine.inspect_image(reference)
+
+    def create(self, attempt: NewAttempt) -> bool:
+        body = build_run_body(attempt.root, attempt.directory, attempt.spec, attempt.image)
+        with _removed_if_refused(attempt):
+            return engine.create_container(attempt.name, body)
+
+    def start(self, attempt: NewAttempt) -> None:
+        with _removed_if_refused(attempt):
+            engine.start_container(attempt.name)
+
+    def stop(self, name: str, grace_s: int) -> None:
+        run_docker("stop", "--time", str(grace_s), name, check=False)
+
+    def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
+        containers = engine.inspect_containers(list(names))
+        return {name: describe_container(name, one) for name, one in containers.items()}
+
+    def remove(self, name: str) -> None:
+        engine.remove_container(name)
+
+    def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
+        return ["docker", "exec", "-it", "-e", "LABCTL_ENTER=1", name, *command]
+
+    def build_wait_words(self, name: str) -> list[str]:
+        return ["docker", "wait", name]
+
+    def read_console(self, name: str) -> str:
+        done = run_docker("logs", name, check=False)
+        return done.stdout + done.stderr
+
+
+def describe_container(name: str, container: Container) -> Execution:
+    """Return an attempt's state from that of its container."""
+    state = container.State
+    status = "ended"
+    if state.Running or state.Restarting:
+        status = "running"
+    elif state.Status == "created" and not state.Error:
+        status = "created"
+    return Execution(
+        name=name,
+        status=status,
+        exit_code=state.ExitCode,
+        ended_at=_parse_docker_time(state.FinishedAt),
+        is_out_of_memory=state.OOMKilled,
+        error=state.Error,
+    )
+
+
+def _parse_docker_time(text: str) -> float | None:
+    if not text or text.startswith("0001-"):  # it has not ended
+        return None
+    from datetime import datetime, timezone  # imported here to keep `start` fast
+
+    try:
+        moment = datetime.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=timezone.utc).timestamp()
+
+
+@contextmanager
+def _removed_if_refused(attempt: NewAttempt) -> Iterator[None]:
+    try:
+        yield
+    except engine.EngineRequestError as refused:
+        engine.remove_container(attempt.name)
+        raise _describe_refusal(attempt.spec, refused) from None
+
+
+def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Failure:
+    why = refused.message.strip()[-1500:]
+    if refused.is_limit:
+        hint = "labctl run   # again later"
+        return Failure("policy", f"run {spec.id} cannot start now", why, hint)
+    # Docker's API tells the causes of a failed start apart by their text only.
+    if "could not select device driver" in why:
+        what = "Docker on the server cannot give the run access to a GPU"
+        return Failure("gpu", what, why, "labctl doctor")
+    if "no space left on device" in why:
+        return Failure("disk", "the server's disk is full", why, SHOW_DISK)
+    return Failure("docker", f"the container of run {spec.id} did not start", why)

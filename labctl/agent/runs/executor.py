@@ -1,0 +1,76 @@
+"""The seam between a run and the part of the server that runs its program.
+
+A run's claim, log, exit record, outputs and recovery are the same everywhere. An executor runs the
+program of one attempt, which it knows by the attempt's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from ...wire.runs import RunSpec
+from ..host.engine_objects import Image
+
+
+class NewAttempt(NamedTuple):
+    """An attempt to start. `root` is the lab's directory, `directory` the run's."""
+
+    name: str
+    root: Path
+    directory: Path
+    spec: RunSpec
+    image: Image
+
+
+class Execution(NamedTuple):
+    """The program of an attempt, as its executor sees it now.
+
+    `status` is "created" (not started yet), "running" or "ended". `exit_code`, `ended_at` (Unix
+    seconds of the server's clock) and `is_out_of_memory` are those of an ended one. `error` says
+    why it did not start, "" if it did.
+    """
+
+    name: str
+    status: str
+    exit_code: int = 0
+    ended_at: float | None = None
+    is_out_of_memory: bool = False
+    error: str = ""
+
+
+class Executor(Protocol):
+    """Runs the programs of attempts. `noun` is what users call one, such as "container"."""
+
+    noun: str
+
+    def find_image(self, reference: str) -> Image | None:
+        """Return what an attempt runs in; None if it is not on this server."""
+
+    def create(self, attempt: NewAttempt) -> bool:
+        """Create an attempt without starting it; return False if it exists.
+
+        Failure if it is refused.
+        """
+
+    def start(self, attempt: NewAttempt) -> None:
+        """Start a created attempt. Failure if it is refused; it is removed then."""
+
+    def stop(self, name: str, grace_s: int) -> None:
+        """Send SIGTERM, and SIGKILL after `grace_s` seconds; return once it has ended."""
+
+    def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
+        """Return the attempts that exist, by name."""
+
+    def remove(self, name: str) -> None:
+        """Kill an attempt and forget it; an absent one is fine."""
+
+    def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
+        """Return the command line that runs a command beside the program, in a terminal."""
+
+    def build_wait_words(self, name: str) -> list[str]:
+        """Return a command line that ends when the program has ended."""
+
+    def read_console(self, name: str) -> str:
+        """Return what the program printed without its log: all of it in a terminal."""
