@@ -81,6 +81,7 @@ def test_in_use_nothing_is_kept() -> None:
     assert found.item_flops == 2 * 1000 * 2000 + 2 * 2000 * 10
 
 
+@pytest.mark.long
 def test_the_sample_project_builds_its_own() -> None:
     for name in ("numpy", "PIL", "safetensors", "tensorboard"):
         pytest.importorskip(name, reason=f"{name} is not installed: labctl[train]")
@@ -101,9 +102,8 @@ def test_resnet_50_has_its_published_size() -> None:
     assert found.item_flops == pytest.approx(3 * 8.2e9, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "function", [pytest.param("resnet50", marks=pytest.mark.long), "transformer"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["resnet50", "transformer"])
 def test_activations_are_what_autograd_saves_and_little_more(function: str) -> None:
     """More, since outputs and gradients are alive while the backward pass begins."""
     found = count(function)
