@@ -140,7 +140,7 @@ def wait_for_step(run: Path, process: subprocess.Popen[str], step: int) -> None:
     pytest.fail(f"no checkpoint of step {step}: {process.communicate()[0]}")
 
 
-@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
 def test_a_killed_training_ends_with_the_numbers_of_one_that_was_not(
     tmp_path: Path, digits: Path, kill: signal.Signals, figure: NoteFigure
 ) -> None:
