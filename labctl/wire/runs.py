@@ -8,6 +8,9 @@ from typing import Dict, NamedTuple, Optional, Tuple, Union
 from .codec import with_keys
 from .verbs import LabRequest, StreamingVerb, Verb
 
+# The names of the executors.
+DOCKER, PROCESS = "docker", "process"
+
 
 class RunSpec(NamedTuple):
     """The complete specification of a run, without its secrets (spec.json).
@@ -15,7 +18,8 @@ class RunSpec(NamedTuple):
     The hash of its JSON claims the run's id. `command` is argv for the container. `image` is a
     reference that exists on the server. `gpus` is "" (no GPU), "all" or device UUIDs joined by
     commas. Sizes are in bytes; 0 is no limit. `data` has the full path on the server of each data
-    set that is already there, by its name.
+    set that is already there, by its name. `executor` runs the command there: in a container, or
+    as a plain process, which has no image.
     """
 
     id: str
@@ -32,6 +36,7 @@ class RunSpec(NamedTuple):
     shm_bytes: int = 0
     tty: bool = False
     data: Dict[str, str] = {}
+    executor: str = DOCKER
 
 
 class ClaimRecord(NamedTuple):
@@ -123,6 +128,28 @@ class RunRecord(NamedTuple):
     stopped_by: str = ""
     gpu_lost_at: Optional[float] = None
     oom_limit_bytes: Optional[int] = None
+
+
+class ProcessAttemptRecord(NamedTuple):
+    """An attempt that runs without a container (attempt.json in its own directory).
+
+    `directory` is the run's. `boot` is the token of the machine's boot in which it was created.
+    """
+
+    run: str
+    lab_id: str
+    directory: str
+    boot: str
+
+
+class ProcessRecord(NamedTuple):
+    """The first process of such an attempt, as entry.sh writes it (process.json).
+
+    `start_ticks` is when it started, in clock ticks since boot: field 22 of /proc/PID/stat.
+    """
+
+    pid: int
+    start_ticks: int
 
 
 class GpuAccessRecord(NamedTuple):

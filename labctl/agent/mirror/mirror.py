@@ -29,8 +29,7 @@ from ..files.records import merge_hashes, read_hashes
 from ..host.paths import compute_age_s, lab_dir
 from ..reply import Failure, send_reply
 from ..runs.executor import Execution
-from ..runs.executors import get_executor
-from ..runs.records import read_final_record, read_last_attempt
+from ..runs.executors import inspect_unended
 from ..runs.run_state import require_run_directory
 from .run_pass import RunPass
 from .store import (
@@ -177,9 +176,8 @@ class LabPass:
             self.why = str(error)
 
     def _inspect_live(self, runs: list[Path]) -> dict[str, Execution]:
-        names = [read_last_attempt(d).container for d in runs if not read_final_record(d)]
         try:
-            return get_executor().inspect([name for name in names if name])
+            return inspect_unended(runs)
         except Failure:
             self.engine = False  # send results even without the engine
             return {}

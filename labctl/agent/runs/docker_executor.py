@@ -43,7 +43,8 @@ class DockerExecutor:
         engine.remove_container(name)
 
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
-        return ["docker", "exec", "-it", "-e", "LABCTL_ENTER=1", name, *command]
+        enter = ["sh", "/lab/run/.labctl/entry.sh"]
+        return ["docker", "exec", "-it", "-e", "LABCTL_ENTER=1", name, *enter, *command]
 
     def build_wait_words(self, name: str) -> list[str]:
         return ["docker", "wait", name]

@@ -28,13 +28,13 @@ class Execution(NamedTuple):
     """The program of an attempt, as its executor sees it now.
 
     `status` is "created" (not started yet), "running" or "ended". `exit_code`, `ended_at` (Unix
-    seconds of the server's clock) and `is_out_of_memory` are those of an ended one. `error` says
-    why it did not start, "" if it did.
+    seconds of the server's clock) and `is_out_of_memory` are those of an ended one; None if nobody
+    recorded them. `error` says why it did not start, "" if it did.
     """
 
     name: str
     status: str
-    exit_code: int = 0
+    exit_code: int | None = 0
     ended_at: float | None = None
     is_out_of_memory: bool = False
     error: str = ""
@@ -67,7 +67,10 @@ class Executor(Protocol):
         """Kill an attempt and forget it; an absent one is fine."""
 
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
-        """Return the command line that runs a command beside the program, in a terminal."""
+        """Return the command line that runs a command beside the program, in a terminal.
+
+        It has the program's environment.
+        """
 
     def build_wait_words(self, name: str) -> list[str]:
         """Return a command line that ends when the program has ended."""

@@ -17,10 +17,12 @@ from ...wire.runs import (
     StartRunRequest,
 )
 from ..reply import send_closing_reply, send_reply
+from .executor import Executor
 from .executors import get_executor
 from .records import read_last_attempt, read_log_offset
 from .run_state import UNENDED, inspect_run, require_run_directory
 from .runs import start
+from .spec import read_spec
 
 BLOCK = 256 * 1024
 POLL_S = 0.05
@@ -47,7 +49,7 @@ def _stream(directory: Path, offset: int, wait: bool) -> RunRecord:
     log = directory / "logs" / "run.log"
     name = read_last_attempt(directory).container
     if wait and inspect_run(directory, {}).state in UNENDED:
-        _pump(log, offset, name)
+        _pump(get_executor(read_spec(directory).executor), log, offset, name)
     else:
         _send(log, offset)
     return inspect_run(directory, {})
@@ -66,22 +68,22 @@ def start_and_follow(request: StartRunRequest) -> None:
     send_closing_reply(started._replace(run=run))
 
 
-def _pump(log: Path, offset: int, name: str) -> None:
+def _pump(executor: Executor, log: Path, offset: int, name: str) -> None:
     """Send the log until the program has ended or the reader is gone."""
     reader = select.poll()
     reader.register(1, 0)
-    waiter = _wait(name)
+    waiter = _wait(executor, name)
     try:
         while True:
             ended = waiter.poll() is not None
             offset = _send(log, offset)
-            if ended and not _is_running(name):
+            if ended and not _is_running(executor, name):
                 _send(log, offset)
                 return
             if ended:
                 # The engine restarted: `docker wait` ended with it, but the container runs on.
                 time.sleep(0.5)
-                waiter = _wait(name)
+                waiter = _wait(executor, name)
             if any(event & (select.POLLERR | select.POLLHUP) for _, event in reader.poll(0)):
                 return
             time.sleep(POLL_S)
@@ -90,13 +92,13 @@ def _pump(log: Path, offset: int, name: str) -> None:
         waiter.wait()
 
 
-def _wait(name: str) -> subprocess.Popen[bytes]:
-    words = get_executor().build_wait_words(name)
+def _wait(executor: Executor, name: str) -> subprocess.Popen[bytes]:
+    words = executor.build_wait_words(name)
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _is_running(name: str) -> bool:
-    execution = get_executor().inspect([name]).get(name)
+def _is_running(executor: Executor, name: str) -> bool:
+    execution = executor.inspect([name]).get(name)
     return execution is not None and execution.status == "running"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...wire.codec import to_json
 from ...wire.runs import (
+    DOCKER,
     AttemptRecord,
     ClaimRecord,
     DiskRestoreRecord,
@@ -61,8 +62,11 @@ def write_spec_and_claim(directory: Path, spec: RunSpec, created_at: float) -> C
 def encode_spec(spec: RunSpec) -> str:
     """Encode a specification as it is stored and hashed: other bytes would be another claim."""
     body = to_json(spec)
-    if not spec.data:  # so that runs that an earlier version claimed keep their hash
+    # Runs that an earlier version claimed keep their hash: it lacked these fields.
+    if not spec.data:
         del body["data"]
+    if spec.executor == DOCKER:
+        del body["executor"]
     return json.dumps(body, sort_keys=True)
 
 

@@ -35,7 +35,7 @@ from ..host.paths import (
 )
 from ..reply import Failure
 from .executor import Execution
-from .executors import get_executor
+from .executors import get_executor, inspect_unended
 from .records import (
     read_claim,
     read_exit,
@@ -77,8 +77,7 @@ def status(request: StatusRequest) -> StatusReply:
         for d in sorted((root / "runs").glob("*"))
         if not d.name.startswith(".") and (not request.runs or d.name in request.runs)
     ]
-    names = [read_last_attempt(d).container for d in directories if not read_final_record(d)]
-    executions = get_executor().inspect([name for name in names if name])
+    executions = inspect_unended(directories)
     return StatusReply(
         runs=tuple(inspect_run(d, executions) for d in directories),
         disk=DiskSpace(*measure_disk(root)),
@@ -101,7 +100,7 @@ def inspect_run(directory: Path, executions: dict[str, Execution]) -> RunRecord:
     name = attempt.container
     execution = executions.get(name)
     if execution is None and name:
-        execution = get_executor().inspect([name]).get(name)
+        execution = get_executor(spec.executor).inspect([name]).get(name)
     record = RunRecord(
         id=directory.name,
         state="claimed",
@@ -173,7 +172,7 @@ def _determine_state(
     if rebooted:
         return _describe_reboot(directory, attempt, record)
     if execution is None:
-        return _describe_missing_program(attempt, record)
+        return _describe_missing_program(spec, attempt, record)
     return _describe_killed_program(directory, spec, execution, cancelled, record)
 
 
@@ -185,25 +184,30 @@ def _describe_reboot(directory: Path, attempt: AttemptRecord, record: RunRecord)
     return record._replace(state="lost", summary=summary)
 
 
-def _describe_missing_program(attempt: AttemptRecord, record: RunRecord) -> RunRecord:
+def _describe_missing_program(
+    spec: RunSpec, attempt: AttemptRecord, record: RunRecord
+) -> RunRecord:
     # Another call may have claimed the run this second and still be starting its program.
     recent = time.time() - (attempt.started_at or 0) < 30
     if recent and not attempt.launched:
         return record._replace(state="starting")
-    return record._replace(state="lost", summary=f"lost: its {get_executor().noun} was removed")
+    noun = get_executor(spec.executor).noun
+    return record._replace(state="lost", summary=f"lost: its {noun} was removed")
 
 
 def _describe_killed_program(
     directory: Path, spec: RunSpec, execution: Execution, cancelled: bool, record: RunRecord
 ) -> RunRecord:
     """Describe how a program ended whose entry script wrote no record."""
-    code, noun = execution.exit_code, get_executor().noun
+    code, noun = execution.exit_code, get_executor(spec.executor).noun
     if execution.is_out_of_memory:
         summary = describe_exit(code=137, oom_kills=1, memory_bytes=spec.memory_bytes)
     elif cancelled:
         summary = "canceled: it did not stop in time and was killed"
     elif execution.error:
         summary = f"could not start: {execution.error[-500:]}"
+    elif code is None:
+        summary = f"its {noun} was killed from outside"
     elif code <= 128 and measure_disk(directory)[0] < LEAST_ROOM_BYTES:
         # The entry script had no room to write its record; the executor still has its exit code.
         summary = describe_exit(code)
@@ -352,6 +356,6 @@ def _save_console(directory: Path, spec: RunSpec, execution: Execution | None) -
     """
     log = directory / "logs" / "run.log"
     if execution and (spec.tty or not log.exists() or log.stat().st_size == 0):
-        console = get_executor().read_console(execution.name)
+        console = get_executor(spec.executor).read_console(execution.name)
         with log.open("a") as file:
             file.write(console)

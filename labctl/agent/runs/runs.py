@@ -49,6 +49,7 @@ from .records import (
     write_spec_and_claim,
 )
 from .run_state import UNENDED, inspect_run, require_run_directory
+from .spec import read_spec
 
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 # Starts the telemetry recorder, a second later: it stays out of the way of the container's start.
@@ -65,7 +66,7 @@ def start(request: StartRunRequest) -> StartRunReply:
     image = None
     if not directory.exists():
         resolve_all(spec.data)  # a missing directory is reported before an image is built
-        image = get_executor().find_image(spec.image)
+        image = get_executor(spec.executor).find_image(spec.image)
     if image is None and not directory.exists():
         return StartRunReply(missing=spec.image)
     existed = not _claim(directory, spec)
@@ -107,10 +108,10 @@ def _launch_claimed(
     if run.state != "claimed":
         # Launched before, or by a call that found our claim and was quicker.
         return StartRunReply(run, found=True, directory=str(directory))
-    if request.held and _is_held(run.container):
+    if request.held and _is_held(spec.executor, run.container):
         # Created by a call whose terminal was lost before it started the container.
         return StartRunReply(run, found=True, directory=str(directory))
-    image = image or get_executor().find_image(spec.image)
+    image = image or get_executor(spec.executor).find_image(spec.image)
     if image is None:
         return StartRunReply(missing=spec.image)
     try:
@@ -138,8 +139,8 @@ def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
     return tuple(run for run in ids if run != spec.id)
 
 
-def _is_held(name: str) -> bool:
-    execution = get_executor().inspect([name]).get(name) if name else None
+def _is_held(executor: str, name: str) -> bool:
+    execution = get_executor(executor).inspect([name]).get(name) if name else None
     return execution is not None and execution.status == "created"
 
 
@@ -198,16 +199,17 @@ def launch(
     )
     write_attempt(directory, attempt, record)
     secrets_tmpfs.write_secrets(spec.id, secrets)
+    executor = get_executor(spec.executor)
     new_attempt = NewAttempt(container, root, directory, spec, image)
     with BackgroundShell() as shell:
-        started = _start_attempt(get_executor(), new_attempt, held)
+        started = _start_attempt(executor, new_attempt, held)
         script = _RECORDER
         # `labctl attach` opens a held run's session: a shell in the container needs a running one.
         if not held:
             # The run has started: even if it has filled the disk by now, that is not a failure.
             with suppress(OSError):
                 write_attempt(directory, attempt, record._replace(launched=True))
-            session = ["tmux", *_session_words(spec.id, directory, container)]
+            session = ["tmux", *_session_words(executor, directory, container)]
             script = f"{shlex.join(session)} &\n{_RECORDER}"
         shell.run(script)
     return started
@@ -269,19 +271,17 @@ def _copy_tree(source: Path, target: Path) -> str:
     return text or f"cp ended with status {status}" if status else ""
 
 
-def _session_words(run_id: str, directory: Path, container: str) -> list[str]:
+def _session_words(executor: Executor, directory: Path, attempt: str) -> list[str]:
     """Return the words after `tmux` that open the run's session: windows run (the log), gpu, shell.
 
     Killing the session does not touch the run. If it exists already, tmux changes nothing.
     """
-    name = f"labctl-{run_id}"
+    name = f"labctl-{directory.name}"
     log = directory / "logs" / "run.log"
     gpu = "if command -v nvidia-smi >/dev/null; then exec watch -n 2 nvidia-smi; else exec top; fi"
-    enter = f"exec sh /lab/run/.labctl/entry.sh sh -c {shlex.quote(BEST_SHELL)}"
-    shell = shlex.join(get_executor().build_exec_words(container, ["sh", "-c", enter]))
-    shell += (
-        " 2>/dev/null || { echo 'This shell is on the server, not in the container of the run.'"
-    )
+    shell = shlex.join(executor.build_exec_words(attempt, ["sh", "-c", BEST_SHELL]))
+    shell += " 2>/dev/null || { "
+    shell += f"echo 'This shell is on the server, not in the {executor.noun} of the run.'"
     shell += "; exec ${SHELL:-sh}; }"
     return [
         *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
@@ -299,7 +299,8 @@ def session(request: RunRequest) -> SessionReply:
     directory = require_run_directory(request.lab, request.lab_id, request.run)
     container = read_last_attempt(directory).container
     has_ended = inspect_run(directory, {}).state not in UNENDED
-    run_tmux(*_session_words(directory.name, directory, container))
+    executor = get_executor(read_spec(directory).executor)
+    run_tmux(*_session_words(executor, directory, container))
     return SessionReply(f"labctl-{directory.name}", has_ended)
 
 
@@ -314,7 +315,8 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
         before = inspect_run(directory, {})
         (directory / ".labctl" / "cancel").touch()
         if before.container:
-            get_executor().stop(before.container, request.grace_s)
+            executor = get_executor(read_spec(directory).executor)
+            executor.stop(before.container, request.grace_s)
         after = inspect_run(directory, {})
         if after.state == "claimed":
             after = after._replace(state="cancelled", summary="canceled before it started")
@@ -333,7 +335,7 @@ def clear(request: LabRequest) -> ClearRunsReply:
         if not directory.name.startswith(".") and read_final_record(directory):
             container = read_last_attempt(directory).container
             if container:
-                get_executor().remove(container)
+                get_executor(read_spec(directory).executor).remove(container)
             engine.remove_container(name_container(root, directory.name))
             run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
             cleared.append(directory.name)

@@ -1,0 +1,232 @@
+"""The executor `process`: each attempt is a session of processes, for servers without Docker.
+
+An attempt has a directory of its own outside of the run's, which the program does not see: what
+was created (attempt.json), the script that sets its environment (enter.sh), the mark that it was
+started (started/) and its first process (process.json), which is the leader of the session.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...wire.boot_id import read_boot_token
+from ...wire.codec import to_json
+from ...wire.runs import ProcessAttemptRecord, ProcessRecord, RunSpec
+from ..host.background import build_scope_words
+from ..host.engine_objects import Image
+from ..host.paths import drop_tree, labctl_home, read_record, require_name, write_json, write_text
+from ..host.server_data import resolve_all
+from ..reply import Failure
+from . import secrets_tmpfs
+from .executor import Execution, NewAttempt
+
+ENTER = "enter.sh"
+STARTED = "started"
+# seconds that a new session may take to record its first process; systemd-run itself gives up
+# after 25
+STARTS_WITHIN_S = 30.0
+POLL_S = 0.02
+
+
+class ProcessExecutor:
+    """See `Executor`. An attempt's image is `Image("")`: it uses the programs of the server."""
+
+    noun = "process"
+
+    def find_image(self, reference: str) -> Image | None:
+        return Image("")
+
+    def create(self, attempt: NewAttempt) -> bool:
+        require_supported(attempt.spec)
+        directory = _attempt_directory(attempt.name)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            return False
+        spec = attempt.spec
+        record = ProcessAttemptRecord(
+            spec.id, spec.lab_id, str(attempt.directory), read_boot_token()
+        )
+        link_server_data(attempt.root, spec)
+        write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
+        write_json(directory / "attempt.json", to_json(record))
+        return True
+
+    def start(self, attempt: NewAttempt) -> None:
+        directory = _attempt_directory(attempt.name)
+        words = [*build_scope_words(), "sh", str(directory / ENTER), *attempt.spec.command]
+        log = str(attempt.directory / "logs" / "run.log")
+        _spawn_session(words, log)
+        deadline_s = time.monotonic() + STARTS_WITHIN_S
+        while not (directory / "process.json").exists():
+            if time.monotonic() > deadline_s:
+                self.remove(attempt.name)
+                what = f"run {attempt.spec.id} did not start within {STARTS_WITHIN_S:.0f} s"
+                raise Failure("server", what, "", "labctl doctor")
+            time.sleep(POLL_S)
+
+    def stop(self, name: str, grace_s: int) -> None:
+        process = _read_process(name)
+        if process is None:
+            return
+        if _is_alive(process):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + grace_s
+        while _list_session(process):
+            if time.monotonic() > deadline_s:
+                _kill_session(process)
+                return
+            time.sleep(POLL_S)
+
+    def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
+        executions = (_inspect(name) for name in names)
+        return {execution.name: execution for execution in executions if execution}
+
+    def remove(self, name: str) -> None:
+        process = _read_process(name)
+        if process:
+            _kill_session(process)
+        drop_tree(_attempt_directory(name))
+
+    def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
+        enter = str(_attempt_directory(name) / ENTER)
+        return ["env", "LABCTL_ENTER=1", "sh", enter, *command]
+
+    def build_wait_words(self, name: str) -> list[str]:
+        process = _read_process(name)
+        if process is None or not _is_alive(process):
+            return ["true"]
+        return ["tail", "--sleep-interval=0.1", f"--pid={process.pid}", "-f", "/dev/null"]
+
+    def read_console(self, name: str) -> str:
+        """Return nothing: what the session prints before its log is open goes to the log too."""
+        return ""
+
+
+def require_supported(spec: RunSpec) -> None:
+    """Failure for what only a container can do."""
+    lacking = [
+        text
+        for text, is_wanted in (
+            ("limits.memory", spec.memory_bytes > 0),
+            ("limits.cpus", spec.cpus > 0),
+            ("a terminal (-it)", spec.tty),
+        )
+        if is_wanted
+    ]
+    if lacking:
+        what = f"run {spec.id} cannot have {' and '.join(lacking)} on this server"
+        why = "runs are plain processes here, without a container"
+        raise Failure("policy", what, why)
+
+
+def link_server_data(root: Path, spec: RunSpec) -> None:
+    """Put a link to each data set of the server beside the pushed ones, where the run looks."""
+    (root / "data").mkdir(exist_ok=True)
+    for name, directory in resolve_all(spec.data).items():
+        link = root / "data" / require_name(name)
+        if link.is_symlink():
+            link.unlink()
+        elif link.is_dir():
+            link.rmdir()  # the empty directory on which a container mounts it
+        link.symlink_to(directory)
+
+
+def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
+    """Return the script that runs a command in the environment of an attempt."""
+    spec, run = attempt.spec, attempt.directory
+    variables = {
+        "LABCTL_RUN_ID": spec.id,
+        "LABCTL_DATA_DIR": str(attempt.root / "data"),
+        "LABCTL_RUN_DIR": str(run),
+        "LABCTL_CHECKPOINT_DIR": str(run / "checkpoints"),
+        "LABCTL_LOG_DIR": str(run / "logs"),
+        "LABCTL_CACHE_DIR": str(labctl_home() / ".cache"),
+        "PYTHONUNBUFFERED": "1",
+        **spec.env,
+        "LABCTL_ATTEMPT": str(attempt_directory),
+        "LABCTL_SECRETS_DIR": str(secrets_tmpfs.secrets_directory(spec.id)),
+    }
+    if spec.gpus != "all":
+        variables["CUDA_VISIBLE_DEVICES"] = spec.gpus
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    entry = shlex.quote(str(run / ".labctl" / "entry.sh"))
+    code = shlex.quote(str(run / "code"))
+    return "\n".join(["#!/bin/sh", *lines, f"cd {code} || exit 125", f'exec sh {entry} "$@"', ""])
+
+
+def _attempt_directory(name: str) -> Path:
+    return labctl_home() / ".attempts" / require_name(name)
+
+
+def _spawn_session(words: Sequence[str], log: str) -> None:
+    """Start a program as the leader of a new session, its output in the run's log."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    sys.stdout.flush()
+    os.posix_spawnp(words[0], list(words), os.environ, file_actions=actions, setsid=True)
+
+
+def _inspect(name: str) -> Execution | None:
+    directory = _attempt_directory(name)
+    record = read_record(ProcessAttemptRecord, directory / "attempt.json")
+    if record is None:
+        return None
+    process = _read_process(name)
+    if process is None:
+        return Execution(name, "created")
+    if record.boot == read_boot_token() and _list_session(process):
+        return Execution(name, "running")
+    return Execution(name, "ended", exit_code=None)
+
+
+def _read_process(name: str) -> ProcessRecord | None:
+    return read_record(ProcessRecord, _attempt_directory(name) / "process.json")
+
+
+def _is_alive(process: ProcessRecord) -> bool:
+    return _read_start_ticks(process.pid) == process.start_ticks
+
+
+def _read_start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _list_session(process: ProcessRecord) -> list[int]:
+    """List the processes of a session; its first may have ended before the others."""
+    return list(_iterate_session(process))
+
+
+def _iterate_session(process: ProcessRecord) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            pid = int(entry.name)
+            ticks = _read_start_ticks(pid)
+            with suppress(OSError):
+                # A number may be used again, but no process of a session is older than its leader.
+                if os.getsid(pid) == process.pid and ticks and ticks >= process.start_ticks:
+                    yield pid
+
+
+def _kill_session(process: ProcessRecord) -> None:
+    for pid in _list_session(process):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
