@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from ...wire.runs import RunSpec
 from ...wire.verbs import SHOW_DISK
 from ..host import engine
 from ..host.docker import run_docker
-from ..host.engine_objects import Container, Image
+from ..host.engine_objects import Container, ContainerRow, Image
 from ..reply import Failure
 from .containers import build_run_body
-from .executor import Execution, NewAttempt
+from .executor import Execution, LiveAttempt, NewAttempt
 
 
 class DockerExecutor:
@@ -39,6 +40,10 @@ class DockerExecutor:
         containers = engine.inspect_containers(list(names))
         return {name: describe_container(name, one) for name, one in containers.items()}
 
+    def list_live(self, lab_id: str = "") -> list[LiveAttempt]:
+        labels = ["labctl.run", *([f"labctl.lab-id={lab_id}"] if lab_id else [])]
+        return [_describe_live(row) for row in engine.list_containers(*labels)]
+
     def remove(self, name: str) -> None:
         engine.remove_container(name)
 
@@ -52,6 +57,15 @@ class DockerExecutor:
     def read_console(self, name: str) -> str:
         done = run_docker("logs", name, check=False)
         return done.stdout + done.stderr
+
+
+def _describe_live(row: ContainerRow) -> LiveAttempt:
+    return LiveAttempt(
+        name=row.name,
+        run=row.labels["labctl.run"],
+        lab_id=row.labels.get("labctl.lab-id", ""),
+        directory=Path(row.sources.get("/lab/run", "")),
+    )
 
 
 def describe_container(name: str, container: Container) -> Execution:

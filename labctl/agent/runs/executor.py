@@ -40,6 +40,15 @@ class Execution(NamedTuple):
     error: str = ""
 
 
+class LiveAttempt(NamedTuple):
+    """An attempt whose program runs. `directory` is the run's."""
+
+    name: str
+    run: str
+    lab_id: str
+    directory: Path
+
+
 class Executor(Protocol):
     """Runs the programs of attempts. `noun` is what users call one, such as "container"."""
 
@@ -62,6 +71,9 @@ class Executor(Protocol):
 
     def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
         """Return the attempts that exist, by name."""
+
+    def list_live(self, lab_id: str = "") -> list[LiveAttempt]:
+        """List the attempts that run, of one lab or of all, the newest first."""
 
     def remove(self, name: str) -> None:
         """Kill an attempt and forget it; an absent one is fine."""

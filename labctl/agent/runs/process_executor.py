@@ -25,7 +25,7 @@ from ..host.paths import drop_tree, labctl_home, read_record, require_name, writ
 from ..host.server_data import resolve_all
 from ..reply import Failure
 from . import secrets_tmpfs
-from .executor import Execution, NewAttempt
+from .executor import Execution, LiveAttempt, NewAttempt
 
 ENTER = "enter.sh"
 STARTED = "started"
@@ -90,6 +90,21 @@ class ProcessExecutor:
     def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
         executions = (_inspect(name) for name in names)
         return {execution.name: execution for execution in executions if execution}
+
+    def list_live(self, lab_id: str = "") -> list[LiveAttempt]:
+        attempts = labctl_home() / ".attempts"
+        directories = list(attempts.iterdir()) if attempts.is_dir() else []
+        directories.sort(key=lambda directory: directory.stat().st_mtime, reverse=True)
+        live = []
+        for directory in directories:
+            record = _read_attempt(directory.name)
+            execution = _inspect(directory.name)
+            if record and execution and execution.status == "running":
+                attempt = LiveAttempt(
+                    directory.name, record.run, record.lab_id, Path(record.directory)
+                )
+                live += [attempt] if lab_id in ("", record.lab_id) else []
+        return live
 
     def remove(self, name: str) -> None:
         process = _read_process(name)
@@ -180,8 +195,7 @@ def _spawn_session(words: Sequence[str], log: str) -> None:
 
 
 def _inspect(name: str) -> Execution | None:
-    directory = _attempt_directory(name)
-    record = read_record(ProcessAttemptRecord, directory / "attempt.json")
+    record = _read_attempt(name)
     if record is None:
         return None
     process = _read_process(name)
@@ -190,6 +204,10 @@ def _inspect(name: str) -> Execution | None:
     if record.boot == read_boot_token() and _list_session(process):
         return Execution(name, "running")
     return Execution(name, "ended", exit_code=None)
+
+
+def _read_attempt(name: str) -> ProcessAttemptRecord | None:
+    return read_record(ProcessAttemptRecord, _attempt_directory(name) / "attempt.json")
 
 
 def _read_process(name: str) -> ProcessRecord | None:

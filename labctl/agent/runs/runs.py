@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
 from ...wire.runs import (
+    DOCKER,
     AttemptRecord,
     CancelRunReply,
     CancelRunRequest,
@@ -130,13 +131,12 @@ def _launch_claimed(
 
 
 def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
-    """List the ids of the lab's running runs except this one; the engine lists the newest first."""
+    """List the ids of the lab's running runs except this one, the newest first."""
     try:
-        containers = engine.list_containers("labctl.run", f"labctl.lab-id={spec.lab_id}")
+        live = get_executor(spec.executor).list_live(spec.lab_id)
     except Failure:  # the run has started: a list for information must not fail it
         return ()
-    ids = (container.labels["labctl.run"] for container in containers)
-    return tuple(run for run in ids if run != spec.id)
+    return tuple(attempt.run for attempt in live if attempt.run != spec.id)
 
 
 def _is_held(executor: str, name: str) -> bool:
@@ -333,10 +333,12 @@ def clear(request: LabRequest) -> ClearRunsReply:
     cleared = []
     for directory in sorted((root / "runs").glob("*")):
         if not directory.name.startswith(".") and read_final_record(directory):
-            container = read_last_attempt(directory).container
-            if container:
-                get_executor(read_spec(directory).executor).remove(container)
-            engine.remove_container(name_container(root, directory.name))
+            executor = read_spec(directory).executor
+            attempt = read_last_attempt(directory).container
+            if attempt:
+                get_executor(executor).remove(attempt)
+            if executor == DOCKER:
+                engine.remove_container(name_container(root, directory.name))
             run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
             cleared.append(directory.name)
     return ClearRunsReply(tuple(cleared))

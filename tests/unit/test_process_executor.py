@@ -1,0 +1,249 @@
+"""Runs as plain processes, on this machine: no Docker Engine answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from labctl.agent.host.paths import lab_dir, labctl_home
+from labctl.agent.reply import Failure
+from labctl.agent.runs import runs
+from labctl.agent.runs.process_executor import ProcessExecutor
+from labctl.agent.runs.run_state import inspect_run, status
+from labctl.wire.runs import (
+    PROCESS,
+    CancelRunRequest,
+    RunRecord,
+    RunSpec,
+    StartRunReply,
+    StartRunRequest,
+    StatusRequest,
+)
+from labctl.wire.verbs import LabRequest
+
+LAB_ID = "0f1e2d3c4b5a"
+DEADLINE_S = 30.0
+CHECKPOINT_ON_TERM = """
+import os, signal, sys, time
+def save(*_):
+    with open(os.environ["LABCTL_CHECKPOINT_DIR"] + "/last", "w") as file:
+        file.write("step 7")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The lab's directory on a server that has neither Docker nor tmux; what runs ends after it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine")
+    directory = lab_dir("digits", LAB_ID)
+    (directory / "code").mkdir(parents=True)
+    yield directory
+    attempts = labctl_home() / ".attempts"
+    for attempt in attempts.iterdir() if attempts.is_dir() else ():
+        ProcessExecutor().remove(attempt.name)
+
+
+def make_spec(*command: str, **changes: object) -> RunSpec:
+    run = f"night-{os.getpid()}"
+    spec = RunSpec(run, "digits", LAB_ID, command, "", {}, executor=PROCESS)
+    return spec._replace(**changes)
+
+
+def start(*command: str, **changes: object) -> Path:
+    return start_reply(make_spec(*command, **changes))[1]
+
+
+def start_reply(spec: RunSpec, secrets: dict[str, str] | None = None) -> tuple[StartRunReply, Path]:
+    reply = runs.start(StartRunRequest(spec, secrets or {}))
+    return reply, Path(reply.directory)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def wait_for_end(directory: Path) -> RunRecord:
+    wait_for(lambda: inspect_run(directory, {}).state not in ("claimed", "starting", "running"))
+    return inspect_run(directory, {})
+
+
+def read_log(directory: Path) -> str:
+    return (directory / "logs" / "run.log").read_text()
+
+
+def cancel(directory: Path, grace_s: int = 10) -> RunRecord:
+    request = CancelRunRequest("digits", LAB_ID, directory.name, grace_s)
+    return runs.cancel(request).run
+
+
+def test_a_command_runs_in_its_copy_of_the_code_with_its_environment(root: Path) -> None:
+    (root / "code" / "train.sh").write_text('pwd; echo "$LABCTL_RUN_ID $LR"; ls "$LABCTL_DATA_DIR"')
+    (root / "data").mkdir()
+    (root / "data" / "digits.npz").touch()
+    directory = start("sh", "train.sh", env={"LR": "1 '2'"})
+    ended = wait_for_end(directory)
+    assert (ended.state, ended.exit_code, ended.summary) == ("exited", 0, "done")
+    code = directory / "code"
+    assert read_log(directory).splitlines() == [str(code), f"{directory.name} 1 '2'", "digits.npz"]
+
+
+def test_its_exit_code_and_standard_error_are_kept(root: Path) -> None:
+    ended = wait_for_end(directory := start("sh", "-c", "echo oh no >&2; exit 3"))
+    assert (ended.state, ended.exit_code, ended.summary) == ("exited", 3, "failed with exit code 3")
+    assert read_log(directory) == "oh no\n"
+
+
+def test_a_program_that_does_not_exist_is_127(root: Path) -> None:
+    ended = wait_for_end(directory := start("pyton", "train.py"))
+    assert ended.exit_code == 127
+    assert "pyton: not found" in read_log(directory)
+
+
+def test_secrets_are_variables_of_the_program_and_on_no_disk(root: Path) -> None:
+    spec = make_spec("sh", "-c", 'printf %s "$TOKEN" | wc -c', secrets=("TOKEN",))
+    _, directory = start_reply(spec, {"TOKEN": "s3cret\n"})
+    wait_for_end(directory)
+    assert read_log(directory).strip() == "7"
+    found = subprocess.run(["grep", "-r", "s3cret", str(labctl_home())], capture_output=True)
+    assert found.returncode == 1
+
+
+def test_a_repeated_start_finds_the_run(root: Path) -> None:
+    spec = make_spec("sh", "-c", "echo once; sleep 60")
+    reply, directory = start_reply(spec)
+    assert reply.run is not None
+    assert (reply.run.state, reply.found) == ("running", False)
+    wait_for(lambda: read_log(directory))
+    again, _ = start_reply(spec)
+    assert again.found
+    assert again.run is not None
+    assert again.run.container == reply.run.container
+    assert read_log(directory) == "once\n"
+
+
+def test_it_outlives_the_process_that_started_it(root: Path) -> None:
+    directory = start("sleep", "60")
+    listed = status(StatusRequest("digits", LAB_ID)).runs
+    assert [(run.id, run.state) for run in listed] == [(directory.name, "running")]
+
+
+def test_cancel_lets_it_save_a_checkpoint(root: Path) -> None:
+    directory = start("python3", "-c", CHECKPOINT_ON_TERM)
+    wait_for(lambda: "ready" in read_log(directory))
+    ended = cancel(directory)
+    assert (ended.state, ended.exit_code) == ("cancelled", 143)
+    assert (directory / "checkpoints" / "last").read_text() == "step 7"
+
+
+def test_cancel_kills_what_does_not_end(root: Path) -> None:
+    directory = start("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    wait_for(lambda: "ready" in read_log(directory))
+    ended = cancel(directory, grace_s=1)
+    assert (ended.state, ended.exit_code) == ("cancelled", None)
+    assert ended.summary == "canceled: it did not stop in time and was killed"
+
+
+def test_cancel_ends_what_the_command_left_behind(root: Path) -> None:
+    directory = start("sh", "-c", "sleep 61 & echo ready; wait")
+    wait_for(lambda: "ready" in read_log(directory))
+    name = inspect_run(directory, {}).container
+    cancel(directory, grace_s=1)
+    assert ProcessExecutor().inspect([name])[name].status == "ended"
+    assert subprocess.run(["pgrep", "-f", "^sleep 61$"], capture_output=True).returncode == 1
+
+
+def test_a_process_killed_from_outside_is_reported_as_such(root: Path) -> None:
+    directory = start("sleep", "60")
+    name = inspect_run(directory, {}).container
+    process = labctl_home() / ".attempts" / name / "process.json"
+    wait_for(process.exists)
+    leader = int(process.read_text().split('"pid":')[1].split(",")[0])
+    os.killpg(leader, signal.SIGKILL)
+    ended = wait_for_end(directory)
+    assert (ended.state, ended.exit_code) == ("exited", None)
+    assert ended.summary == "its process was killed from outside"
+
+
+def test_after_a_restart_of_the_server_it_is_lost(root: Path) -> None:
+    directory = start("sleep", "60")
+    name = inspect_run(directory, {}).container
+    for file in (
+        directory / ".labctl" / "attempt-1",
+        labctl_home() / ".attempts" / name / "attempt.json",
+    ):
+        text = file.read_text()
+        start_of_token = text.index('"boot":"') + len('"boot":"')
+        file.write_text(text[:start_of_token] + "x" + text[start_of_token:])
+    assert inspect_run(directory, {}).state == "lost"
+
+
+def test_a_command_beside_it_has_its_environment(root: Path) -> None:
+    directory = start("sleep", "60", env={"LR": "0.1"})
+    name = inspect_run(directory, {}).container
+    words = ProcessExecutor().build_exec_words(name, ["sh", "-c", 'echo "$LR"; pwd'])
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["0.1", str(directory / "code")]
+    words = ProcessExecutor().build_exec_words(name, ["pyton"])
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (127, "labctl: the server has no program pyton\n")
+    assert inspect_run(directory, {}).state == "running"
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [("", "[]"), ("GPU-1,GPU-2", "[GPU-1,GPU-2]")])
+def test_it_sees_only_its_gpus(root: Path, gpus: str, visible: str) -> None:
+    directory = start("sh", "-c", 'echo "[$CUDA_VISIBLE_DEVICES]"', gpus=gpus)
+    wait_for_end(directory)
+    assert read_log(directory).strip() == visible
+
+
+def test_with_all_gpus_nothing_is_hidden(root: Path) -> None:
+    wait_for_end(directory := start("sh", "-c", "env", gpus="all"))
+    assert "CUDA_VISIBLE_DEVICES" not in read_log(directory)
+
+
+def test_data_of_the_server_is_where_the_run_looks(root: Path) -> None:
+    (root / "data" / "imagenet").mkdir(parents=True)  # left by a run in a container
+    command = ("sh", "-c", 'cd "$LABCTL_DATA_DIR/imagenet" && pwd -P')
+    for data in ("/srv", "/media"):
+        directory = start(*command, id=f"in{data.replace('/', '-')}", data={"imagenet": data})
+        wait_for_end(directory)
+        assert read_log(directory) == f"{data}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"memory_bytes": 2**30}, "limits.memory"),
+        ({"cpus": 1.5, "memory_bytes": 1}, "limits.memory and limits.cpus"),
+        ({"tty": True}, "a terminal"),
+    ],
+)
+def test_what_needs_a_container_is_refused_and_leaves_nothing(
+    root: Path, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(Failure) as caught:
+        start("true", **changes)
+    assert caught.value.report.kind == "policy"
+    assert words in caught.value.report.what
+    assert not list((root / "runs").iterdir())
+
+
+def test_ended_runs_are_cleared_with_their_records(root: Path) -> None:
+    wait_for_end(directory := start("true"))
+    assert runs.clear(LabRequest("digits", LAB_ID)).cleared == (directory.name,)
+    assert not list((labctl_home() / ".attempts").iterdir())
+    assert read_log(directory) == ""
