@@ -1,4 +1,4 @@
-"""entry.sh, run for real by the shells that images have, with its fixed paths moved."""
+"""entry.sh, run for real by the shells that images have."""
 
 from __future__ import annotations
 
@@ -41,19 +41,15 @@ def run(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
     (directory / "logs").mkdir(parents=True)
     (directory / ".labctl").mkdir()
-    text = read_entry_script()
-    assert "run=/lab/run\n" in text
-    text = text.replace("run=/lab/run\n", f"run={directory}\n")
-    text = text.replace("/run/labctl-secrets", str(tmp_path / "secrets"))
-    (tmp_path / "entry.sh").write_text(text)
+    (directory / ".labctl" / "entry.sh").write_text(read_entry_script())
     return directory
 
 
 def begin(shell: str, run: Path, *words: str, **env: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [shell, str(run.parent / "entry.sh"), *words],
+        [shell, str(run / ".labctl" / "entry.sh"), *words],
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **env},
+        env={**os.environ, "LABCTL_SECRETS_DIR": str(run.parent / "secrets"), **env},
     )
 
 
@@ -67,7 +63,7 @@ def log(run: Path) -> str:
 
 
 def test_a_program_that_the_image_lacks_is_named(shell: str, run: Path) -> None:
-    words = [shell, str(run.parent / "entry.sh"), "nvidia-smi", "-L"]
+    words = [shell, str(run / ".labctl" / "entry.sh"), "nvidia-smi", "-L"]
     environ = {"PATH": str(run), "LABCTL_ENTER": "1"}
     words[0] = shutil.which(shell) or ""
     done = subprocess.run(words, env=environ, capture_output=True, text=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from labctl.agent.host import engine
-from labctl.agent.host.engine_objects import ContainerRow, MountPoint
 from labctl.agent.host.imds import Imds
+from labctl.agent.runs.executor import LiveAttempt
 from labctl.agent.watchdog import imds_notices as watch_imds
 from labctl.agent.watchdog.imds_notices import has_reclaim_notices, read_notices
 from labctl.agent.watchdog.provider_notice import (
@@ -273,19 +273,14 @@ def test_a_watchdog_that_comes_after_goes_on_with_the_record_of_a_run(
     for name in (".labctl", "logs"):
         (tmp_path / name).mkdir()
     (tmp_path / "logs" / "progress.json").write_text('{"step": 200, "total_steps": 900}')
-    container = ContainerRow(
-        "77",
-        ("/digits-night-1",),
-        Labels={"labctl.run": "night"},
-        Mounts=(MountPoint("/lab/run", str(tmp_path)),),
-    )
+    attempt = LiveAttempt("docker", "digits-night-1", "night", "", tmp_path)
     notice = NoticeRecord("interruption", "terminate", "IMDS", NOW, NOW + 120)
     said: list[str] = []
-    run = ReclaimedRun(container, notice, lambda what, why: said.append(f"{what}: {why}"))
+    run = ReclaimedRun(attempt, notice, lambda what, why: said.append(f"{what}: {why}"))
     run.send_sigterm()
     assert said == ["SIGTERM sent: night at step 200"]
     checkpoint(tmp_path, "step-201", 201, at=time.time() + 1)
-    run.update({"77"})
+    run.update({"digits-night-1"})
     assert (run.is_safe, run.is_ended) == (True, False)
     written = json.loads((tmp_path / ".labctl" / "reclaim.json").read_text())
     assert written.keys() == {
@@ -301,12 +296,10 @@ def test_a_watchdog_that_comes_after_goes_on_with_the_record_of_a_run(
     assert written["notice"].keys() == {"kind", "action", "source", "heard_at", "ends_at"}
     assert written["whole"].keys() == {"checkpoint", "step", "at"}
     assert (written["version"], written["step"], written["whole"]["step"]) == (1, 200, 201)
-    later = ReclaimedRun(container, notice._replace(source="labctl"), lambda what, why: None)
+    later = ReclaimedRun(attempt, notice._replace(source="labctl"), lambda what, why: None)
     assert later.record == run.record
     later.update(set())
     later.record_mirrored([])
     assert later.is_done(store=True)
-    another = ReclaimedRun(
-        container._replace(Names=("/digits-night-2",)), notice, lambda what, why: None
-    )
+    another = ReclaimedRun(attempt._replace(name="digits-night-2"), notice, lambda what, why: None)
     assert not another.is_safe, "an earlier attempt's record"

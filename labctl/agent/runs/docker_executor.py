@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...wire.runs import RunSpec
+from ...wire.runs import DOCKER, RunSpec
 from ...wire.verbs import SHOW_DISK
 from ..host import engine
 from ..host.docker import run_docker
@@ -36,6 +37,10 @@ class DockerExecutor:
     def stop(self, name: str, grace_s: int) -> None:
         run_docker("stop", "--time", str(grace_s), name, check=False)
 
+    def send_signal(self, name: str, number: int) -> None:
+        with suppress(engine.EngineRequestError):
+            engine.call("POST", f"/containers/{name}/kill?signal={signal.Signals(number).name}")
+
     def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
         containers = engine.inspect_containers(list(names))
         return {name: describe_container(name, one) for name, one in containers.items()}
@@ -61,6 +66,7 @@ class DockerExecutor:
 
 def _describe_live(row: ContainerRow) -> LiveAttempt:
     return LiveAttempt(
+        executor=DOCKER,
         name=row.name,
         run=row.labels["labctl.run"],
         lab_id=row.labels.get("labctl.lab-id", ""),

@@ -43,6 +43,7 @@ class Execution(NamedTuple):
 class LiveAttempt(NamedTuple):
     """An attempt whose program runs. `directory` is the run's."""
 
+    executor: str
     name: str
     run: str
     lab_id: str
@@ -68,6 +69,9 @@ class Executor(Protocol):
 
     def stop(self, name: str, grace_s: int) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s` seconds; return once it has ended."""
+
+    def send_signal(self, name: str, number: int) -> None:
+        """Send a signal to an attempt; one that has ended is fine."""
 
     def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
         """Return the attempts that exist, by name."""

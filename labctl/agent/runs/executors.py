@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...wire.runs import DOCKER, PROCESS
 from ..reply import Failure
 from .docker_executor import DockerExecutor
-from .executor import Execution, Executor
+from .executor import Execution, Executor, LiveAttempt
 from .records import read_final_record, read_last_attempt
 from .spec import read_spec
 
@@ -22,6 +23,12 @@ def get_executor(name: str) -> Executor:
 
         return ProcessExecutor()
     raise Failure("usage", f"the agent on the server has no executor {name!r}", "", "labctl doctor")
+
+
+def list_live(lab_id: str = "") -> list[LiveAttempt]:
+    """List the attempts that run on this server, of one lab or of all."""
+    docker = get_executor(DOCKER).list_live(lab_id) if shutil.which("docker") else []
+    return [*docker, *get_executor(PROCESS).list_live(lab_id)]
 
 
 def inspect_unended(directories: Sequence[Path]) -> dict[str, Execution]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
 from ...wire.codec import to_json
-from ...wire.runs import ProcessAttemptRecord, ProcessRecord, RunSpec
+from ...wire.runs import PROCESS, ProcessAttemptRecord, ProcessRecord, RunSpec
 from ..host.background import build_scope_words
 from ..host.engine_objects import Image
 from ..host.paths import drop_tree, labctl_home, read_record, require_name, write_json, write_text
@@ -77,15 +77,22 @@ class ProcessExecutor:
         process = _read_process(name)
         if process is None:
             return
-        if _is_alive(process):
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+        self.send_signal(name, signal.SIGTERM)
         deadline_s = time.monotonic() + grace_s
         while _list_session(process):
             if time.monotonic() > deadline_s:
                 _kill_session(process)
                 return
             time.sleep(POLL_S)
+
+    def send_signal(self, name: str, number: int) -> None:
+        """Send it to the entry script, which passes it on; SIGKILL to the whole session."""
+        process = _read_process(name)
+        if process and number == signal.SIGKILL:
+            _kill_session(process)
+        elif process and _is_alive(process):
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
     def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
         executions = (_inspect(name) for name in names)
@@ -101,7 +108,7 @@ class ProcessExecutor:
             execution = _inspect(directory.name)
             if record and execution and execution.status == "running":
                 attempt = LiveAttempt(
-                    directory.name, record.run, record.lab_id, Path(record.directory)
+                    PROCESS, directory.name, record.run, record.lab_id, Path(record.directory)
                 )
                 live += [attempt] if lab_id in ("", record.lab_id) else []
         return live
@@ -180,7 +187,10 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
 
 
 def _attempt_directory(name: str) -> Path:
-    return labctl_home() / ".attempts" / require_name(name)
+    """Return the directory of an attempt. Its name may be from a file that a run can write."""
+    if not name or "/" in name or name.startswith("."):
+        raise Failure("usage", f"bad name {name!r} of an attempt")
+    return labctl_home() / ".attempts" / name
 
 
 def _spawn_session(words: Sequence[str], log: str) -> None:
@@ -219,8 +229,14 @@ def _is_alive(process: ProcessRecord) -> bool:
 
 
 def _read_start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if it has ended."""
+    """Return when a process of this account started, in clock ticks since boot.
+
+    None if it has ended, or belongs to others: the account can write the number of any process
+    into its records, and root's watchdog reads them.
+    """
     try:
+        if Path(f"/proc/{pid}").stat().st_uid != labctl_home().stat().st_uid:
+            return None
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from ...wire.codec import from_json
+from ...wire.runs import PROCESS
 from ..host import engine
 from ..host.engine_objects import ContainerRow
 from ..host.paths import compute_age_s, labctl_home, read_boottime_s, read_text
 from ..reply import Failure
+from ..runs.executors import get_executor
 from .jupyter_objects import JupyterKernel
 from .processes import ActivitySign, ProcessActivity, read_typing
 
@@ -96,6 +98,7 @@ class ActivityReader:
         began_s = read_boottime_s()
         readers: list[tuple[str, Callable[[], list[ActivitySign] | None]]] = [
             ("the containers", self._containers),
+            ("the runs without a container", list_process_runs),
             ("the terminals", lambda: read_typing(self.account.uid, self.account.words)),
             ("the processes", self.processes.read_activity),
             ("the GPU", read_gpu_signs),
@@ -147,6 +150,12 @@ def _cpu_ns(container: str) -> int:
             return 0
         raise
     return int(json.loads(stats)["cpu_stats"]["cpu_usage"]["total_usage"])
+
+
+def list_process_runs() -> list[ActivitySign]:
+    """List the runs that the executor `process` runs."""
+    attempts = get_executor(PROCESS).list_live()
+    return [ActivitySign(f"run {one.run} is running", run=one.run) for one in attempts]
 
 
 def read_kernels(container: ContainerRow) -> list[ActivitySign]:

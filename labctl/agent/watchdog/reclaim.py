@@ -24,7 +24,6 @@ from ...wire.watchdog import (
     ReclaimNoticeRequest,
     ReclaimRecord,
 )
-from ..host.engine_objects import ContainerRow
 from ..host.imds import Imds
 from ..host.paths import read_boottime_s, read_record, write_json
 from ..host.sudo import call_as_root
@@ -42,7 +41,7 @@ from .provider_notice import (
 )
 from .reclaim_record import ReclaimedRun
 from .saved_results import list_unsaved
-from .shutdown import Say, ShutdownPlan, list_live_runs, list_running_containers
+from .shutdown import Say, ShutdownPlan, list_live_attempts, list_live_runs
 from .state_files import ROOT_DIR, Lock, find_directory, read_boot_id
 from .wakeup import wake_watchdog
 
@@ -161,7 +160,7 @@ class ReclaimHandler:
         )
         last_s = ends_s - MARGIN_S
         try:
-            runs = [ReclaimedRun(container, notice, self.say) for container in _list_runs(plan)]
+            runs = [ReclaimedRun(one, notice, self.say) for one in list_live_attempts(plan)]
         except Failure as failure:
             self.say("runs not stopped", failure.report.what)
             runs = []
@@ -212,10 +211,6 @@ class ReclaimHandler:
             run.record_mirrored(failed_paths)
 
 
-def _list_runs(plan: ShutdownPlan) -> list[ContainerRow]:
-    return list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
-
-
 def _watch_until(
     plan: ShutdownPlan,
     runs: list[ReclaimedRun],
@@ -225,7 +220,7 @@ def _watch_until(
     """Check the runs until `done` holds for all of them, or until `until_s` since boot."""
     while True:
         with suppress(Failure):  # a restarting engine does not list them
-            alive = {container.Id for container in _list_runs(plan)}
+            alive = {attempt.name for attempt in list_live_attempts(plan)}
             for run in runs:
                 run.update(alive)
         if all(done(run) for run in runs) or read_boottime_s() >= until_s:

@@ -6,6 +6,7 @@ The file is written before the signal, so that the run's end is not mistaken for
 from __future__ import annotations
 
 import os
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,9 +20,9 @@ from ...wire.watchdog import (
     ReadReclaimRequest,
     RunReclaimRecord,
 )
-from ..host import engine
-from ..host.engine_objects import ContainerRow
 from ..host.paths import lab_dir, read_json, read_json_number, read_record, run_dir
+from ..runs.executor import LiveAttempt
+from ..runs.executors import get_executor
 from .state_files import write_state
 
 Say = Callable[[str, str], None]
@@ -63,29 +64,28 @@ def read_reclaim(request: ReadReclaimRequest) -> ReadReclaimReply:
 class ReclaimedRun:
     """A run whose server is being reclaimed."""
 
-    def __init__(self, container: ContainerRow, notice: NoticeRecord, say: Say) -> None:
-        self.id = container.Id
-        self.run = container.labels["labctl.run"]
+    def __init__(self, attempt: LiveAttempt, notice: NoticeRecord, say: Say) -> None:
+        self.attempt = attempt
+        self.run = attempt.run
         self.say = say
-        self.directory = Path(container.sources["/lab/run"])
+        self.directory = attempt.directory
         self._meta = self.directory / ".labctl"
         earlier = read_record(RunReclaimRecord, self._meta / NAME)
-        if earlier and earlier.container == container.name:  # an earlier watchdog started it
+        if earlier and earlier.container == attempt.name:  # an earlier watchdog started it
             self.record = earlier
         else:
             step = read_json_number(self.directory / "logs" / "progress.json", "step")
-            self.record = RunReclaimRecord(container.name, notice, step=step)
+            self.record = RunReclaimRecord(attempt.name, notice, step=step)
         self.newest = find_newest_complete(self.directory)
 
     def send_sigterm(self) -> None:
         step = self.record.step
         self._update(sigterm_at=self.record.sigterm_at or time.time())
         self.say("SIGTERM sent", self.run + ("" if step is None else f" at step {step}"))
-        with suppress(engine.EngineRequestError):
-            engine.call("POST", f"/containers/{self.id}/kill?signal=SIGTERM")
+        get_executor(self.attempt.executor).send_signal(self.attempt.name, signal.SIGTERM)
 
-    def update(self, live_ids: set[str]) -> None:
-        """Record a new checkpoint, and the run's end once its container is not in `live_ids`."""
+    def update(self, live_names: set[str]) -> None:
+        """Record a new checkpoint, and the run's end once its attempt is not in `live_names`."""
         checkpoint = None if self.is_ended else find_newest_complete(self.directory)
         if (
             checkpoint
@@ -98,7 +98,7 @@ class ReclaimedRun:
                 "checkpoint complete",
                 f"{self.run}: {checkpoint.checkpoint}, {self._time_since_sigterm()}",
             )
-        if not self.is_ended and self.id not in live_ids:
+        if not self.is_ended and self.attempt.name not in live_names:
             self._update(ended_at=time.time())
             name = self.newest.checkpoint if self.newest else "none"
             self.say(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ from ..host.engine_objects import ContainerRow
 from ..host.paths import LIMIT, compute_age_s, labctl_home
 from ..mirror.boto3_python import LACKING, find_python
 from ..reply import Failure
+from ..runs.executor import Executor, LiveAttempt
+from ..runs.executors import get_executor, list_live
 from .activity import LabAccount
 from .mirroring import error_text as _why
 from .mirroring import probe_store, send_all
@@ -211,49 +214,49 @@ def list_running_containers(label: str, lab_id: str = "") -> list[ContainerRow]:
 def list_live_runs(plan: ShutdownPlan) -> list[str]:
     """Return the ids of the runs that the end will stop; [] if the engine does not answer."""
     try:
-        containers = list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
+        return [attempt.run for attempt in list_live_attempts(plan)]
     except (Failure, OSError, ValueError):
         return []
-    return [container.labels["labctl.run"] for container in containers]
+
+
+def list_live_attempts(plan: ShutdownPlan) -> list[LiveAttempt]:
+    return list_live("" if plan.every_lab else plan.lab_id)
 
 
 def _stop_runs(plan: ShutdownPlan, by: str, say: Say) -> None:
     """Send SIGTERM to every run at once; each may finish the checkpoint that it is writing."""
     try:
-        containers = list_running_containers("labctl.run", "" if plan.every_lab else plan.lab_id)
+        attempts = list_live_attempts(plan)
     except Failure as failure:
         say("runs not stopped", failure.report.what)
         return
-    if not containers:
+    if not attempts:
         return
-    with ThreadPoolExecutor(len(containers)) as pool:
-        list(pool.map(lambda container: _stop_run(container, plan, by, say), containers))
+    with ThreadPoolExecutor(len(attempts)) as pool:
+        list(pool.map(lambda attempt: _stop_run(attempt, plan, by, say), attempts))
 
 
-def _stop_run(container: ContainerRow, plan: ShutdownPlan, by: str, say: Say) -> None:
-    run, began_s = container.labels["labctl.run"], time.monotonic()
+def _stop_run(attempt: LiveAttempt, plan: ShutdownPlan, by: str, say: Say) -> None:
+    run, began_s = attempt.run, time.monotonic()
+    executor = get_executor(attempt.executor)
     # Written before the signal: the run's end must not look like its own, nor be resumed.
-    write_state(
-        Path(container.sources["/lab/run"]) / ".labctl", LIMIT, LimitRecord(by, time.time())
-    )
-    with suppress(engine.EngineRequestError):
-        engine.call("POST", f"/containers/{container.Id}/kill?signal=SIGTERM")
+    write_state(attempt.directory / ".labctl", LIMIT, LimitRecord(by, time.time()))
+    executor.send_signal(attempt.name, signal.SIGTERM)
     deadline_s = began_s + plan.grace_s
     last_s = deadline_s + plan.grace_s
-    while _is_running(container.Id):
+    while _is_running(executor, attempt.name):
         now_s = time.monotonic()
         if now_s > deadline_s and (now_s > last_s or not _is_writing_checkpoint(run)):
-            with suppress(engine.EngineRequestError):
-                engine.call("POST", f"/containers/{container.Id}/kill?signal=SIGKILL")
+            executor.send_signal(attempt.name, signal.SIGKILL)
             say("run killed", f"{run} had not ended {now_s - began_s:.0f} s after SIGTERM")
             return
         time.sleep(POLL_S)
     say("run stopped", f"{run} ended {time.monotonic() - began_s:.1f} s after SIGTERM")
 
 
-def _is_running(container: str) -> bool:
-    inspected = engine.inspect_container(container)
-    return inspected is not None and inspected.State.Running
+def _is_running(executor: Executor, name: str) -> bool:
+    execution = executor.inspect([name]).get(name)
+    return execution is not None and execution.status == "running"
 
 
 def _is_writing_checkpoint(run: str) -> bool:
