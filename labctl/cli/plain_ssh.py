@@ -24,34 +24,10 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl import lab as lab_module
     from labctl.cli import screen
+    from labctl.commands import run_shell
     from labctl.servers import firewall
     from labctl.state import disks
     from labctl.transports import ssh_client
-
-# Replaces the remote shell with `docker exec`. Docker's own error for a container that has ended
-# would exit with 1, as the user's command may.
-_EXEC = """\
-if [ "$(docker inspect --format '{{{{.State.Running}}}}' {container})" = true ]
-then {exec}
-fi
-echo {message} >&2
-echo {next} >&2
-exit 255
-"""
-
-# Starts a container that was created before, with this terminal. If the engine refuses the start,
-# Docker exits with 1, as the user's command may. Its own messages are kept apart until then.
-_START = """\
-{{ refusal=$({start} 2>&1 >&3); code=$?; }} 3>&1
-case "$(docker inspect --format '{{{{.State.StartedAt}}}}' {container})" in
-0001-*) ;;
-*) [ -z "$refusal" ] || echo "$refusal" >&2; exit $code ;;
-esac
-echo {message} >&2
-echo "  $refusal" >&2
-echo {next} >&2
-exit 255
-"""
 
 
 class DeferredScreen:
@@ -153,29 +129,15 @@ def needs_tty(command: Sequence[str]) -> bool:
 
 
 def replace_with_exec(context: LabContext, run: Run, command: Sequence[str]) -> None:
-    """Replace this process with ssh that runs `command` in the container of `run`."""
+    """Replace this process with ssh that runs `command` beside `run`, in its environment."""
     tty = needs_tty(command)
-    inner = ("sh", "/lab/run/.labctl/entry.sh", *command)
-    flags = ("-it" if tty else "-i", "-e", "LABCTL_ENTER=1")
-    line = _EXEC.format(
-        container=render_words(run.container).render(),
-        exec=render_words("exec", "docker", "exec", *flags, run.container, *inner).render(),
-        message=render_words(f"labctl: the container of run {run.id} is not running").render(),
-        next=render_words("  next: labctl status --refresh").render(),
-    )
+    line = run_shell.build_exec_line(run.executor, run.id, run.container, command, tty=tty)
     replace_with_ssh(context, line, tty=tty)
 
 
 def replace_with_start(context: LabContext, run: Run) -> None:
     """Replace this process with ssh that starts the container of `run`, attached to it."""
-    start = render_words("docker", "start", "--attach", "--interactive", run.container)
-    line = _START.format(
-        start=start.render(),
-        container=render_words(run.container).render(),
-        message=render_words(f"labctl: the container of run {run.id} did not start").render(),
-        next=render_words("  next: labctl doctor").render(),
-    )
-    replace_with_ssh(context, line)
+    replace_with_ssh(context, run_shell.build_start_line(run.id, run.container))
 
 
 def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> None:

@@ -243,15 +243,17 @@ def _parse_docker(output: str | None) -> tuple[str, DockerFault, str]:
     return "", "silent", f"{NOT_ANSWERING}: {detail}" if detail else NOT_ANSWERING
 
 
-def list_missing(facts: ServerFacts, *, boto3: bool = False) -> list[MissingRequirement]:
+def list_missing(
+    facts: ServerFacts, *, boto3: bool = False, docker: bool = True
+) -> list[MissingRequirement]:
     """List what the server lacks, each with the exact command for its administrator.
 
-    `boto3`: the server calls AWS itself.
+    `boto3`: the server calls AWS itself. `docker`: runs are containers.
     """
     return [
-        *_missing_docker(facts),
+        *(_missing_docker(facts) if docker else ()),
         *_missing_programs(facts),
-        *_missing_runtime(facts),
+        *(_missing_runtime(facts) if docker else ()),
         *(_missing_boto3(facts) if boto3 else ()),
     ]
 

@@ -205,6 +205,7 @@ class LabConfigReader:
             content=content,
             server=ServerConfig(
                 provider=file.server.provider,
+                executor=file.server.executor,
                 need=_need(file.server),
                 provider_settings=settings,
                 on_this_machine=self.is_on_this_machine(file.server.provider),
@@ -325,11 +326,24 @@ class LabConfigReader:
         if longest and file.server.ttl and file.server.ttl > longest:
             message = f"is longer than max_ttl ({format_duration(longest)})"
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
+        if file.server.executor == "process":
+            self.check_process_executor()
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
             self.problems.append(
                 make_problem(self.find_leaf(f"env.{name}"), f"env.{name}", message)
             )
+
+    def check_process_executor(self) -> None:
+        """Report settings that need a container."""
+        for key in ("image", "limits.memory", "limits.cpus", "limits.shm"):
+            node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
+            if node is not None and node.value is not None:
+                message = (
+                    "needs a container; with `executor: process` a run uses the programs and all "
+                    "the memory of the server"
+                )
+                self.problems.append(make_problem(node, key, message))
 
     def build_services(self, file: LabFile) -> dict[str, ServiceConfig]:
         """Return the services, each with its port."""

@@ -17,6 +17,7 @@ from labctl.errors import Problem
 SWITCHES = {
     "name": "lab",
     "provider": "server.provider",
+    "executor": "server.executor",
     "gpu": "server.gpu",
     "gpu_memory": "server.gpu_memory",
     "arch": "server.arch",

@@ -211,10 +211,15 @@ class ServiceConfig(Value, frozen=True):
     command: Line | tuple[str, ...] = ()
 
 
+# how a run is started on the server: in a container, or as a plain process
+ExecutorName: TypeAlias = Literal["docker", "process"]
+
+
 class ServerFile(Value, frozen=True):
     """`server:` in lab.yaml, without the providers' own sections."""
 
     provider: Name = DEFAULT_PROVIDER
+    executor: ExecutorName = "docker"
     gpu: Annotated[GpuNeed, Parsed(parse_gpu)] = GpuNeed()
     gpu_memory: Size = 0
     arch: Literal["", "x86_64", "arm64"] = ""
@@ -288,6 +293,7 @@ class ServerConfig(Value, frozen=True):
 
     provider: str
     need: Need
+    executor: ExecutorName = "docker"
     provider_settings: dict[str, ProviderSettings] = msgspec.field(default_factory=dict)
     on_this_machine: bool = False
 
@@ -321,6 +327,11 @@ class LabConfig(Value, frozen=True):
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
     beside: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def uses_containers(self) -> bool:
+        """Whether a run is a container, so that the server needs Docker and an image."""
+        return self.server.executor == "docker"
 
     @property
     def has_own_image(self) -> bool:

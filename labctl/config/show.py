@@ -61,6 +61,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
 def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     need = config.server.need
     yield "server.provider", config.server.provider
+    yield "server.executor", config.server.executor
     yield "server.gpu", gpu_text(need.gpu)
     yield "server.gpu_memory", _size(need.gpu.min_memory_bytes)
     yield "server.arch", need.arch

@@ -80,7 +80,10 @@ def _check_server(context: LabContext) -> list[Check]:
             detail=lack.words,
             next=_suggest_fix(context, server, facts, lack),
         )
-        for lack in [*list_missing(facts), *list_slow_parts(facts)]
+        for lack in [
+            *list_missing(facts, docker=context.config.uses_containers),
+            *list_slow_parts(facts),
+        ]
     ]
     is_usable = all(check.ok for check in lacking)
     return [Check(name=server.alias, ok=is_usable, detail=summary), *lacking]

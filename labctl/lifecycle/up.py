@@ -117,10 +117,12 @@ def _install(
         ssh_config=context.connections.config_path(server.id),
         reporter=context.reporter,
         boto3=_is_boto3_needed(context),
+        docker=context.config.uses_containers,
         name=context.name,
     )
     context.save_facts(server, facts)
     context.state.save_server(server)
+    loads_image = loads_image and context.config.uses_containers
     if loads_image:
         _start_load(context, lambda: images.start_load(context, server))
     prepare_store(context, server)

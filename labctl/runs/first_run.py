@@ -27,14 +27,14 @@ def push_with_image(context: LabContext, server: Server, image: str) -> None:
 
     The first error stops everything. The next push continues from the files transferred by then.
     """
+    parts = {
+        "code": lambda: lab_files.push_code(context, server, force=False),
+        "data": lambda: lab_files.push_data(context, server),
+    }
+    if image:
+        parts["image"] = lambda: _provide_image(context, server, image)
     with share_transfers():
-        run_parts(
-            {
-                "code": lambda: lab_files.push_code(context, server, force=False),
-                "data": lambda: lab_files.push_data(context, server),
-                "image": lambda: _provide_image(context, server, image),
-            }
-        )
+        run_parts(parts)
 
 
 def _provide_image(context: LabContext, server: Server, image: str) -> None:

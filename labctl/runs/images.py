@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from labctl.config import ImageConfig
 from labctl.config.packages import PackageList
-from labctl.errors import BuildError
+from labctl.errors import BuildError, UsageError
 from labctl.events import Step
 from labctl.lazy import lazy_imports
 from labctl.model import Server
@@ -52,7 +52,14 @@ def image_reference(context: LabContext) -> str:
 
     The name has no lab in it, so labs with the same content share the image. A registry that can
     replace the image is part of the content: it decides for the labs that name it, and no others.
+    UsageError for a lab whose runs are plain processes.
     """
+    if not context.config.uses_containers:
+        raise UsageError(
+            "this needs a container, and the runs of this lab are plain processes",
+            why="`executor: process` in lab.yaml is for servers without Docker",
+            hint="remove it, and run labctl up: it installs Docker where the account may do that",
+        )
     image = context.config.image
     if image.reference:
         return image.reference

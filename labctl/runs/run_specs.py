@@ -33,16 +33,17 @@ def build_spec(
         lab=config.name,
         lab_id=context.lab_id,
         command=command or config.run,
-        image=images.image_reference(context),
+        image=images.image_reference(context) if config.uses_containers else "",
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
         gpus=choose_server_gpus_option(context, server),
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
-        shm_bytes=config.limits.shm_bytes,
+        shm_bytes=config.limits.shm_bytes if config.uses_containers else 0,
         tty=tty,
         data=config.server_data,
+        executor=config.server.executor,
     )
 
 

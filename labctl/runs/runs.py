@@ -320,6 +320,7 @@ def to_run(record: RunRecord, server_id: str) -> Run:
         image_digest=record.image_digest,
         gpu_lost_at=record.gpu_lost_at,
         oom_limit_bytes=msgspec.UNSET if record.oom_limit_bytes is None else record.oom_limit_bytes,
+        executor=record.executor,
     )
 
 

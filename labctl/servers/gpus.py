@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from labctl.commands.probe import list_missing
 from labctl.errors import LabError, PolicyError
 from labctl.errors.subject import Subject
@@ -39,9 +41,10 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
 
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""
-    return choose_gpus_option(
-        context.config.server.need, context.load_facts(server), show_once, hint
-    )
+    facts = context.load_facts(server)
+    if not context.config.uses_containers:
+        facts = replace(facts, nvidia_runtime=True)  # a process needs no runtime for containers
+    return choose_gpus_option(context.config.server.need, facts, show_once, hint)
 
 
 def choose_gpus_option(

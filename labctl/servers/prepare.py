@@ -53,6 +53,7 @@ def prepare(
     ssh_config: Path,
     reporter: Reporter,
     boto3: bool = False,
+    docker: bool = True,
     name: str = "",
 ) -> ServerFacts:
     """Install on the server what labctl needs, and return its ServerFacts afterwards.
@@ -64,14 +65,15 @@ def prepare(
     Raises PolicyError with the administrator's commands if the account lacks these rights,
     LabError with the failed task, ConnectError.
     `boto3` is for a server that saves its results by itself; one that cannot is reported, and
-    stays usable. Errors call the server `name`, or its alias.
+    stays usable. Without `docker`, runs are plain processes. Errors call the server `name`, or its
+    alias.
     """
     name = name or server.alias
     facts = facts or probe(transport)
     plain_stamp = playbook_hash(playbooks_dir)
     boto3_stamp = f"{plain_stamp} boto3"
     stamp = boto3_stamp if boto3 else plain_stamp
-    lacking = list_missing(facts, boto3=boto3)
+    lacking = list_missing(facts, boto3=boto3, docker=docker)
     if not _should_run_playbook(lacking, done_before=facts.stamp in (stamp, boto3_stamp)):
         _report_missing(lacking, reporter)
         return facts
@@ -91,7 +93,7 @@ def prepare(
     # A login from before the playbook keeps the groups that the account had then.
     transport.close()
     after = probe(transport)
-    still_lacking = list_missing(after, boto3=boto3)
+    still_lacking = list_missing(after, boto3=boto3, docker=docker)
     if any(can_playbook_fix(lack) for lack in still_lacking):
         raise _make_incomplete_error(name, still_lacking, ssh_config)
     _report_missing(still_lacking, reporter)

@@ -128,6 +128,7 @@ class RunRecord(NamedTuple):
     stopped_by: str = ""
     gpu_lost_at: Optional[float] = None
     oom_limit_bytes: Optional[int] = None
+    executor: str = DOCKER
 
 
 class ProcessAttemptRecord(NamedTuple):

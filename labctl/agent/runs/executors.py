@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +26,8 @@ def get_executor(name: str) -> Executor:
 
 def list_live(lab_id: str = "") -> list[LiveAttempt]:
     """List the attempts that run on this server, of one lab or of all."""
+    import shutil  # a run's start does not need it
+
     docker = get_executor(DOCKER).list_live(lab_id) if shutil.which("docker") else []
     return [*docker, *get_executor(PROCESS).list_live(lab_id)]
 

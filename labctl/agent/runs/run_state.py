@@ -115,6 +115,7 @@ def inspect_run(directory: Path, executions: dict[str, Execution]) -> RunRecord:
         progress=_read_progress(directory),
         progress_at=_get_progress_time(directory),
         log_offset=read_log_offset(directory),
+        executor=spec.executor,
     )
     record = _determine_state(directory, spec, attempt, execution, record)
     record = _describe_gpu_loss(directory, record)
