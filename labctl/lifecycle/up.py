@@ -122,7 +122,6 @@ def _install(
     )
     context.save_facts(server, facts)
     context.state.save_server(server)
-    loads_image = loads_image and context.config.uses_containers
     if loads_image:
         _start_load(context, lambda: images.start_load(context, server))
     prepare_store(context, server)

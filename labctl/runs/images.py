@@ -206,7 +206,12 @@ def _build_once(
 
 
 def find_wanted_image(context: LabContext) -> str:
-    """Return the image that a run would use now; "" if its Dockerfile or list is missing."""
+    """Return the image that a run would use now.
+
+    "" if its Dockerfile or list is missing, or if runs are plain processes.
+    """
+    if not context.config.uses_containers:
+        return ""
     image = context.config.image
     source = image.environment_file or f"{image.build}/Dockerfile"
     if image.is_built and not (context.config.root / source).is_file():

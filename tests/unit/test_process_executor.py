@@ -141,6 +141,13 @@ def test_it_outlives_the_process_that_started_it(root: Path) -> None:
     assert [(run.id, run.state) for run in listed] == [(directory.name, "running")]
 
 
+def test_who_waits_for_it_learns_of_its_end(root: Path) -> None:
+    directory = start("sleep", "0.3")
+    words = ProcessExecutor().build_wait_words(inspect_run(directory, {}).container)
+    subprocess.run(words, check=True, timeout=DEADLINE_S)
+    assert inspect_run(directory, {}).state == "exited"
+
+
 def test_cancel_lets_it_save_a_checkpoint(root: Path) -> None:
     directory = start("python3", "-c", CHECKPOINT_ON_TERM)
     wait_for(lambda: "ready" in read_log(directory))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -200,8 +200,10 @@ def _spawn_session(words: Sequence[str], log: str) -> None:
         (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    sys.stdout.flush()
-    os.posix_spawnp(words[0], list(words), os.environ, file_actions=actions, setsid=True)
+    words = list(words)
+    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsid=True)
+    # This process may outlive it, and must not keep it as a zombie, which others take for alive.
+    threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
 
 
 def _inspect(name: str) -> Execution | None:
