@@ -48,6 +48,7 @@ with lazy_imports(__name__):
 TEMPORARY = 75
 STATES = {
     "in": ("in", "green"),
+    "open": ("not yet", "dim"),
     "missing": ("missing", "dim"),
     "damaged": ("damaged", "red"),
     "closed": ("too late", "yellow"),
@@ -311,7 +312,8 @@ def _print_totals(grading: GradingResult) -> None:
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)
     text = f"{counts['graded']} graded, {counts['failed']} failed, {counts['error']} not graded"
-    text += f", {counts['missing']} missing"
+    text += f", {counts['open']} not due yet" if counts["open"] else ""
+    text += f", {counts['missing']} missing" if counts["missing"] or not counts["open"] else ""
     text += f", {counts['excused']} excused" if counts["excused"] else ""
     click.echo(f"{text}; {fresh} run now.")
     for graded in seats:

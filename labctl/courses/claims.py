@@ -151,6 +151,24 @@ class SharedSeatServer:
         with self._changed:
             return [self._view(claim) for claim in self.claims if claim.student == student]
 
+    def describe_running(self) -> Server | None:
+        """Return the running server under the seat's own name and id, without its address."""
+        with self._changed:
+            server = self.server
+            if server is None or (self.claims and all(claim.leaving for claim in self.claims)):
+                return None
+            return Server(
+                id=server.id,
+                provider=PROVIDER,
+                lab=self.seat.name,
+                lab_id=self.seat.lab_id,
+                alias=self.seat.name,
+                endpoint=UNKNOWN,
+                offer=msgspec.structs.replace(server.offer, provider=PROVIDER),
+                created_at=server.created_at,
+                state="running",
+            )
+
     def release(self, token: str, student: str) -> None:
         """Release a claim, if it exists; the server ends with its last one."""
         with self._changed:

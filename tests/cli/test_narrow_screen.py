@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from terminal import open_terminal
-from transcripts import make_program
+from test_grading_guide import COURSES, prepare_course
+from transcripts import make_program, make_session
 
 COLUMNS = 80
 COMMAND_S = 60.0
@@ -55,3 +56,28 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     assert [line.strip() for line in hint if len(line) > COLUMNS] == [
         f"next: labctl run -- python train.py {options}"
     ]
+
+
+def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
+    """Also where a name, a rubric and an excuse do not fit beside each other."""
+    session = make_session(tmp_path, COURSES / "marks", {})
+    roster = session.directory / "canvas.csv"
+    roster.write_text(roster.read_text().replace("Cole, Carol", "Cole-Abercrombie, Carolina J."))
+    prepare_course(session, "http://127.0.0.1:9")
+    why = "ill for two weeks, with a note from the hospital"
+    commands = [
+        f"labctl course excuse hw3 carol --why '{why}'",
+        "labctl course grades hw3 --rubric",
+        "labctl course mark hw3 --list",
+        "labctl course roster",
+    ]
+    with open_terminal(session.directory, session.environ, COLUMNS) as terminal:
+        outputs = [terminal.run(command, [], COMMAND_S) for command in commands]
+    lines = [line.rstrip() for output in outputs for line in output.splitlines()]
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    first = next(number for number, line in enumerate(lines) if line.startswith("carol    Caro"))
+    row, *others = lines[first : first + 3]
+    assert row.split()[2] == "J.…"
+    start = row.index("excused: ")
+    folded = " ".join([row[start:], *(line[start:] for line in others if line[:start].isspace())])
+    assert folded == f"excused: {why}"

@@ -88,6 +88,8 @@ def test_a_team_shares_a_server_but_not_each_others_claims(
     asked(request_handler, "alice", "terminate", id=bob["server"]["id"])
     assert found(request_handler, "bob", bob)["state"] == "running"
     assert asked(request_handler, "alice", "servers")["servers"] == []
+    assert asked(request_handler, "alice", "servers")["seat_server"] is None
+    assert asked(request_handler, "bob", "servers")["seat_server"]["lab"] == "owls"
     assert kind(create(request_handler, "carol")) == "PolicyError"  # bob's attempt
     asked(request_handler, "bob", "terminate", id=bob["server"]["id"])
     assert found(request_handler, "carol", carol)["state"] == "running"

@@ -22,6 +22,7 @@ from labctl.courses.material import NAME, add_handouts
 from labctl.courses.plan import compute_plan
 from labctl.courses.preflight import check_course
 from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.plan_changes import list_cautions
 from labctl.courses.records.spending import spent_usd
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.courses.servers import CourseOperator, bring_up_servers
@@ -876,4 +877,7 @@ def test_the_check_of_a_course_without_an_image_tries_none(ml: Class) -> None:
     file.write_text(file.read_text().replace("image: {build: .}\n", ""))
     found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert (found["image"].ok, found["image"].skipped) == (True, False)
-    assert found["image"].detail == "none in course.yaml; each lab has its own"
+    cautions = " ".join(list_cautions(ml.folder.config, 0.0))
+    detail = found["image"].detail.removeprefix("none in course.yaml: ")
+    assert found["image"].warning
+    assert f"no image: {detail}; {found['image'].next}" in cautions, "plan and check agree"
