@@ -12,6 +12,7 @@ from msgspec import to_builtins
 from labctl.cli.course import open_course
 from labctl.cli.course_grades import print_unreleased_changes
 from labctl.cli.course_options import (
+    is_wide_screen,
     make_staff,
     names_by_seat,
     only_options,
@@ -106,7 +107,7 @@ def collect_command(
 
 def _print_collection(collection: collect.Collection, folder: CourseFolder) -> None:
     names, zone = names_by_seat(folder), find_zone(folder.config)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             submission.seat,
             names.get(submission.seat, "-"),
@@ -119,12 +120,15 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         )
         for submission in collection.submissions
     ]
-    headings = ("SEAT", "NAME", "STATE", f"RECEIVED ({zone})", "LATE", "COUNT", "SIZE", "")
+    headings: tuple[str, ...] = ("SEAT", "NAME", "STATE", "RECEIVED", "LATE", "COUNT", "SIZE", "")
+    if not is_wide_screen():
+        headings, rows = (*headings[:5], ""), [(*row[:5], row[-1]) for row in rows]
     print_table(rows, headings, cut=False)
     count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
     excused = sum(one.state == "excused" for one in collection.submissions)
     text = f"{count} of {len(collection.submissions)} submitted, {late} of them late"
-    click.echo(f"{text}, {excused} excused." if excused else f"{text}.")
+    text = f"{text}, {excused} excused." if excused else f"{text}."
+    print_message(f"{text} Times are in {zone}.", err=False)
     print_grace(folder, collection.assignment)
     if collection.fetched or collection.refused:
         refused = len(collection.refused)

@@ -345,7 +345,8 @@ def print_table(
     """Print a table. The last column ends at the screen's edge; with `cut=False` it is whole.
 
     On a terminal, a whole last column is folded at spaces, and names are shortened to make room for
-    it. A program that reads the table gets all of it.
+    it; where that leaves too little room, it is below its row. A program that reads the table gets
+    all of it.
     """
     width = width or shutil.get_terminal_size((100, 24)).columns
     cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
@@ -353,19 +354,27 @@ def print_table(
     is_terminal = sys.stdout.isatty()
     if is_terminal:
         widths = _narrow_names(widths, headings, width)
-    indent = sum(w + 2 for w in widths[:-1])
+    room = width - sum(w + 2 for w in widths[:-1])
     for index, row in enumerate([headings, *cells]):
         lines = [row[-1]]
         if cut:
-            lines = [_shorten(row[-1], width - indent)]
-        elif is_terminal:
-            lines = wrap_text(row[-1], indent, width) or [""]
+            lines = [_shorten(row[-1], room)]
+        elif is_terminal and len(row[-1]) > room:
+            lines = _fold_last(row[-1], room, widths[0] + 2, width)
         columns = (_shorten(c, w).ljust(w) for c, w in zip(row[:-1], widths, strict=False))
         # Spaces at the end of a line would wrap in a narrow terminal.
         line = "  ".join([*columns, lines[0]]).rstrip()
         click.echo(click.style(line, dim=True) if index == 0 else line)
         for line in lines[1:]:
-            click.echo(" " * indent + line)
+            click.echo(line)
+
+
+def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
+    """Fold the last column of a row: its part of the row, then the lines below it."""
+    if room < _LAST_WIDTH:
+        return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
+    first, *others = wrap_text(text, width - room, width)
+    return [first, *(" " * (width - room) + line for line in others)]
 
 
 def _narrow_names(widths: list[int], headings: tuple[str, ...], width: int) -> list[int]:

@@ -14,7 +14,7 @@ from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_world import Machine, Recorded, unreachable
 
 from labctl.course import Course
-from labctl.courses import broadcast, leftovers
+from labctl.courses import broadcast, join_codes, leftovers
 from labctl.courses.broadcast import extend_server, find_run, push_handouts, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
 from labctl.courses.leftovers import list_leftovers
@@ -568,6 +568,19 @@ def test_the_check_of_a_large_class_invites_all_who_have_not_joined(
 
     assert next_step(2) == "labctl course invite student-0 student-1"
     assert next_step(6) == "labctl course invite --all"
+
+
+def test_a_student_who_used_the_page_has_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inviting them again would end their access to the page."""
+    keeper = "keeper: {host: keeper.example}\n"
+    ml = a_class(tmp_path, monkeypatch, roster(["alice", "bob"]), keeper)
+    join_codes.store_page_code(ml.folder, "alice", "public", 2**40)
+    join_codes.mark_page_code_used(ml.folder, "alice")
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
+    assert found["students' keys"].detail.startswith("1 of 2 students have joined")
+    assert found["students' keys"].next.startswith("labctl course invite bob ")
 
 
 def test_the_check_calls_free_servers_free(ml: Class) -> None:
