@@ -36,10 +36,9 @@ from labctl.web.student_actions import StudentActions
 from labctl.web.student_forms import StudentForms
 from labctl.web.student_parts import StudentParts
 from labctl.web.student_services import (
-    JUPYTER,
     OPEN,
     PATHS,
-    TENSORBOARD,
+    TITLES,
     ServiceKey,
     StudentServices,
 )
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 MOST_LOGS = 40
 # how often a page looks whether a service has started
 REFRESH_S = 2
-TITLES = {JUPYTER: "Jupyter", TENSORBOARD: "TensorBoard"}
 Page = tuple[Snapshot, PersonView, SeatView]
 
 # below the reason why a service did not start

@@ -24,6 +24,7 @@ JUPYTER, TENSORBOARD = "jupyter", "tensorboard"
 # the address there that begins a session, with a ticket
 OPEN = "/labctl-open"
 # service -> its path there
+TITLES = {JUPYTER: "Jupyter", TENSORBOARD: "TensorBoard"}
 PATHS = {JUPYTER: "/lab", TENSORBOARD: "/tensorboard/"}
 TICKET_S = 120.0
 # services that start at the same time: each may build an image on its server

@@ -62,6 +62,8 @@ def test_marks_and_their_graders_are_in_the_grades(run: Labctl) -> None:
 
 
 def test_what_is_unmarked_is_listed_and_not_released(run: Labctl) -> None:
+    nothing = "There is nothing to mark: nobody has submitted essay.\n"
+    assert run("mark", "essay", "--list").out == nothing
     run("mark", "essay", "bob", "text", "8")
     said = run("mark", "essay", "--list")
     assert "talk (20)" in said.out

@@ -133,7 +133,7 @@ def test_a_browser_is_asked_before_it_opens_what_another_student_sent(campus: Ca
     origin, ticket = campus.find_ticket(campus.enter("lovelace"))
     other = ServiceVisitor(f"{origin}/")
     status, headers, body = other.ask(ticket)
-    assert (status, "Open jupyter of lovelace?" in body) == (200, True)
+    assert (status, "Open Jupyter of lovelace?" in body) == (200, True)
     assert "set-cookie" not in headers
     assert "form-action 'self'" in headers["content-security-policy"]
     for origin_header in ({}, {"Origin": campus.url}, {"Origin": "https://evil.example"}):
