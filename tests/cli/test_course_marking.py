@@ -230,6 +230,9 @@ def test_an_accepted_regrade_carries_the_new_points_in_one_command(
     ):
         refused = run(*answer, *words)
         assert (refused.code, problem in refused.err) == (code, True), refused.err
+    refused = run(*answer, "--accept", "--mark", "text", "11")
+    again = 'labctl course regrades essay alice --answer "..." --accept --mark text 10'
+    assert refused.err.splitlines()[-1] == f"  next: {again}", "a mark alone is no answer"
     assert "essay alice, request 1" in run("regrades").out, "a refused answer was saved"
     said = run(*answer, "--accept", "--mark", "text", "8", "--mark", "talk", "19")
     assert said.out.splitlines() == [
