@@ -19,6 +19,7 @@ from submission_bed import DUE_AT, handed_in, make_receiver, packed
 
 COLUMNS = 80
 COMMAND_S = 60.0
+ANSWER = "You are right: the names are explained, and so is the choice of the rate in train.py."
 LAB = """\
 lab: digits
 run: [python, train.py]
@@ -80,6 +81,8 @@ def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
         "labctl course collect hw3",
         "labctl course mark hw3 --list",
         "labctl course roster",
+        f"labctl course regrades hw3 alice --accept --answer '{ANSWER}'",
+        "labctl course regrades --all",
     ]
     with open_terminal(session.directory, session.environ, COLUMNS) as terminal:
         outputs = [terminal.run(command, [], COMMAND_S) for command in commands]
@@ -89,3 +92,5 @@ def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
     for start, reason in ((graded, f"excused: {why}"), (collected, why)):
         row = next(number for number, line in enumerate(lines) if line.startswith(start))
         assert lines[row + 1].strip() == reason
+    quoted = [line.removeprefix("  > ") for line in lines if line.startswith("  > ")]
+    assert " ".join(quoted) == ANSWER
