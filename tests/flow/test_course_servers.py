@@ -309,10 +309,23 @@ def test_a_server_that_was_stopped_over_it_is_started_to_save_everything(
 
 def test_nothing_ends_without_a_yes(ml: Class) -> None:
     started(ml)
-    ml.reporter.answers = [False]
-    with pytest.raises(PolicyError, match="nothing was ended"):
+    ml.reporter.answers = [False, False]
+    with pytest.raises(PolicyError, match="nothing was ended") as refused:
         end_seats(ml.staff(), ml.folder.list_seats())
+    assert refused.value.hint == "labctl course down --yes"
+    with pytest.raises(PolicyError) as refused:
+        end_seats(ml.staff(), [ml.seat("alice")], discard=True)
+    assert refused.value.hint == "labctl course down --only alice --discard --yes"
     assert len(ml.cloud.machines) == 3
+
+
+def test_the_question_calls_free_servers_free(ml: Class) -> None:
+    ml.cloud.price = 0.0
+    started(ml)
+    ml.reporter.answers = [False]
+    with pytest.raises(PolicyError) as refused:
+        end_seats(ml.staff(), ml.folder.list_seats())
+    assert refused.value.why == "still running: 3 servers (free)"
 
 
 def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
