@@ -9,7 +9,6 @@ from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Server, Value
-from labctl.providers import Joinable
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.servers.watch_reports import parse_watch
@@ -87,7 +86,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         except ConnectError as error:
             reachable, failure = False, error.what
     if refresh and server is None and not provider_problem:
-        joinable = _find_joinable(context)
+        joinable = adoption.find_joinable(context)
     now = time.time()
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
     return {
@@ -129,11 +128,6 @@ def _refresh_records(context: LabContext) -> str:
             firewall.admit(context, adopted)
         kept_disks.list_shown_disks(context)
     return keeper
-
-
-def _find_joinable(context: LabContext) -> Server | None:
-    provider = context.provider
-    return provider.find_joinable() if isinstance(provider, Joinable) else None
 
 
 def _query_server(context: LabContext, server: Server, why: bool) -> StatusReply:
