@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
+from labctl.courses.records.marks import draft_mark_line
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -48,17 +49,23 @@ __all__ = [
 ]  # fmt: skip
 
 LEDGER_LINES = 100
+# of a rubric
+ITEMS, ITEM_POINTS = 8, 5.0
 SWEEP_S = 15.0
 SETTLE_S = 8.0
 REQUESTS = 40
 TARGET_PAGE_MS = 100.0
 
 
-def build_course(root: Path, students: int) -> Bed:
-    """Build a complete course as late in a term."""
+def build_course(root: Path, students: int, assignments: int = 0) -> Bed:
+    """Build a complete course as late in a term.
+
+    It has `assignments` more of them, which everybody has submitted and for which everybody has a
+    mark for each item of a rubric.
+    """
     names = tuple(f"Student {number:04}" for number in range(students))
     bed = fill(make(root, names))
-    lines = []
+    lines = _add_assignments(bed, assignments)
     for server in bed.state.list_servers():
         seat = next(one for one in bed.folder.list_seats() if one.lab_id == server.lab_id)
         step_s = (bed.now - server.created_at) / LEDGER_LINES
@@ -75,6 +82,27 @@ def build_course(root: Path, students: int) -> Bed:
             bed.run(server, f"1119-{number:06}-cccc", "exited")
     bed.folder.ledger.append_all(lines)
     return bed
+
+
+def _add_assignments(bed: Bed, count: int) -> list[CourseLedgerDraft]:
+    """Add assignments with submissions and grades; return the ledger's lines of their marks."""
+    names = [f"lab{number}" for number in range(count)]
+    rubric = ", ".join(f"item{number}: {ITEM_POINTS}" for number in range(ITEMS))
+    due = "2099-01-01 00:00 UTC"
+    rules = f'{{due: "{due}", points: 100, grade: {{points: 60}}, rubric: {{{rubric}}}}}'
+    with bed.folder.config.path.open("a") as file:
+        file.writelines(f"  {name}: {rules}\n" for name in names)
+    bed.folder.refresh()
+    lines = []
+    for name in names:
+        for student in bed.folder.list_students():
+            bed.hand_in(student.id, name)
+            bed.grade(student.id, name, 50)
+            lines += [
+                draft_mark_line(name, student.seat, student.id, f"item{item}", ITEM_POINTS)
+                for item in range(ITEMS)
+            ]
+    return lines
 
 
 def write_as_keeper(bed: Bed, stop: Any) -> None:

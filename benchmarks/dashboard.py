@@ -1,6 +1,6 @@
 """The dashboard at 300 students: the time of a page, and the cost of ten watching browsers.
 
-python -m benchmarks.dashboard [--students N] [--watchers N] [--seconds S]
+python -m benchmarks.dashboard [--students N] [--watchers N] [--seconds S] [--assignments N]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ sys.stdin.read()
 
 
 def measure(root: Path, given: argparse.Namespace) -> dict[str, Any]:
-    bed = build_course(root, given.students)
+    bed = build_course(root, given.students, given.assignments)
     with serve(SERVE, root) as (pid, url), bed.state:
         visitor = Visitor(url)
         visitor.enter()
@@ -56,6 +56,7 @@ def measure(root: Path, given: argparse.Namespace) -> dict[str, Any]:
     return {
         "students": given.students,
         "watchers": given.watchers,
+        "assignments": given.assignments,
         "first_page_ms": round(first_ms, 1),
         "pages": times,
         "board_while_watched": watched,
@@ -77,6 +78,7 @@ def check_targets(figures: dict[str, Any]) -> dict[str, bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--watchers", type=int, default=10)
+    parser.add_argument("--assignments", type=int, default=0, help="more, with marked rubrics")
     return run_benchmark(parser, "dashboard", measure, check_targets)
 
 

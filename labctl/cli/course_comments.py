@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import indent_words, print_message
 from labctl.courses import commenting
 from labctl.errors import UsageError
 from labctl.model import Value
@@ -106,7 +105,7 @@ def _change_saved(folder: CourseFolder, options: CommentOptions, by: str, json_:
         return
     word = "removed " if options.forget else ""
     for comment in shown:
-        text = textwrap.indent(clean(comment.text), "      ").strip()
+        text = indent_words(clean(comment.text), "      ").strip()
         click.echo(f"{word}{comment.id:>4}  {text}")
     if not shown:
         click.echo("The course has no saved comments.")
@@ -135,6 +134,6 @@ def _print_comments(folder: CourseFolder, options: CommentOptions, json_: bool) 
         by = f", {comment.by}" if comment.by else ""
         head = f"{comment.id:>4}  {comment.place}, submission {comment.number}{by}"
         click.echo(clean(head))
-        click.echo(textwrap.indent(clean(comment.text), "      "))
+        click.echo(indent_words(clean(comment.text), "      "))
     if not comments:
         click.echo(f"{options.assignment} has no comments.")

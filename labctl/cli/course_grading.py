@@ -12,6 +12,7 @@ from msgspec import to_builtins
 from labctl.cli.course import open_course
 from labctl.cli.course_grades import print_unreleased_changes
 from labctl.cli.course_options import (
+    is_wide_screen,
     make_staff,
     names_by_seat,
     only_options,
@@ -48,6 +49,7 @@ with lazy_imports(__name__):
 TEMPORARY = 75
 STATES = {
     "in": ("in", "green"),
+    "open": ("not yet", "dim"),
     "missing": ("missing", "dim"),
     "damaged": ("damaged", "red"),
     "closed": ("too late", "yellow"),
@@ -105,7 +107,7 @@ def collect_command(
 
 def _print_collection(collection: collect.Collection, folder: CourseFolder) -> None:
     names, zone = names_by_seat(folder), find_zone(folder.config)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             submission.seat,
             names.get(submission.seat, "-"),
@@ -118,12 +120,15 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         )
         for submission in collection.submissions
     ]
-    headings = ("SEAT", "NAME", "STATE", f"RECEIVED ({zone})", "LATE", "COUNT", "SIZE", "")
+    headings: tuple[str, ...] = ("SEAT", "NAME", "STATE", "RECEIVED", "LATE", "COUNT", "SIZE", "")
+    if not is_wide_screen():
+        headings, rows = (*headings[:5], ""), [(*row[:5], row[-1]) for row in rows]
     print_table(rows, headings, cut=False)
     count, late = len(collection.accepted), sum(1 for one in collection.accepted if one.late_s)
     excused = sum(one.state == "excused" for one in collection.submissions)
     text = f"{count} of {len(collection.submissions)} submitted, {late} of them late"
-    click.echo(f"{text}, {excused} excused." if excused else f"{text}.")
+    text = f"{text}, {excused} excused." if excused else f"{text}."
+    print_message(f"{text} Times are in {zone}.", err=False)
     print_grace(folder, collection.assignment)
     if collection.fetched or collection.refused:
         refused = len(collection.refused)
@@ -311,7 +316,8 @@ def _print_totals(grading: GradingResult) -> None:
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)
     text = f"{counts['graded']} graded, {counts['failed']} failed, {counts['error']} not graded"
-    text += f", {counts['missing']} missing"
+    text += f", {counts['open']} not due yet" if counts["open"] else ""
+    text += f", {counts['missing']} missing" if counts["missing"] or not counts["open"] else ""
     text += f", {counts['excused']} excused" if counts["excused"] else ""
     click.echo(f"{text}; {fresh} run now.")
     for graded in seats:

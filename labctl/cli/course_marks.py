@@ -127,7 +127,7 @@ def _print_tasks(folder: CourseFolder, assignment: str, json_: bool) -> None:
         print_json({"assignment": assignment, "unmarked": tasks})
         return
     if not tasks:
-        click.echo(f"Every submission for {assignment} is marked.")
+        click.echo(_describe_no_tasks(folder, assignment))
         return
     names = names_by_seat(folder)
     rows = [
@@ -136,6 +136,12 @@ def _print_tasks(folder: CourseFolder, assignment: str, json_: bool) -> None:
     ]
     print_table(rows, ("SEAT", "NAME", "SUBMISSION", "UNMARKED (POINTS)"), cut=False)
     print_message(f"next: labctl course mark {assignment} --next")
+
+
+def _describe_no_tasks(folder: CourseFolder, assignment: str) -> str:
+    if marking.list_seat_grades(folder, assignment):
+        return f"Every submission for {assignment} is marked."
+    return f"There is nothing to mark: nobody has submitted {assignment}."
 
 
 def _walk(folder: CourseFolder, assignment: str) -> None:

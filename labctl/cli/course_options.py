@@ -107,7 +107,7 @@ def fit_names_by_seat(folder: CourseFolder) -> dict[str, str]:
 
 def shorten_name(text: str, most: int = MAX_NAME) -> str:
     """Return a name that fits into a table."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def print_grace(folder: CourseFolder, assignment: str) -> None:

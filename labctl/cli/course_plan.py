@@ -114,9 +114,9 @@ def _print_starters(plan: CoursePlan) -> None:
         tests = f", {count_files(starter.tests, 'test ')}" if starter.tests else ""
         text = f"{starter.assignment}: {count_files(starter.files)} from {starter.source}{tests}"
         if starter.published == "current":
-            _print_item("=", f"{text}; students have them")
+            _print_item("=", f"{text}; published")
         elif starter.published:
-            _print_item("~", f"{text}; students have an older version (labctl course push)")
+            _print_item("~", f"{text}; an older version is published (labctl course push)")
         else:
             _print_item("+", f"{text}; not published yet (labctl course push)")
 

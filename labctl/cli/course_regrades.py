@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,7 @@ from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import age_text, print_json, print_table
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import indent_words, print_message
 from labctl.courses.records.gradebook import points_text
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
@@ -123,11 +122,11 @@ def _print_regrades(requests: list[RegradeRequest]) -> None:
     for request in requests:
         head = f"{request.assignment} {request.student}, request {request.number}"
         click.echo(f"{click.style(head, bold=True)}, {age_text(request.at)} ago")
-        click.echo(textwrap.indent(clean(request.text), "  | "))
+        click.echo(indent_words(clean(request.text), "  | "))
         if not request.is_open:
             word = "accepted" if request.accepted else "declined"
             click.echo(f"  {word} by {clean(request.answered_by)}:")
-            click.echo(textwrap.indent(clean(request.answer), "  > "))
+            click.echo(indent_words(clean(request.answer), "  > "))
     waiting = [request for request in requests if request.is_open]
     if waiting:
         first = f"{waiting[0].assignment} {waiting[0].student}"

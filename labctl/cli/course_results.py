@@ -75,12 +75,14 @@ def print_failures(outcomes: Sequence[SeatResult]) -> None:
 def print_down(endings: list[SeatEnding]) -> None:
     ended = [ending for ending in endings if ending.ended]
     files = sum(ending.saved.files for ending in endings)
+    edits = sum(ending.saved.edits for ending in endings)
+    edited = f", and {count_text(edits, 'file')} edited on the servers" if edits else ""
     if not endings:
         click.echo("No seat had a server.")
         return
     click.echo(
         f"Removed {len(ended)} of {count_text(len(endings), 'server')}; "
-        f"downloaded {count_text(files, 'file')}."
+        f"downloaded {count_text(files, 'file')} of runs{edited}."
     )
     print_failures(endings)
 

@@ -105,7 +105,8 @@ def _print_result(result: SimilarityResult, folder: CourseFolder) -> None:
         print_table(rows, ("SEAT", "NAME", "SHARE", "SEAT", "NAME", "SHARE"))
         print_message("SHARE is the part of a seat's own code that the other one has, too.")
     elif result.submissions + result.previous < 2:
-        click.echo(f"Only {compared}: nothing to compare.")
+        only = f"Only {compared}" if result.submissions else "Nobody has submitted anything"
+        click.echo(f"{only}: nothing to compare.")
     else:
         click.echo(f"No two of {compared} have much code in common.")
     for one in result.skipped[:MOST_SKIPPED]:

@@ -310,6 +310,12 @@ def _choose_bar_width(screen_width: int) -> int:
     return 20 if screen_width >= 100 else 8
 
 
+# columns that are shortened, and characters that they and a table's last column keep
+_NAMES = {"NAME", "TEST"}
+_NAME_WIDTH = 12
+_LAST_WIDTH = 24
+
+
 def _shorten(text: str, width: int) -> str:
     width = max(width, 9)  # less would say nothing
     return text if len(text) <= width else f"{text[: width - 1]}…"
@@ -336,17 +342,50 @@ def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
 def print_table(
     rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0, *, cut: bool = True
 ) -> None:
-    """Print a table. The last column ends at the screen's edge, or with `cut=False` at its end."""
+    """Print a table. The last column ends at the screen's edge; with `cut=False` it is whole.
+
+    On a terminal, a whole last column is folded at spaces, and names are shortened to make room for
+    it; where that leaves too little room, it is below its row. A program that reads the table gets
+    all of it.
+    """
     width = width or shutil.get_terminal_size((100, 24)).columns
     cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
     widths = [max(len(row[i]) for row in [headings, *cells]) for i in range(len(headings))]
+    is_terminal = sys.stdout.isatty()
+    if is_terminal:
+        widths = _narrow_names(widths, headings, width)
     room = width - sum(w + 2 for w in widths[:-1])
     for index, row in enumerate([headings, *cells]):
-        last = _shorten(row[-1], room) if cut else row[-1]
-        line = "  ".join([*(c.ljust(w) for c, w in zip(row[:-1], widths, strict=False)), last])
+        lines = [row[-1]]
+        if cut:
+            lines = [_shorten(row[-1], room)]
+        elif is_terminal and len(row[-1]) > room:
+            lines = _fold_last(row[-1], room, widths[0] + 2, width)
+        columns = (_shorten(c, w).ljust(w) for c, w in zip(row[:-1], widths, strict=False))
         # Spaces at the end of a line would wrap in a narrow terminal.
-        line = line.rstrip()
+        line = "  ".join([*columns, lines[0]]).rstrip()
         click.echo(click.style(line, dim=True) if index == 0 else line)
+        for line in lines[1:]:
+            click.echo(line)
+
+
+def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
+    """Fold the last column of a row: its part of the row, then the lines below it."""
+    if room < _LAST_WIDTH:
+        return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
+    first, *others = wrap_text(text, width - room, width)
+    return [first, *(" " * (width - room) + line for line in others)]
+
+
+def _narrow_names(widths: list[int], headings: tuple[str, ...], width: int) -> list[int]:
+    """Return the widths with narrower columns of names, so that the last column has room."""
+    excess = sum(w + 2 for w in widths[:-1]) + min(widths[-1], _LAST_WIDTH) - width
+    narrowed = []
+    for heading, column in zip(headings, widths, strict=True):
+        most = max(_NAME_WIDTH, column - max(0, excess)) if heading in _NAMES else column
+        narrowed.append(min(column, most))
+        excess -= column - narrowed[-1]
+    return narrowed
 
 
 def print_json(report: Struct | Mapping[str, object]) -> None:

@@ -66,7 +66,9 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         print_message(f"showing what is known: {clean(problem)}")
         is_current = status["reachable"] is True
     server: Server | None = status["server"]
-    if server is None:
+    if server is None and status["joinable"]:
+        _print_joinable(status["lab"], status["joinable"], status["now"])
+    elif server is None:
         _print_no_server(status["lab"], status["unfinished_up"], [*status["ended"].values()])
     else:
         _print_server(status, server, is_current)
@@ -113,6 +115,19 @@ def _print_no_server(lab: str, has_unfinished_up: bool, ends: list[str]) -> None
     click.echo(f"{lab}: no server\n  next: labctl up")
     for reason in ends[:1]:
         print_message(f"  its last server ended: {reason}", err=False)
+
+
+def _print_joinable(lab: str, server: Server, now: float) -> None:
+    """Print the running server that another device, lab or teammate holds."""
+    price = server.offer.price_usd_per_hour
+    parts = [
+        clean(server.offer.type),
+        price_text(price) if price else "free",
+        f"up {duration_text(now - server.created_at)}",
+    ]
+    text = f"{lab}: your server is running, but this lab does not use it yet"
+    print_message(f"{text} ({', '.join(parts)})", err=False)
+    click.echo("  labctl up      use it here too")
 
 
 def _print_kept(disks: list[KeptDisk]) -> None:

@@ -12,6 +12,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
+from labctl.cli.wrapping import indent_words
 from labctl.config.scalars import format_size
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, duration_text
@@ -256,12 +257,12 @@ def print_regrades(regrades: Sequence[RegradeRecord]) -> None:
     """Print a student's own regrade requests with staff's answers."""
     for request in regrades:
         click.echo(click.style(f"regrade request {request.number}:", bold=True))
-        click.echo(textwrap.indent(clean(request.text), "  "))
+        click.echo(indent_words(clean(request.text), "  "))
         if not request.answered_at:
             click.echo("  no answer yet")
             continue
         word = "accepted" if request.accepted else "declined"
-        click.echo(textwrap.indent(f"{word}: {clean(request.answer)}", "  "))
+        click.echo(indent_words(f"{word}: {clean(request.answer)}", "  "))
 
 
 def print_total(total: TotalRecord) -> None:

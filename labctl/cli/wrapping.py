@@ -46,6 +46,12 @@ def print_message(text: str, *, err: bool = True, fg: str | None = None) -> None
         click.echo(click.style(line, fg=fg) if fg else line, err=err)
 
 
+def indent_words(text: str, prefix: str) -> str:
+    """Return a person's words with `prefix` before each line, wrapped to the terminal."""
+    lines = wrap_lines(text, len(prefix), has_commands=False, err=False)
+    return textwrap.indent("\n".join(lines), prefix)
+
+
 def wrap_lines(
     text: str, indent: int = 0, *, has_commands: bool = True, err: bool = True
 ) -> list[str]:

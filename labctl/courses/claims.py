@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,14 @@ MOST_CLAIMS = 16
 # How long saving a server's results may take before its students are warned.
 LONG_SAVE_S = 3600.0
 UNKNOWN = Endpoint(host="", port=0)
+# what is stored of a server that has ended
+_ENDED: dict[str, object] = {
+    "claims": (),
+    "ready": (),
+    "server": None,
+    "ending_since": 0.0,
+    "end_failure": None,
+}
 
 
 class SharedSeatServer:
@@ -51,8 +60,6 @@ class SharedSeatServer:
         self._busy = self._again = False
         self._errors: dict[str, LabError] = {}
         self._checked_at = 0.0
-        self._ending_since = 0.0
-        self._end_failure: EndFailure | None = None
         self._holding = _read_holding(file)
 
     @property
@@ -65,11 +72,11 @@ class SharedSeatServer:
 
     def find_end_failure(self) -> EndFailure | None:
         """Return why the server could not end, until a new claim; None while that may succeed."""
-        since = self._ending_since
-        if self._end_failure is None and since and time.time() - since > LONG_SAVE_S:
+        since, failure = self._holding.ending_since, self._holding.end_failure
+        if failure is None and since and time.time() - since > LONG_SAVE_S:
             why = f"it has taken longer than {duration_text(LONG_SAVE_S)}"
             return EndFailure(what="saving its results has not finished", why=why, at=since)
-        return self._end_failure
+        return failure
 
     def server_id_of(self, claim: SeatClaim) -> str:
         return f"{PROVIDER}-{self.seat.pseudonym}-{claim.token}"
@@ -93,8 +100,7 @@ class SharedSeatServer:
                         hint="labctl down   # in a lab that you do not need now",
                     )
                 self._errors.pop(new.token, None)
-                self._end_failure = None
-                self._store_changes(claims=(*self.claims, new))
+                self._store_changes(claims=(*self.claims, new), end_failure=None)
                 self._wake_worker()
                 held = new
             elif held.student != new.student:
@@ -143,13 +149,30 @@ class SharedSeatServer:
             self._checked_at = time.monotonic()
             if found is None or found.id != server.id or found.state in OVER:
                 self._notify(f"its server is {found.state if found else 'gone'}")
-                self._ending_since = 0.0
-                self._store_changes(claims=(), ready=(), server=None)
+                self._store_changes(**_ENDED)
             return self.server
 
     def list_views(self, student: str) -> list[Server]:
         with self._changed:
             return [self._view(claim) for claim in self.claims if claim.student == student]
+
+    def describe_running(self) -> Server | None:
+        """Return the running server under the seat's own name and id, without its address."""
+        with self._changed:
+            server = self.server
+            if server is None or (self.claims and all(claim.leaving for claim in self.claims)):
+                return None
+            return Server(
+                id=server.id,
+                provider=PROVIDER,
+                lab=self.seat.name,
+                lab_id=self.seat.lab_id,
+                alias=self.seat.name,
+                endpoint=UNKNOWN,
+                offer=msgspec.structs.replace(server.offer, provider=PROVIDER),
+                created_at=server.created_at,
+                state="running",
+            )
 
     def release(self, token: str, student: str) -> None:
         """Release a claim, if it exists; the server ends with its last one."""
@@ -221,6 +244,11 @@ class SharedSeatServer:
         write_private(self._file, msgspec.json.encode(self._holding))
         self._changed.notify_all()
 
+    def _note_end(self, **changes: object) -> None:
+        """Store how the end of the server goes; a full disk must not keep it from ending."""
+        with self._changed, suppress(OSError):
+            self._store_changes(**changes)
+
     def _wake_worker(self) -> None:
         """Start the worker thread, or have the running one look again. Needs the condition held."""
         self._again = True
@@ -271,20 +299,21 @@ class SharedSeatServer:
                 server = self._work.authorize_keys(self.seat, server, staying)
                 return self._record_server(server, staying)
             if self.server is not None:
-                self._ending_since = self._ending_since or time.time()
+                self._note_end(ending_since=self._holding.ending_since or time.time())
                 self._work.save_and_remove_server(self.seat, self.server)
         except Exception as error:
             failure = as_lab_error(error, self._notify)
             if not staying:
-                self._end_failure = EndFailure(what=failure.what, why=failure.why, at=time.time())
+                self._note_end(
+                    end_failure=EndFailure(what=failure.what, why=failure.why, at=time.time())
+                )
             self._drop_failed(failure, staying)
             return False
         with self._changed:
-            self._ending_since, self._end_failure = 0.0, None
             if self.server is not None:
                 self._notify("its server has ended")
             remaining = tuple(claim for claim in self.claims if not claim.leaving)
-            self._store_changes(claims=remaining, ready=(), server=None)
+            self._store_changes(**{**_ENDED, "claims": remaining})
             return bool(remaining)
 
     def _record_server(self, server: Server, served: tuple[SeatClaim, ...]) -> bool:

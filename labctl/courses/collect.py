@@ -6,6 +6,7 @@ The last submission of a seat that the rules accept counts, extensions included.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.free_days import FreeDays
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
-from labctl.courses.records.timetable import list_pauses
+from labctl.courses.records.timetable import find_zone, list_pauses
 from labctl.errors import NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
@@ -32,17 +33,17 @@ from labctl.submissions.receiver import Receiver
 with lazy_imports(__name__):
     from labctl.submissions import receive
 
-State = Literal["in", "missing", "damaged", "closed", "excused"]
+State = Literal["in", "open", "missing", "damaged", "closed", "excused"]
 
 
 class SeatSubmission(Value, frozen=True):
     """The submission of a seat that counts, or in `state` why none does.
 
-    `missing`: nothing was submitted. `damaged`: the bundle no longer matches its receipt. `closed`:
-    everything came too late. `excused`: nothing counts, and all students are excused. `bundle` is
-    the path of the file. `late_s` and `penalty` (percent) follow the rules and extensions of now;
-    `in_grace_s` are the seconds after the due time of a submission within the grace period. The
-    penalty is that of the days that no free day covers.
+    `missing`: nothing was submitted; `open`: nor is it due yet. `damaged`: the bundle no longer
+    matches its receipt. `closed`: everything came too late. `excused`: nothing counts, and all
+    students are excused. `bundle` is the path of the file. `late_s` and `penalty` (percent) follow
+    the rules and extensions of now; `in_grace_s` are the seconds after the due time of a submission
+    within the grace period. The penalty is that of the days that no free day covers.
     """
 
     seat: str
@@ -108,13 +109,14 @@ def collect(
     results = list(receiver.check(name))
     damage = {_submission_id(subject): why for subject, why in results if why}
     receipts = [subject for subject, why in results if not why and isinstance(subject, Receipt)]
+    zone = find_zone(folder.config)
     handed = _apply_free_days(
         folder,
         name,
         _apply_excuses(
             folder,
             name,
-            [_choose_submission(receiver, name, seat, receipts, damage) for seat in chosen],
+            [_choose_submission(receiver, name, seat, receipts, damage, zone) for seat in chosen],
         ),
     )
     members = {member for seat in all_seats for member in (seat.name, *seat.students)}
@@ -160,7 +162,12 @@ def _submission_id(subject: Receipt | str) -> str:
 
 
 def _choose_submission(
-    receiver: Receiver, name: str, seat: Seat, receipts: list[Receipt], damage: dict[str, str]
+    receiver: Receiver,
+    name: str,
+    seat: Seat,
+    receipts: list[Receipt],
+    damage: dict[str, str],
+    zone: tzinfo,
 ) -> SeatSubmission:
     members = {seat.name, *seat.students}
     own_receipts = sorted(
@@ -194,7 +201,17 @@ def _choose_submission(
     if own_receipts:
         why = "everything was submitted after the assignment closed"
         return _without_submission(missing, "closed", why, len(own_receipts))
+    if due := _find_due_at(receiver, name, seat):
+        why = f"due {datetime.fromtimestamp(due, zone):%d %b %H:%M}"
+        return _without_submission(missing, "open", why, 0)
     return missing
+
+
+def _find_due_at(receiver: Receiver, name: str, seat: Seat) -> int | None:
+    """Return the seat's due time with its extensions, as Unix time; None once it has passed."""
+    standings = [receiver.standing(name, student) for student in seat.students]
+    due_at = max((one.due_at for one in standings if one.due_at is not None), default=0)
+    return due_at if receiver.now() <= due_at else None
 
 
 def _apply_excuses(
@@ -207,7 +224,7 @@ def _apply_excuses(
         own = [excuse for student in one.students if (excuse := excuses.get((name, student)))]
         if not own or len(own) < len(one.students):
             return one
-        if one.state in ("missing", "closed"):
+        if one.state in ("open", "missing", "closed"):
             why = "; ".join(dict.fromkeys(filter(None, (excuse.why for excuse in own))))
             return msgspec.structs.replace(one, state="excused", why=why)
         texts = dict.fromkeys(excuse.text for excuse in own)

@@ -38,7 +38,13 @@ from labctl.courses.grading_request import (
     grade_submission,
     make_grading_plan,
 )
-from labctl.courses.grading_server import GradingServer, end_forgotten, open_grading_server
+from labctl.courses.grading_server import (
+    GradingImage,
+    GradingServer,
+    end_forgotten,
+    find_grading_image,
+    open_grading_server,
+)
 from labctl.courses.records.folder import Seat
 from labctl.courses.servers import CourseOperator
 from labctl.errors import ConnectError, InterruptError, LabError, PolicyError
@@ -121,6 +127,12 @@ def grade_assignment(
     return batch.result()
 
 
+def _is_current(stored: GradeRecord, key: str, image: GradingImage) -> bool:
+    """Return whether a grade still holds: nothing that it depends on has changed since."""
+    is_same = stored.key == key and not image.replaces(stored.image, stored.image_content)
+    return is_same and stored.outcome != "error"
+
+
 class _Batch:
     """One grading of an assignment's submissions."""
 
@@ -151,10 +163,11 @@ class _Batch:
 
     def run(self, keep: bool, at_once: int) -> None:
         jobs = []
+        image = find_grading_image(self.staff)
         for handed in self.collection.accepted:
             job = _Job(handed=handed, key=self.job_key(handed))
             stored = self.grade_store.read_record(handed.seat)
-            if stored and stored.key == job.key and stored.outcome != "error" and not self.again:
+            if stored and not self.again and _is_current(stored, job.key, image):
                 self.store_grade(handed, self.with_lateness(stored, handed), fresh=False)
             else:
                 jobs.append(job)
@@ -204,7 +217,7 @@ class _Batch:
         results: tuple[PartResult, ...] = ()
         try:
             results, evaluation = self.send_job(server, job)
-            record = self.build_record(job, results, evaluation, server.image)
+            record = self.build_record(job, results, evaluation, server)
         except ConnectError as error:
             self.unreached.append(job.handed.seat)
             self.why = " ".join(filter(None, [error.what, error.why]))
@@ -235,19 +248,21 @@ class _Batch:
                 bundle.unpack(file, root)
             evaluation = read_own_evaluation(root)
             server.upload(name, root, tuple(list_bundle_files(root)))
-        return grade_submission(server, self.plan, self.job_name(job), name), evaluation
+        job_name = self.job_name(job, server)
+        return grade_submission(server, self.plan, job_name, name), evaluation
 
-    def job_name(self, job: _Job) -> str:
+    def job_name(self, job: _Job, server: GradingServer) -> str:
         """Return the name by which the server recognizes a repeated request."""
         fresh = os.urandom(8).hex() if self.again else ""
-        return f"g-{hashlib.sha256(f'{job.key}{fresh}'.encode()).hexdigest()[:32]}"
+        parts = (job.key, fresh, server.image, server.image_content)
+        return f"g-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
 
     def build_record(
         self,
         job: _Job,
         results: Sequence[PartResult],
         evaluation: Evaluation | None,
-        image: str,
+        server: GradingServer,
     ) -> GradeRecord:
         """Build the record of a grade from the server's results."""
         outcome = read_results(results, self.plan.config)
@@ -258,7 +273,8 @@ class _Batch:
             raw=outcome.raw,
             comparison=compare_evaluation(evaluation, outcome.raw, self.plan.config.tolerance),
             has_output=bool(read_output(results).printed),
-            image=image,
+            image=server.image,
+            image_content=server.image_content,
         )
         return self.with_lateness(record, job.handed)
 

@@ -21,8 +21,9 @@ from labctl.errors import ConfigError, ConnectError, LabError, PolicyError
 from labctl.errors.subject import COURSE
 from labctl.events import ConsentPolicy, Event, Note, PolicyReporter, Progress, Reporter, Step
 from labctl.lifecycle import up
-from labctl.model import FileEntry, Server
+from labctl.model import FileEntry, Server, Value
 from labctl.runs import images
+from labctl.runs.image_sources import hash_local_image
 from labctl.servers import adoption, end_server
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
@@ -56,6 +57,18 @@ def _make_upload_reporter(reporter: Reporter) -> Reporter:
     return PolicyReporter(show, untyped, ask=reporter)
 
 
+class GradingImage(Value, frozen=True):
+    """The image of a grading: its reference and a hash of its content, "" where unknown."""
+
+    reference: str = ""
+    content: str = ""
+
+    def replaces(self, reference: str, content: str) -> bool:
+        """Return whether this image is known to differ from the image of an earlier grading."""
+        pairs = ((self.reference, reference), (self.content, content))
+        return any(now and before and now != before for now, before in pairs)
+
+
 class GradingServer:
     """The server of one grading."""
 
@@ -63,6 +76,7 @@ class GradingServer:
         self.context = context
         self.server = server
         self.image = ""
+        self.image_content = ""
         self.ended = False
 
     @property
@@ -90,13 +104,20 @@ class GradingServer:
             )
 
     def prepare_image(self) -> str:
-        """Pull or build the image on the server; return its reference."""
+        """Load, pull or build the image on the server; return its reference.
+
+        If this machine has the image, the server gets the same one. A built image needs no
+        comparison: its name is a hash of its content.
+        """
         reference = images.image_reference(self.context)
         remote = self.remote()
-        if not images.has_image(remote, reference):
-            if self.context.config.image.is_built:
-                root = self.context.config.root
-                self._upload("code", root, scan_code(root, self.context.reporter))
+        if not self.context.config.image.is_built:
+            self.image_content = images.ensure_current_image(
+                self.context, self.server, remote, reference
+            )
+        elif not images.has_image(remote, reference):
+            root = self.context.config.root
+            self._upload("code", root, scan_code(root, self.context.reporter))
             images.ensure_image(self.context, self.server, remote, reference)
         self.image = reference
         return reference
@@ -169,6 +190,14 @@ def build_grading_context(staff: CourseOperator, *, is_own_code: bool = False) -
         in_process=True,
         subject=COURSE,
     )
+
+
+def find_grading_image(staff: CourseOperator) -> GradingImage:
+    """Return the image that a grading would use now, as far as this machine knows it."""
+    if staff.folder.config.grading is None:
+        return GradingImage()
+    reference = images.find_wanted_image(build_grading_context(staff, is_own_code=True))
+    return GradingImage(reference=reference, content=hash_local_image(reference))
 
 
 def build_other_grading_context(staff: CourseOperator) -> LabContext | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labctl.courses.records.folder import Seat
+from labctl.courses.records.plan_changes import IMAGE_CAUTION, IMAGE_NEXT
 from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context
 from labctl.errors import ConnectError, LabError
@@ -27,7 +28,8 @@ def check_reference(staff: CourseOperator) -> Check | None:
         fix = "push it to a registry and name it in course.yaml, then:\nlabctl course bake"
         return Check(name=NAME, ok=False, detail=detail, next=fix)
     if not lab.has_own_image:
-        return Check(name=NAME, ok=True, detail="none in course.yaml; each lab has its own")
+        detail = f"none in course.yaml: {IMAGE_CAUTION}"
+        return Check(name=NAME, ok=True, warning=True, detail=detail, next=IMAGE_NEXT)
     if "@sha256:" not in image.reference and image.reference.endswith(":latest"):
         detail = f"{image.reference} may change at any time"
         return Check(name=NAME, ok=False, detail=detail, next="pin a version in course.yaml")

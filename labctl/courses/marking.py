@@ -277,15 +277,21 @@ def find_item(folder: CourseFolder, assignment: str, item: str) -> float:
     return rubric[item]
 
 
-def parse_points(text: str, assignment: str, name: str, item: str, most: float) -> float:
-    """Return the points for an item that is worth `most`; UsageError for anything else."""
-    hint = f"labctl course mark {assignment} {name} {item} {points_text(most)}"
+def parse_points(
+    text: str, assignment: str, name: str, item: str, most: float, *, command: str = ""
+) -> float:
+    """Return the points for an item that is worth `most`; UsageError for anything else.
+
+    `command` is what the error suggests, with the points after it; by default `labctl course mark`.
+    """
+    command = command or f"labctl course mark {assignment} {name} {item}"
+    hint = f"{command} {points_text(most)}"
     if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
         raise UsageError(f"{quote(text)} is not a number of points", hint=hint)
     if float(text) > most:
         raise UsageError(
             f"{item} is worth {points_text(most)} points, and {text} is more",
-            hint=f"{hint}   # at most",
+            hint=hint,
         )
     return float(text)
 

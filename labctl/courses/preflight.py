@@ -14,6 +14,7 @@ from labctl.courses.broadcast import run_on_seats
 from labctl.courses.context import build_own_context
 from labctl.courses.image_check import NAME as IMAGE
 from labctl.courses.image_check import check_image, check_reference, load_image
+from labctl.courses.join_codes import list_page_users
 from labctl.courses.keeper_check import check_keeper
 from labctl.courses.key_check import find_rejected_students
 from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
@@ -179,6 +180,7 @@ def _check_keys(staff: CourseOperator, seats: Sequence[Seat], keys: AuthorizedKe
     local = set(keys.list_students())
     # Only the keeper's machine has the keys: elsewhere the ledger has to do.
     joined = local or {entry.student for entry in staff.folder.ledger.list_entries(kind="joined")}
+    joined = {*joined, *list_page_users(staff.folder)}
     everybody = [student for seat in seats for student in seat.students]
     missing = [student for student in everybody if student not in joined]
     detail = f"{len(everybody) - len(missing)} of {len(everybody)} students have joined"

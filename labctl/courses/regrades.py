@@ -189,7 +189,9 @@ def _answer_and_mark(
     seat, students = choose_students(folder, assignment, student, by=by)
     most = {item: find_item(folder, assignment, item) for item in marks}
     for item, text in marks.items():
-        parse_points(text, assignment, seat.name, item, most[item])
+        again = f'labctl course regrades {assignment} {student} --answer "..." --accept'
+        command = f"{again} --mark {item}"
+        parse_points(text, assignment, seat.name, item, most[item], command=command)
     stored = read_marks(folder.ledger.list_entries(kind="mark"), assignment)
     before = {item: stored.get(student, {}).get(item) for item in marks}
     edits = [

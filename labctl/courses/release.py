@@ -106,9 +106,21 @@ def release_grades(
     return ReleaseResult(
         assignment=name,
         students=tuple(grade.student for grade in grades),
-        waiting=tuple(one for release in releases for one in release.waiting_names),
+        waiting=_list_waiting(folder, releases),
         changes=tuple(changes),
         unmarked=unmarked,
+    )
+
+
+def _list_waiting(folder: CourseFolder, releases: Sequence[_SeatRelease]) -> tuple[str, ...]:
+    """Return the seats and students without a grade to release, but nobody who left the course."""
+    active = {student.id for student in folder.list_students()}
+    present = [release for release in releases if active.intersection(release.seat.students)]
+    return tuple(
+        name
+        for release in present
+        for name in release.waiting_names
+        if name == release.seat.name or name in active
     )
 
 

@@ -238,7 +238,8 @@ class RequestHandler:
             seat_server.check_server()
             servers = seat_server.list_views(student)
             return ListSeatServersReply(
-                tuple(make_record(SeatServerRecord, server) for server in servers)
+                tuple(make_record(SeatServerRecord, server) for server in servers),
+                seat_server=_describe_server(seat_server.describe_running()),
             )
         token = _parse_token(request.id, seat)
         if isinstance(request, FindSeatServerRequest):

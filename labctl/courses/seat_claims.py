@@ -21,20 +21,26 @@ class SeatClaim(Value, frozen=True):
     leaving: bool = False
 
 
-class SeatState(Value, frozen=True):
-    """What is stored about one seat: its claims, the tokens that can log in, its server."""
-
-    claims: tuple[SeatClaim, ...] = ()
-    ready: tuple[str, ...] = ()
-    server: Server | None = None
-
-
 class EndFailure(Value, frozen=True):
     """Why a seat's server could not be saved and ended, at Unix time `at`."""
 
     what: str
     why: str
     at: float
+
+
+class SeatState(Value, frozen=True):
+    """What is stored about one seat: its claims, the tokens that can log in, its server.
+
+    `ending_since` is the Unix time at which its server was to be saved and ended, 0 before, and
+    `end_failure` why that failed the last time.
+    """
+
+    claims: tuple[SeatClaim, ...] = ()
+    ready: tuple[str, ...] = ()
+    server: Server | None = None
+    ending_since: float = 0.0
+    end_failure: EndFailure | None = None
 
 
 class ServerActions(Protocol):

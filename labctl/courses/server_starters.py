@@ -21,7 +21,7 @@ for lab in "$1" "$1-$2"; do
 done
 [ "$(cat .labctl/id 2>/dev/null)" = "$3" ] || exit 1
 mkdir -p code; new=$(mktemp -d .labctl/starter.XXXXXX); trap 'rm -rf "$new"' EXIT
-tar -xf - -C "$new" --no-same-owner
+tar -xmf - -C "$new" --no-same-owner  # with the time of now: an archive of a starter has none
 find "$new" -type f | while IFS= read -r file; do
   path=${file#"$new"/}; own=code/$path
   if [ -e "$own" ] || [ -L "$own" ]; then cmp -s "$file" "$own" || printf '%s\n' "$path"

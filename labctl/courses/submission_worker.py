@@ -219,7 +219,11 @@ def _collect(
     if not contents.manifest.files:
         raise NotFoundError("there are no files in /lab/code", why="save your work there")
     if part := find_missing_part(rules, contents):
-        source = f"run {run.id} has none on the server" if run else "only a run has that"
+        source = (
+            f"run {run.id} has none on the server"
+            if run
+            else "only a run has it: start one with labctl run, then choose it here"
+        )
         raise NotFoundError(f"{rules.name} requires the {part}", why=source)
     require_no_secrets(work, contents)
     if run is None:

@@ -75,7 +75,9 @@ def end_seats(
     if not with_server:
         _handle_kept_disks(staff)
         return []
-    _require_consent(staff, [servers[context.lab_id] for context in with_server], discard)
+    _require_consent(
+        staff, [servers[context.lab_id] for context in with_server], seats, discard=discard
+    )
     with metering.hold_end_locks(staff.state, [by_lab[context.lab_id] for context in with_server]):
         saved = _save_all(staff, with_server, servers, by_lab, discard)
         ready = [outcome.context for outcome in saved if outcome.error is None]
@@ -109,18 +111,29 @@ def _has_no_record(
     return staff.state.get_server(servers[outcome.context.lab_id].id) is None
 
 
-def _require_consent(staff: CourseOperator, servers: Sequence[Server], discard: bool) -> None:
-    price = sum(server.offer.price_usd_per_hour for server in servers)
+def _require_consent(
+    staff: CourseOperator, servers: Sequence[Server], seats: Sequence[Seat], *, discard: bool
+) -> None:
+    usd_per_hour = sum(server.offer.price_usd_per_hour for server in servers)
+    price = price_text(usd_per_hour) if usd_per_hour else "free"
     lost = "Results that were not downloaded will be LOST. " if discard else ""
     count = f"{len(servers)} servers" if len(servers) > 1 else "one server"
-    question = f"{lost}end {count} of {staff.folder.config.name} ({price_text(price)})?"
+    question = f"{lost}end {count} of {staff.folder.config.name} ({price})?"
     detail = "" if discard else "runs are canceled, and every result is downloaded first"
     if not staff.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError(
             "nothing was ended",
-            why=f"they are still running, for {price_text(price)} together",
-            hint="labctl course down --yes",
+            why=f"still running: {count} ({price})",
+            hint=f"labctl course down{_list_options(staff, seats, discard)} --yes",
         )
+
+
+def _list_options(staff: CourseOperator, seats: Sequence[Seat], discard: bool) -> str:
+    """Return the options with which `labctl course down` ends the same servers."""
+    names = {seat.name for seat in seats}
+    is_all = all(seat.name in names for seat in staff.folder.list_seats())
+    only = "" if is_all else f" --only {','.join(seat.name for seat in seats)}"
+    return only + (" --discard" if discard else "")
 
 
 def _save_all(

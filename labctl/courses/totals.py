@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.record import RESULTS
@@ -17,7 +17,7 @@ from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.records.marks import read_all_marks
+from labctl.courses.records.marks import StudentMarks, read_all_marks
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.released_grades import (
     is_complete,
@@ -91,10 +91,16 @@ def _add_up(folder: CourseFolder, names: Sequence[str], grades: Sequence[Grade])
 class ReleasedTotals:
     """What students see of their totals: released grades, and missing submissions that count as 0.
 
-    `entries` are lines of the course's ledger; those of other kinds are ignored.
+    `entries` are lines of the course's ledger; those of other kinds are ignored. `marks` are those
+    of all rubrics, by assignment and student, if they were read from the ledger already.
     """
 
-    def __init__(self, folder: CourseFolder, entries: Iterable[CourseLedgerEntry]) -> None:
+    def __init__(
+        self,
+        folder: CourseFolder,
+        entries: Iterable[CourseLedgerEntry],
+        marks: Mapping[str, Mapping[str, StudentMarks]] | None = None,
+    ) -> None:
         entries = list(entries)
         self._folder, self._config = folder, folder.config
         self._grades = folder.grades
@@ -108,7 +114,7 @@ class ReleasedTotals:
             for name in self._config.assignments
             if self._config.is_missing_zero(name)
         }
-        self._marks = read_all_marks(entries) if self._judges else {}
+        self._marks = read_all_marks(entries) if marks is None and self._judges else marks or {}
         self._closed_seats = {
             name: _find_closed_seats(folder, entries, name) for name in self._judges
         }

@@ -54,7 +54,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an interrupted
-    `labctl up` may have created one. "provider_problem" is why a course's keeper did not
+    `labctl up` may have created one. "joinable" is, with `refresh`, a running server that the lab
+    does not hold and `labctl up` would join. "provider_problem" is why a course's keeper did not
     answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
     "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
     Unix second. "interrupted_down" is the last InterruptedDown on this server, or None. "stopped"
@@ -65,6 +66,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     machine: StatusReply | None = None
     reachable: bool | None = None
     failure = ""
+    joinable: Server | None = None
     keeper = provider_problem = ""
     if refresh:
         try:
@@ -83,6 +85,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
             reachable = True
         except ConnectError as error:
             reachable, failure = False, error.what
+    if refresh and server is None and not provider_problem:
+        joinable = adoption.find_joinable(context)
     now = time.time()
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
     return {
@@ -92,6 +96,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "server": server,
         "unfinished_up": server is None
         and _has_unfinished_up(context, refresh and not provider_problem),
+        "joinable": joinable,
         "reachable": reachable,
         "why": failure,
         "provider_problem": provider_problem,

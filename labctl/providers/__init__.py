@@ -222,6 +222,14 @@ class Guarded(Protocol):
 
 
 @runtime_checkable
+class Joinable(Protocol):
+    """`up` may join a server that other labs hold, instead of a new one."""
+
+    def find_joinable(self) -> Server | None:
+        """Return the running server that `up` would join, None without one."""
+
+
+@runtime_checkable
 class FirstBoot(Protocol):
     """The machine sets itself up from a script that is part of `create`, host key included."""
 

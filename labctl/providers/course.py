@@ -203,6 +203,11 @@ class CourseProvider:
         reply = self._request(LIST_SEAT_SERVERS, ListSeatServersRequest())
         return [_parse_server(server) for server in reply.servers]
 
+    def find_joinable(self) -> Server | None:
+        """Return the seat's running server, also if only another lab or teammate holds it."""
+        server = self._request(LIST_SEAT_SERVERS, ListSeatServersRequest()).seat_server
+        return None if server is None else _parse_server(server)
+
     def terminate(self, server_id: str) -> None:
         """Release the seat's server; it ends when the last lab has released it."""
         self._request(END_SEAT_SERVER, EndSeatServerRequest(server_id))

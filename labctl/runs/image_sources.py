@@ -6,6 +6,7 @@ and a registry.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
@@ -30,7 +31,7 @@ from labctl.shell import portable_line
 from labctl.text import add_next, duration_text
 from labctl.wire import docker_archives
 from labctl.wire.docker_archives import DockerCommandError
-from labctl.wire.images import PULL_IMAGE, BuildResult, PullImageRequest
+from labctl.wire.images import PULL_IMAGE, BuildResult, PullImageRequest, hash_image_content
 
 if TYPE_CHECKING:
     from labctl.config import LabConfig
@@ -237,16 +238,31 @@ def send_local_image(
     return True
 
 
+def hash_local_image(wanted: str) -> str:
+    """Return the hash of the content of an image of this machine's engine; "" if it lacks it."""
+    output = _inspect_image(wanted, "{{.Created}} {{json .RootFS.Layers}}")
+    if output is None:
+        return ""
+    created, _, layers = output.partition(" ")
+    return hash_image_content(created, json.loads(layers) or [])
+
+
 def _inspect_local_image(wanted: str) -> tuple[int, str] | None:
     """Return size and architecture of an image of this machine's engine; None if it lacks it."""
+    output = _inspect_image(wanted, "{{.Size}} {{.Architecture}}")
+    if output is None:
+        return None
+    size, architecture = output.split()
+    return int(size), architecture
+
+
+def _inspect_image(wanted: str, template: str) -> str | None:
+    """Inspect an image of this machine's engine; None if it lacks it or cannot send it."""
     if not shutil.which("docker") or not shutil.which("ssh"):
         return None
-    inspect = ["docker", "image", "inspect", "--format", "{{.Size}} {{.Architecture}}", wanted]
+    inspect = ["docker", "image", "inspect", "--format", template, wanted]
     inspected = subprocess.run(inspect, capture_output=True, text=True, check=False)
-    if inspected.returncode != 0:
-        return None
-    size, architecture = inspected.stdout.split()
-    return int(size), architecture
+    return inspected.stdout if inspected.returncode == 0 else None
 
 
 @contextmanager

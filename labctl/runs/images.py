@@ -173,6 +173,27 @@ def ensure_image(
             _build_once(context, server, remote, wanted, of_run)
 
 
+def ensure_current_image(
+    context: LabContext, server: Server, remote: AgentClient, wanted: str
+) -> str:
+    """Make the finished image `wanted` present on the server; return the hash of its content.
+
+    If this machine has an image of this name, the server gets that one, even if it has another:
+    the image may have been built again.
+    """
+    lock, what = lock_name(server, wanted), f"get the image {wanted}"
+    with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
+        current = image_sources.hash_local_image(wanted)
+        content = _find_content(remote, wanted)
+        if content and current in ("", content):
+            return content
+        if content:
+            image_sources.send_local_image(context, server, wanted)
+        elif not has_image(remote, wanted):
+            image_sources.provide_image(context, server, remote, wanted)
+    return _find_content(remote, wanted)
+
+
 def lock_name(server: Server, wanted: str) -> str:
     """Return the name of the lock for one image on one server. All labs use the same lock."""
     return "image-" + hashlib.sha256(f"{server.id}\0{wanted}".encode()).hexdigest()[:24]
@@ -305,6 +326,11 @@ def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) ->
     target = (remote, context.config.name, context.lab_id, "wheelhouse")
     with transfer_lock.hold_transfers(context.config.root, "push", context.reporter):
         push.push_tree(*target, wheels, files, context.reporter, index=index)
+
+
+def _find_content(remote: AgentClient, reference: str) -> str:
+    request = messages.FindImagesRequest((reference,))
+    return remote.call(messages.FIND_IMAGES, request).contents.get(reference, "")
 
 
 def has_image(remote: AgentClient, reference: str) -> bool:

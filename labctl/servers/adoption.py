@@ -10,7 +10,7 @@ import msgspec
 
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.model import Server
-from labctl.providers import Explains, Leasable
+from labctl.providers import Explains, Joinable, Leasable
 from labctl.retry import poll_until
 from labctl.servers import accounts, cost
 from labctl.servers.context import LabContext
@@ -52,6 +52,12 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
     for token in [attempt.token for attempt in context.state.list_open_attempts(context.lab_id)]:
         context.state.end_attempt(token, "adopted")
     return server
+
+
+def find_joinable(context: LabContext) -> Server | None:
+    """Return the running server that `up` would join although another lab holds it; else None."""
+    provider = context.provider
+    return provider.find_joinable() if isinstance(provider, Joinable) else None
 
 
 def _make_other_provider_error(context: LabContext, recorded: Server) -> PolicyError:

@@ -13,13 +13,15 @@ import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, decode
+from labctl.courses.records.excuses import KIND as EXCUSE_KIND
 from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.gradebook import Grade, Stamp, add_marks, read_results
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.records.marks import StudentMarks, describe_items, list_items, read_all_marks
+from labctl.courses.records.marks import StudentMarks, describe_items, list_items
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
 from labctl.model import Value
+from labctl.web.ledger_view import LedgerView
 from labctl.web.view import GradeView
 
 MAX_BYTES = 4 * 1024**2
@@ -41,6 +43,10 @@ class GradeDecisions(Value, frozen=True):
     excuses: Mapping[tuple[str, str], str] = {}
 
 
+# an automatic grade, the rules, the marks of a rubric, and whether they are released
+_Parts = tuple[GradeView | None, AssignmentConfig, StudentMarks, bool]
+
+
 class Grades:
     """Grades in `folder/ASSIGNMENT/STUDENT/`. A file is read again when it changes."""
 
@@ -48,6 +54,8 @@ class Grades:
         self._folder = folder
         # file -> its time and size when it was read, and the grade in it
         self._cache: dict[str, tuple[tuple[int, int], GradeView | None]] = {}
+        # assignment and student -> what the grade with marks was made of, and that grade
+        self._marked: dict[tuple[str, str], tuple[_Parts, GradeView | None]] = {}
 
     def read_grades(
         self,
@@ -67,10 +75,19 @@ class Grades:
                 )
             elif rules.rubric:
                 is_released = _is_released(name, student.id, decisions)
-                grade = _add_marks(grade, name, rules, marks, is_released=is_released)
+                grade = self._add_marks((student.id, name), (grade, rules, marks, is_released))
             if grade is not None:
                 grades.append(grade)
         return tuple(grades)
+
+    def _add_marks(self, key: tuple[str, str], parts: _Parts) -> GradeView | None:
+        """Return the grade with the marks of the rubric; made again only if a part has changed."""
+        made = self._marked.get(key)
+        if made is None or made[0] != parts:
+            grade, rules, marks, is_released = parts
+            added = _add_marks(grade, key[1], rules, marks, is_released=is_released)
+            made = self._marked[key] = (parts, added)
+        return made[1]
 
     def _read_automatic(
         self, student: Student, name: str, rules: AssignmentConfig, decisions: GradeDecisions
@@ -109,14 +126,15 @@ class Grades:
 
 
 def read_decisions(
-    entries: Sequence[CourseLedgerEntry], assignments: Mapping[str, AssignmentConfig]
+    ledger: LedgerView, assignments: Mapping[str, AssignmentConfig]
 ) -> GradeDecisions:
     """Return what the ledger says about the grades of these assignments."""
+    excuses = read_excuses(ledger.of_kinds(EXCUSE_KIND))
     return GradeDecisions(
-        released=find_released(entries),
-        frozen=find_frozen_seats(entries, assignments),
-        marks=read_all_marks(entries),
-        excuses={pair: excuse.text for pair, excuse in read_excuses(entries).items()},
+        released=find_released(ledger.of_kinds("released")),
+        frozen=find_frozen_seats(ledger.of_kinds("closed"), assignments),
+        marks=ledger.marks,
+        excuses={pair: excuse.text for pair, excuse in excuses.items()},
     )
 
 

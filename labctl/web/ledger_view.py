@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from labctl.config import CourseConfig
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
+from labctl.courses.records.marks import KIND as MARK_KIND
+from labctl.courses.records.marks import ItemMark, add_mark
 from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 
@@ -26,7 +28,8 @@ HOUR_S = 3600.0
 class LedgerView:
     """The lines of a ledger, by subject: `news` are all but sums, `by_seat` those of each seat.
 
-    `by_student` has the lines of a student without a seat.
+    `by_student` has the lines of a student without a seat, `by_kind` those of each kind. `marks`
+    are assignment -> student -> item -> the mark that counts.
     """
 
     def __init__(self) -> None:
@@ -38,6 +41,8 @@ class LedgerView:
         self.news: list[CourseLedgerEntry] = []
         self.by_seat: dict[str, list[CourseLedgerEntry]] = {}
         self.by_student: dict[str, list[CourseLedgerEntry]] = {}
+        self.by_kind: dict[str, list[CourseLedgerEntry]] = {}
+        self.marks: dict[str, dict[str, dict[str, ItemMark]]] = {}
         # server id -> the seat that it was created for
         self.owners: dict[str, str] = {}
         self.given_usd: dict[str, float] = {}
@@ -51,16 +56,23 @@ class LedgerView:
             if entry.kind in SUMS:
                 continue
             self.news.append(entry)
+            self.by_kind.setdefault(entry.kind, []).append(entry)
             if entry.seat:
                 self.by_seat.setdefault(entry.seat, []).append(entry)
             elif entry.student:
                 self.by_student.setdefault(entry.student, []).append(entry)
             if entry.kind == "up":
                 self.owners[str(entry.detail.get("server_id", ""))] = entry.seat
+            elif entry.kind == MARK_KIND:
+                add_mark(self.marks, entry)
             elif entry.kind == "budget":
                 before = self.given_usd.get(entry.seat, 0.0)
                 self.given_usd[entry.seat] = before + float(entry.detail.get("usd", 0.0))
         self._read = len(entries)
+
+    def of_kinds(self, *kinds: str) -> list[CourseLedgerEntry]:
+        """Return the lines of these kinds, those of each kind the oldest first."""
+        return [entry for kind in kinds for entry in self.by_kind.get(kind, ())]
 
     def entries_of(self, seat: str, students: Iterable[str]) -> list[CourseLedgerEntry]:
         """Return the lines of a seat and of its students, the oldest first."""

@@ -23,7 +23,7 @@ SEAT_MARKS = (
     ("trouble", "problem"),
 )
 PERSON_MARKS = (
-    ("missing", "missing"),
+    ("missing", "not submitted"),
     ("late", "late"),
     ("ungraded", "not graded"),
     ("excused", "excused"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labctl.courses.records.course_total import CountedGrade, compute_total
+from labctl.courses.records.excuses import KIND as EXCUSE_KIND
 from labctl.courses.records.folder import CourseFolder, Seat
-from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.totals import HasSubmitted, ReleasedTotals
+from labctl.web.ledger_view import LedgerView
 from labctl.web.view import GradeView, PersonTotals
 
 
@@ -17,13 +18,14 @@ class PersonTotalsReader:
     def __init__(
         self,
         folder: CourseFolder,
-        entries: Sequence[CourseLedgerEntry],
+        ledger: LedgerView,
         has_submitted: HasSubmitted,
     ) -> None:
         self._config = folder.config
         self._has_submitted = has_submitted
         has_groups = bool(folder.config.assignment_groups)
-        self._released = ReleasedTotals(folder, entries) if has_groups else None
+        entries = ledger.of_kinds("released", "closed", EXCUSE_KIND)
+        self._released = ReleasedTotals(folder, entries, ledger.marks) if has_groups else None
 
     def read(self, student: str, seat: Seat, grades: Sequence[GradeView]) -> PersonTotals:
         if self._released is None:

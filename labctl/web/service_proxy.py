@@ -8,6 +8,8 @@ acts. The session here names the student and the lab; no address does.
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 
 from labctl.web.http_server import MOST_MESSAGE_BYTES
 from labctl.web.responses import refuse
-from labctl.web.student_services import JUPYTER, OPEN, PATHS, TENSORBOARD, ServiceKey
+from labctl.web.student_services import JUPYTER, OPEN, PATHS, TENSORBOARD, TITLES, ServiceKey
 from labctl.web.web_site import WebSite, add_routes
 
 if TYPE_CHECKING:
@@ -49,12 +51,22 @@ GUARDS = {
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
-CONFIRM_POLICY = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+CONFIRM_STYLE = """\
+:root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif }
+body { margin: 0.9rem 2rem; max-width: 40rem }
+h1 { font-size: 1.7rem; line-height: 1.15 }
+button { font: inherit; font-weight: 650; padding: 0.4rem 1rem }
+"""
+_STYLE_HASH = base64.b64encode(hashlib.sha256(CONFIRM_STYLE.encode()).digest()).decode()
+CONFIRM_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 CONFIRM = Markup(
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>labctl</title>'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    '<link rel="icon" href="data:,"><h1>Open {name} of {student}?</h1>'
-    "<p>Continue if that is your student id. Otherwise, close this page.</p>"
+    '<link rel="icon" href="data:,"><style>{style}</style><h1>Open {title} of {student}?</h1>'
+    "<p>Continue if {student} is your student id. Otherwise, close this page.</p>"
     '<form method="post" action="/labctl-open?ticket={ticket}"><button>Continue</button></form>'
 )
 OPEN_S, IDLE_S = 10.0, 600.0
@@ -143,7 +155,12 @@ class ServiceProxy(WebSite):
             return refuse("this address was used already or has expired; open it again")
         if request.session.get("student") == data["student"]:
             return await self.open(request, ticket)
-        page = CONFIRM.format(name=str(data["name"]), student=str(data["student"]), ticket=ticket)
+        page = CONFIRM.format(
+            title=TITLES[str(data["name"])],
+            student=str(data["student"]),
+            ticket=ticket,
+            style=Markup(CONFIRM_STYLE),
+        )
         return HTMLResponse(page, headers={**GUARDS, "content-security-policy": CONFIRM_POLICY})
 
     async def open(self, request: Request, ticket: str = "") -> Response:

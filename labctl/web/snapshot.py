@@ -122,8 +122,8 @@ class SnapshotTaker:
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on(folder.config.assignments)
-        decisions = read_decisions(self._ledger.news, folder.config.assignments)
-        totals = PersonTotalsReader(folder, self._ledger.news, self._hand_ins.has_submitted)
+        decisions = read_decisions(self._ledger, folder.config.assignments)
+        totals = PersonTotalsReader(folder, self._ledger, self._hand_ins.has_submitted)
         return Snapshot(
             at=now,
             course=folder.config.name,
@@ -274,7 +274,7 @@ class SnapshotTaker:
             points=rules.points,
             has_starter=has_starter,
             free_days=rules.free_days,
-            extensions=read_due_extensions(self._ledger.news, name),
+            extensions=read_due_extensions(self._ledger.of_kinds("due"), name),
         )
 
 

@@ -17,7 +17,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection
 
-from labctl.errors import LabError, NotFoundError
+from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.submissions.receiver import Receiver
 from labctl.web.course_site import CourseSite, list_parts, stream_response
 from labctl.web.downloads import (
@@ -36,10 +36,9 @@ from labctl.web.student_actions import StudentActions
 from labctl.web.student_forms import StudentForms
 from labctl.web.student_parts import StudentParts
 from labctl.web.student_services import (
-    JUPYTER,
     OPEN,
     PATHS,
-    TENSORBOARD,
+    TITLES,
     ServiceKey,
     StudentServices,
 )
@@ -57,8 +56,13 @@ if TYPE_CHECKING:
 MOST_LOGS = 40
 # how often a page looks whether a service has started
 REFRESH_S = 2
-TITLES = {JUPYTER: "Jupyter", TENSORBOARD: "TensorBoard"}
 Page = tuple[Snapshot, PersonView, SeatView]
+
+# below the reason why a service did not start
+START_FAILED = (
+    "Reload this page to try again.",
+    "If that fails too, tell your instructor: the keeper's log has the details.",
+)
 
 
 class StudentPage(CourseSite):
@@ -190,7 +194,13 @@ class StudentPage(CourseSite):
         if self.services is None or name not in PATHS:
             raise NotFoundError("this page does not exist")
         key = ServiceKey(seat=seat.name, lab_id=lab_id, name=name)
-        if await asyncio.to_thread(self.services.ensure, person.id, key):
+        try:
+            is_open = await asyncio.to_thread(self.services.ensure, person.id, key)
+        except (NotFoundError, PolicyError):
+            raise
+        except LabError as error:
+            return await self.render_message(request, error.what, START_FAILED, 503)
+        if is_open:
             data = {**request.session, "lab": lab_id, "name": name}
             ticket = urlencode({"ticket": self.services.issue_ticket(data)})
             return RedirectResponse(f"{self.services_url}{OPEN}?{ticket}", 303)

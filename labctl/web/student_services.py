@@ -11,6 +11,7 @@ from functools import partial
 
 from labctl.courses.requests import RequestHandler
 from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
 from labctl.model import Value
 from labctl.runs import images
@@ -23,6 +24,7 @@ JUPYTER, TENSORBOARD = "jupyter", "tensorboard"
 # the address there that begins a session, with a ticket
 OPEN = "/labctl-open"
 # service -> its path there
+TITLES = {JUPYTER: "Jupyter", TENSORBOARD: "TensorBoard"}
 PATHS = {JUPYTER: "/lab", TENSORBOARD: "/tensorboard/"}
 TICKET_S = 120.0
 # services that start at the same time: each may build an image on its server
@@ -121,7 +123,9 @@ class StudentServices:
             self._close_old(key)
             forward = self._open_service(key)
         except Exception as error:
-            self._problems[key] = as_lab_error(error, self._notify)
+            problem = self._problems[key] = as_lab_error(error, self._notify)
+            # Students do not read the reason, which may have paths of this machine.
+            self._notify(f"{key.seat}: {key.name} does not start: {describe_error(problem)}")
         with self._lock:
             if forward is not None:
                 self._forwards[key] = forward

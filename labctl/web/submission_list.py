@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import copy
 import functools
 import os
 import time
@@ -41,6 +42,9 @@ class SubmissionList:
         self._with_report: set[SubmissionId] = set()
         self._unopened: list[SubmissionId] = []
         self._by_student: dict[str, tuple[SubmissionView, ...]] = {}
+        # student -> the submissions as received, and as judged by the rules of `_judged_by`
+        self._judged: dict[str, tuple[tuple[SubmissionView, ...], tuple[SubmissionView, ...]]] = {}
+        self._judged_by: tuple[object, ...] = ()
         self._read_to = 0
         # device and inode of the file that was read
         self._identity: tuple[int, int] = (0, 0)
@@ -54,6 +58,9 @@ class SubmissionList:
         self._read_extensions()
         self._read_receipts()
         self._open_bundles()
+        rules = (assignments, copy.deepcopy(self._extensions), self._pauses, len(self._with_report))
+        if rules != self._judged_by:
+            self._judged, self._judged_by = {}, rules
 
     def _read_receipts(self) -> None:
         """Read the receipts appended since the last call; all of them if the file was replaced."""
@@ -94,9 +101,7 @@ class SubmissionList:
 
     def submissions_of(self, names: Iterable[str]) -> tuple[SubmissionView, ...]:
         """Return the submissions of these students that `read_on` has read, the oldest first."""
-        submissions = [
-            self._update(one) for name in names for one in self._by_student.get(name, ())
-        ]
+        submissions = [one for name in names for one in self._judge(name)]
         return tuple(sorted(submissions, key=lambda one: one.received))
 
     def has_submitted(self, assignment: str, names: Iterable[str]) -> bool:
@@ -104,6 +109,15 @@ class SubmissionList:
         return any(
             one.assignment == assignment for name in names for one in self._by_student.get(name, ())
         )
+
+    def _judge(self, student: str) -> tuple[SubmissionView, ...]:
+        """Return a student's submissions as judged now; only new ones if no rule has changed."""
+        received = self._by_student.get(student, ())
+        judged = self._judged.get(student)
+        if judged is None or judged[0] is not received:
+            judged = (received, tuple(self._update(one) for one in received))
+            self._judged[student] = judged
+        return judged[1]
 
     def _update(self, submission: SubmissionView) -> SubmissionView:
         """Return the submission judged by the rules of now, and whether it has a report.

@@ -1,6 +1,7 @@
 """Messages about images on a server: find, pull and build them."""
 
-from typing import Dict, NamedTuple, Tuple
+import hashlib
+from typing import Dict, NamedTuple, Sequence, Tuple
 
 from .codec import as_array
 from .verbs import Empty, StreamingVerb, Verb
@@ -11,9 +12,10 @@ class FindImagesRequest(NamedTuple):
 
 
 class FindImagesReply(NamedTuple):
-    """The id of each reference's image, "" for an image that is not on the server."""
+    """The id and content hash of each reference's image, "" if it is not on the server."""
 
     ids: Dict[str, str]
+    contents: Dict[str, str] = {}
 
 
 class PullImageRequest(NamedTuple):
@@ -91,6 +93,15 @@ class LoadStoredImageReply(NamedTuple):
     """Why the image was not loaded; "" if it was."""
 
     why: str
+
+
+def hash_image_content(created: str, layers: Sequence[str]) -> str:
+    """Return a hash by which two engines recognize the same image; "" if its layers are unknown.
+
+    Engines with different image stores give the same image different ids.
+    """
+    text = " ".join([created, *layers])
+    return hashlib.sha256(text.encode()).hexdigest() if layers else ""
 
 
 FIND_IMAGES = Verb("image", FindImagesRequest, FindImagesReply)

@@ -170,12 +170,15 @@ class FindSeatServerReply(NamedTuple):
 
 
 class ListSeatServersRequest(NamedTuple):
-    """List the student's own servers."""
+    """List the servers that the student's labs hold."""
 
 
 class ListSeatServersReply(NamedTuple):
+    """`seat_server` is the seat's running server, which a lab that does not hold it can join."""
+
     servers: Tuple[SeatServerRecord, ...]
     version: int = 1
+    seat_server: Optional[SeatServerRecord] = None
 
 
 class EndSeatServerRequest(NamedTuple):

@@ -199,7 +199,7 @@ def test_a_changed_bundle_makes_collect_fail(
     answer(monkeypatch, "collect.collect", found)
     said = labctl("-C", "ml", "course", "collect", "hw3")
     assert said.code == (1 if damaged else 0)
-    assert "RECEIVED (UTC)" in said.out
+    assert "Times are in UTC." in said.out
     assert "alice  Alice  in" in said.out
     assert "grace period 10 min" in said.err
     assert "1 d 1 h, 20% off" in said.out

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from labctl import Lab
+from labctl.cli import course_results
 from labctl.cli.down_output import print_down
+from labctl.courses.server_contents import SavedSeat
+from labctl.courses.teardown import SeatEnding
 from labctl.lifecycle.down import DownResult
 
 
@@ -48,3 +51,15 @@ def test_a_static_machine_stays_on(home: Path, capsys: pytest.CaptureFixture[str
         "Nothing is left running or billing.",
     ]
     lab.context.state.close()
+
+
+@pytest.mark.parametrize(("edits", "more"), [(0, ""), (2, ", and 2 files edited on the servers")])
+def test_the_end_of_a_class_counts_what_students_edited(
+    capsys: pytest.CaptureFixture[str], edits: int, more: str
+) -> None:
+    """Students who use the browser have no runs: their work is on the server alone."""
+    saved = SavedSeat(files=3, edits=edits)
+    ending = SeatEnding(seat="ada", students=("ada",), ended=True, saved=saved)
+    course_results.print_down([ending])
+    text = f"Removed 1 of 1 server; downloaded 3 files of runs{more}.\n"
+    assert capsys.readouterr().out == text

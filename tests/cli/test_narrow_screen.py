@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from terminal import open_terminal
-from transcripts import make_program
+from test_grading_guide import COURSES, FILES, prepare_course
+from transcripts import make_program, make_session
+
+from labctl.submissions.receiver import Receiver
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from submission_bed import DUE_AT, handed_in, make_receiver, packed
 
 COLUMNS = 80
 COMMAND_S = 60.0
+ANSWER = "You are right: the names are explained, and so is the choice of the rate in train.py."
 LAB = """\
 lab: digits
 run: [python, train.py]
@@ -55,3 +63,34 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     assert [line.strip() for line in hint if len(line) > COLUMNS] == [
         f"next: labctl run -- python train.py {options}"
     ]
+
+
+def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
+    """Also where a name, a rubric and an excuse do not fit beside each other."""
+    session = make_session(tmp_path, COURSES / "marks", {})
+    roster = session.directory / "canvas.csv"
+    roster.write_text(roster.read_text().replace("Cole, Carol", "Cole-Abercrombie, Carolina J."))
+    prepare_course(session, "http://127.0.0.1:9")
+    make_receiver(session.directory / ".course", late="48h", penalty="10")
+    drop = Receiver(session.directory / ".course" / "drop", lambda: DUE_AT + 86_000.0)
+    handed_in(drop, packed(FILES, student="alice"), "alice")
+    why = "ill for two weeks, with a note from the hospital"
+    commands = [
+        f"labctl course excuse hw3 carol --why '{why}'",
+        "labctl course grades hw3 --rubric",
+        "labctl course collect hw3",
+        "labctl course mark hw3 --list",
+        "labctl course roster",
+        f"labctl course regrades hw3 alice --accept --answer '{ANSWER}'",
+        "labctl course regrades --all",
+    ]
+    with open_terminal(session.directory, session.environ, COLUMNS) as terminal:
+        outputs = [terminal.run(command, [], COMMAND_S) for command in commands]
+    lines = [line.rstrip() for output in outputs for line in output.splitlines()]
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    graded, collected = "carol    Carolina J.…  -", "carol  Carolina J.…  excused"
+    for start, reason in ((graded, f"excused: {why}"), (collected, why)):
+        row = next(number for number, line in enumerate(lines) if line.startswith(start))
+        assert lines[row + 1].strip() == reason
+    quoted = [line.removeprefix("  > ") for line in lines if line.startswith("  > ")]
+    assert " ".join(quoted) == ANSWER

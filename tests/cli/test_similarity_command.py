@@ -56,3 +56,7 @@ def test_similar_code_is_for_review_and_names_the_page(
     monkeypatch.setattr(similarity, "find_similar_code", lambda *_, **__: alone)
     said = labctl("-C", "ml", "course", "similarity", "hw3")
     assert said.out == "Only 1 submission: nothing to compare.\n"
+    nobody = msgspec.structs.replace(nothing, submissions=0, previous=0)
+    monkeypatch.setattr(similarity, "find_similar_code", lambda *_, **__: nobody)
+    said = labctl("-C", "ml", "course", "similarity", "hw3")
+    assert said.out == "Nobody has submitted anything: nothing to compare.\n"

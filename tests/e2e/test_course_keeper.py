@@ -96,6 +96,14 @@ def test_a_student_joins_and_has_a_server_until_down(bed: CourseBed) -> None:
         server = msgspec.convert(json.loads(body)["server"], Server)
         assert (server.provider, server.lab) == ("course", "ml-2026-alice")
         assert bed.labctl("alice", "ssh", "--", "echo", "I am in", cwd=lab)[0] == "I am in\n"
+        laptop = _join_again(bed, "alice", "alices-laptop")
+        said = bed.labctl("alices-laptop", "status", "--refresh", cwd=laptop)[0]
+        assert "your server is running, but this lab does not use it yet (" in said
+        assert "labctl up      use it here too" in said
+        bed.labctl("alices-laptop", "up", "--yes", cwd=laptop)
+        said = bed.labctl("alices-laptop", "status", "--refresh", cwd=laptop)[0]
+        assert said.startswith("ml-2026-alice: running")
+        bed.labctl("alices-laptop", "down", "--yes", cwd=laptop)
         # Within the course's longest life of 12 h, and not beyond it.
         extended = bed.labctl("alice", "extend", "1h", cwd=lab)[0]
         assert re.search(r"stops in (9 h|8 h 5\d min)", extended)
@@ -105,6 +113,12 @@ def test_a_student_joins_and_has_a_server_until_down(bed: CourseBed) -> None:
     kinds = [one.kind for one in bed.course.ledger.list_entries(seat="alice")]
     assert kinds[:2] == ["joined", "up"]
     assert "down" in kinds
+
+
+def _join_again(bed: CourseBed, student: str, device: str) -> Path:
+    """Join as the student on another device; return the lab's directory there."""
+    arguments = ("join", str(bed.invited(student)), "--yes", "--json")
+    return Path(json.loads(bed.labctl(device, *arguments)[0])["joined"]["directory"])
 
 
 def test_a_join_file_works_once(bed: CourseBed, tmp_path: Path) -> None:

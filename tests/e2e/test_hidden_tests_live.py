@@ -411,3 +411,24 @@ def test_staffs_own_solution_is_tried_in_a_container_on_this_machine(
     name = re.search(r"local container \((\S+)\)", output)
     assert name is not None
     assert name[1] not in session.run("docker ps --all --format '{{.Names}}'")
+
+
+def test_an_image_built_again_under_its_name_reaches_the_grading_server(
+    tmp_path: Path, base_image: str, small_image: str, image_with_pytest: str
+) -> None:
+    name = f"labctl-test-rebuilt:{tmp_path.name}"
+    session = make_session(tmp_path, COURSE_OF_GUIDE, {"LABCTL_BASE_IMAGE": base_image})
+    make_private(session.directory)
+    file = session.directory / "course.yaml"
+    grading = json.dumps({"image": name})
+    file.write_text(re.sub(r"grading:\n.*\n", f"grading: {grading}\n", file.read_text()))
+    try:
+        session.run(f"docker tag {image_with_pytest} {name}")
+        output = session.run("labctl course grade hw3 --dry-run --keep-server --yes")
+        assert "assignments/hw3/reference: graded 90/100" in output
+        session.run(f"docker tag {small_image} {name}")
+        output = session.run("labctl course grade hw3 --dry-run --yes")
+        assert f"sending {name}" in output
+        assert "assignments/hw3/reference: failed" in output
+    finally:
+        session.run(f"docker rmi {name}")

@@ -88,6 +88,8 @@ def test_a_team_shares_a_server_but_not_each_others_claims(
     asked(request_handler, "alice", "terminate", id=bob["server"]["id"])
     assert found(request_handler, "bob", bob)["state"] == "running"
     assert asked(request_handler, "alice", "servers")["servers"] == []
+    assert asked(request_handler, "alice", "servers")["seat_server"] is None
+    assert asked(request_handler, "bob", "servers")["seat_server"]["lab"] == "owls"
     assert kind(create(request_handler, "carol")) == "PolicyError"  # bob's attempt
     asked(request_handler, "bob", "terminate", id=bob["server"]["id"])
     assert found(request_handler, "carol", carol)["state"] == "running"
@@ -227,10 +229,19 @@ def test_what_could_not_be_ended_stays_ending_and_is_tried_again(
     asked(request_handler, "alice", "terminate", id=made["server"]["id"])
     assert found(request_handler, "alice", made)["state"] == "ending"
     assert kind(create(request_handler, "alice", OTHER)) == "BusyError"
+    request_handler.wait(10)
+    restarted = RequestHandler(work.folder, work)
+    restarted.list_seat_servers()  # as the keeper does first
+    for keeper in (request_handler, restarted):
+        failure = keeper.find_end_failure("alice")
+        assert failure is not None
+        assert failure.what == "the provider is silent"
     work.error = None
-    for seat in request_handler.list_seat_servers():
+    for seat in restarted.list_seat_servers():
         seat.resume()
-    assert found(request_handler, "alice", made) is None
+    assert found(restarted, "alice", made) is None
+    assert restarted.find_end_failure("alice") is None
+    assert RequestHandler(work.folder, work).find_end_failure("alice") is None
 
 
 def test_a_new_keeper_goes_on_where_the_old_one_was(work: Pretended) -> None:

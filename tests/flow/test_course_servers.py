@@ -14,7 +14,7 @@ from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_world import Machine, Recorded, unreachable
 
 from labctl.course import Course
-from labctl.courses import broadcast, leftovers
+from labctl.courses import broadcast, join_codes, leftovers
 from labctl.courses.broadcast import extend_server, find_run, push_handouts, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
 from labctl.courses.leftovers import list_leftovers
@@ -22,6 +22,7 @@ from labctl.courses.material import NAME, add_handouts
 from labctl.courses.plan import compute_plan
 from labctl.courses.preflight import check_course
 from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.plan_changes import list_cautions
 from labctl.courses.records.spending import spent_usd
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.courses.servers import CourseOperator, bring_up_servers
@@ -308,10 +309,23 @@ def test_a_server_that_was_stopped_over_it_is_started_to_save_everything(
 
 def test_nothing_ends_without_a_yes(ml: Class) -> None:
     started(ml)
-    ml.reporter.answers = [False]
-    with pytest.raises(PolicyError, match="nothing was ended"):
+    ml.reporter.answers = [False, False]
+    with pytest.raises(PolicyError, match="nothing was ended") as refused:
         end_seats(ml.staff(), ml.folder.list_seats())
+    assert refused.value.hint == "labctl course down --yes"
+    with pytest.raises(PolicyError) as refused:
+        end_seats(ml.staff(), [ml.seat("alice")], discard=True)
+    assert refused.value.hint == "labctl course down --only alice --discard --yes"
     assert len(ml.cloud.machines) == 3
+
+
+def test_the_question_calls_free_servers_free(ml: Class) -> None:
+    ml.cloud.price = 0.0
+    started(ml)
+    ml.reporter.answers = [False]
+    with pytest.raises(PolicyError) as refused:
+        end_seats(ml.staff(), ml.folder.list_seats())
+    assert refused.value.why == "still running: 3 servers (free)"
 
 
 def test_what_is_shared_stays_until_the_last_server_ends(ml: Class) -> None:
@@ -567,6 +581,19 @@ def test_the_check_of_a_large_class_invites_all_who_have_not_joined(
 
     assert next_step(2) == "labctl course invite student-0 student-1"
     assert next_step(6) == "labctl course invite --all"
+
+
+def test_a_student_who_used_the_page_has_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inviting them again would end their access to the page."""
+    keeper = "keeper: {host: keeper.example}\n"
+    ml = a_class(tmp_path, monkeypatch, roster(["alice", "bob"]), keeper)
+    join_codes.store_page_code(ml.folder, "alice", "public", 2**40)
+    join_codes.mark_page_code_used(ml.folder, "alice")
+    found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
+    assert found["students' keys"].detail.startswith("1 of 2 students have joined")
+    assert found["students' keys"].next.startswith("labctl course invite bob ")
 
 
 def test_the_check_calls_free_servers_free(ml: Class) -> None:
@@ -876,4 +903,7 @@ def test_the_check_of_a_course_without_an_image_tries_none(ml: Class) -> None:
     file.write_text(file.read_text().replace("image: {build: .}\n", ""))
     found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert (found["image"].ok, found["image"].skipped) == (True, False)
-    assert found["image"].detail == "none in course.yaml; each lab has its own"
+    cautions = " ".join(list_cautions(ml.folder.config, 0.0))
+    detail = found["image"].detail.removeprefix("none in course.yaml: ")
+    assert found["image"].warning
+    assert f"no image: {detail}; {found['image'].next}" in cautions, "plan and check agree"

@@ -19,9 +19,11 @@ from service_proxy_bed import (
     ServiceVisitor,
     run_service,
     serve_campus,
+    wait_until,
 )
 from websockets.sync.client import connect
 
+from labctl.errors import LabError
 from labctl.web.student_services import TICKET_S
 
 
@@ -131,7 +133,7 @@ def test_a_browser_is_asked_before_it_opens_what_another_student_sent(campus: Ca
     origin, ticket = campus.find_ticket(campus.enter("lovelace"))
     other = ServiceVisitor(f"{origin}/")
     status, headers, body = other.ask(ticket)
-    assert (status, "Open jupyter of lovelace?" in body) == (200, True)
+    assert (status, "Open Jupyter of lovelace?" in body) == (200, True)
     assert "set-cookie" not in headers
     assert "form-action 'self'" in headers["content-security-policy"]
     for origin_header in ({}, {"Origin": campus.url}, {"Origin": "https://evil.example"}):
@@ -407,6 +409,33 @@ def test_a_service_that_stopped_answering_is_started_again(
     # Both have the same socket: closing the old one later would remove the new one's.
     assert forward.calls == ["close", "open"]
     assert campus.open("lovelace").ask("/lab")[0] == 200
+
+
+def test_a_service_that_does_not_start_says_what_to_do(
+    campus: Campus, forward: OpenForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = campus.enter("lovelace")
+    campus.find_ticket(page)
+    failures: list[str] = []
+
+    def fail() -> OpenForward:
+        raise LabError("the server cannot pull x:1", why="/srv/courses/ml is full")
+
+    def has_failed() -> bool:
+        status, _, body = page.ask(f"/services/{LAB_ID}/jupyter")
+        failures.extend([body] * (status == 503))
+        return bool(failures)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forward, "open", fail)
+        patch.setattr(forward, "answers", False)
+        wait_until(has_failed)
+    assert "The server cannot pull x:1" in failures[0]
+    assert "Reload this page to try again." in failures[0]
+    assert "tell your instructor" in failures[0]
+    assert "/srv/courses" not in failures[0]
+    # It is tried again.
+    wait_until(lambda: page.ask(f"/services/{LAB_ID}/jupyter")[0] == 303)
 
 
 def test_one_student_cannot_hold_all_connections(

@@ -165,7 +165,7 @@ def test_a_student_signs_in_follows_the_page_and_opens_a_notebook(front: Front) 
         status, headers, _ = front.ask(PAGE, path, Cookie=cookie)
     address = headers["location"].removeprefix(f"https://{SERVICES}")
     assert address.startswith("/labctl-open?")
-    assert "Open jupyter of lovelace?" in front.ask(SERVICES, address)[2]
+    assert "Open Jupyter of lovelace?" in front.ask(SERVICES, address)[2]
     status, headers, _ = front.ask(SERVICES, address, "POST", Origin=f"https://{SERVICES}")
     own = headers["set-cookie"].partition(";")[0]
     assert (status, headers["location"]) == (303, "/lab")

@@ -12,6 +12,7 @@ import pytest
 from submission_bed import DUE, DUE_AT, FILES, make_receiver, packed
 
 from labctl.config import find_paths
+from labctl.courses import collect as collecting
 from labctl.courses.code_folders import write_code_folders
 from labctl.courses.collect import SeatSubmission, collect
 from labctl.courses.end_of_term import make_collector
@@ -54,7 +55,15 @@ DAY_S = 86_400
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> CourseFolder:
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time at which submissions are collected: after the due time, unless a test sets it."""
+    times = [DUE_AT + 86_400.0]
+    monkeypatch.setattr(collecting, "Receiver", lambda drop: Receiver(drop, lambda: times[-1]))
+    return times
+
+
+@pytest.fixture
+def folder(tmp_path: Path, clock: list[float]) -> CourseFolder:
     course = tmp_path / "ml"
     course.mkdir()
     (course / "course.yaml").write_text(COURSE)
@@ -88,6 +97,20 @@ def test_the_last_one_counts_and_a_teams_is_anybodys_of_it(folder: CourseFolder)
     assert (alice.number, alice.late_s, alice.penalty, alice.submissions) == (2, 3600, 10, 2)
     assert (team.student, team.students, team.late_s) == ("carol", ("bob", "carol"), 0)
     assert found["dan"].state == "missing"
+
+
+def test_before_the_due_time_nothing_is_missing(folder: CourseFolder, clock: list[float]) -> None:
+    clock.append(DUE_AT)
+    hand_in(folder, "alice", DUE_AT - 100)
+    Receiver(folder.drop).extend("hw3", "bob", 3600)
+    seats = seats_of(folder)
+    assert seats["alice"].state == "in"
+    assert (seats["dan"].state, seats["dan"].why) == ("open", "due 28 Nov 23:59")
+    clock.append(DUE_AT + 1)
+    seats = seats_of(folder)
+    assert seats["dan"].state == "missing"
+    # A team has the latest time of its students.
+    assert (seats["team-1"].state, seats["team-1"].why) == ("open", "due 29 Nov 00:59")
 
 
 def test_code_is_laid_out_with_a_diff_against_the_starter(

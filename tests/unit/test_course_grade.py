@@ -19,7 +19,7 @@ from forged_bed import FORGED
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
 from labctl.config import find_paths
-from labctl.courses import grading_dry_run, lateness
+from labctl.courses import grading_dry_run, grading_server, lateness
 from labctl.courses import grading_run as grading
 from labctl.courses.grading_dry_run import try_reference
 from labctl.courses.grading_run import GradingResult, grade_assignment
@@ -62,6 +62,7 @@ class Server:
         self.asked: list[GradeRequest] = []
         self.brought: list[str] = []
         self.image = "x:1"
+        self.image_content = ""
         self.begun = 0
         self.may_be_here: list[bool] = []
         self.replies: dict[str, GradedJobRecord | BaseException] = {}
@@ -343,6 +344,22 @@ def test_whatever_a_grade_comes_from_makes_it_anew(
     found = grade_assignment(staff, "hw3")
     fresh = [one.seat for one in found.seats if one.fresh]
     assert fresh == (["bob"] if changed == "submission" else list(STUDENTS))
+
+
+def test_an_image_built_again_under_its_name_grades_anew(
+    staff: CourseOperator, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine on this machine has another image of that name than the one that graded."""
+    server.image_content = "before"
+    assert grade_assignment(staff, "hw3").is_complete
+    monkeypatch.setattr(grading_server, "hash_local_image", lambda reference: "before")
+    assert not any(one.fresh for one in grade_assignment(staff, "hw3").seats)
+    monkeypatch.setattr(grading_server, "hash_local_image", lambda reference: "after")
+    server.image_content = "after"
+    again = grade_assignment(staff, "hw3").seats
+    assert all(one.fresh for one in again)
+    jobs = {request.job for request in server.asked}
+    assert len(jobs) == 2 * len(STUDENTS), "a kept server would repeat its earlier replies"
 
 
 def test_the_server_hears_hashes_and_no_names(staff: CourseOperator, server: Server) -> None:

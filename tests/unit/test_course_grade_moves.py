@@ -64,6 +64,7 @@ class Graders:
 
     scores: dict[str, float] = field(default_factory=dict)
     image: str = "x:1"
+    image_content: str = ""
     code: int = 0  # with which staff's own program ends
 
     def prepare_image(self) -> str:

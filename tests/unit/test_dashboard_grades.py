@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +17,9 @@ from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedge
 from labctl.courses.records.marks import draft_mark_line
 from labctl.courses.records.released_grades import draft_released_line
 from labctl.courses.records.student import Student
+from labctl.web import grades as web_grades
 from labctl.web.grades import Grades, read_decisions
+from labctl.web.ledger_view import LedgerView
 from labctl.web.view import GradeView
 
 ADA = Student(id="ada")
@@ -42,7 +45,9 @@ def read(folder: Path, *drafts: CourseLedgerDraft) -> GradeView:
         msgspec.convert({**msgspec.to_builtins(draft), "n": n, "at": 0.0}, CourseLedgerEntry)
         for n, draft in enumerate(drafts)
     ]
-    [grade] = Grades(folder).read_grades(ADA, RULES, read_decisions(entries, RULES))
+    ledger = LedgerView()
+    ledger.read(entries)
+    [grade] = Grades(folder).read_grades(ADA, RULES, read_decisions(ledger, RULES))
     return grade
 
 
@@ -82,3 +87,35 @@ def test_an_excused_student_has_no_score(graded: Path) -> None:
     excuse = draft_excuse_line("hw3", "ada", "ada", excused=True, by="ann", why="ill")
     grade = read(graded, mark("code", 17), mark("talk", 20), excuse)
     assert (grade.score, grade.feedback, grade.excused) == (None, "excused: ill", True)
+
+
+def test_only_a_grade_that_changed_is_computed_again(
+    graded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class has thousands of grades, and a page is updated every few seconds."""
+    computed: list[str] = []
+    add_marks = web_grades.add_marks
+
+    def count(grade: Grade, *parts: Any) -> Grade:
+        computed.append(grade.student)
+        return add_marks(grade, *parts)
+
+    monkeypatch.setattr(web_grades, "add_marks", count)
+    entries: list[CourseLedgerEntry] = []
+    ledger, grades = LedgerView(), Grades(graded)
+
+    def read_after(*drafts: CourseLedgerDraft) -> float | None:
+        for draft in drafts:
+            fields = {**msgspec.to_builtins(draft), "n": len(entries), "at": 0.0}
+            entries.append(msgspec.convert(fields, CourseLedgerEntry))
+        ledger.read(entries)
+        [grade] = grades.read_grades(ADA, RULES, read_decisions(ledger, RULES))
+        return grade.score
+
+    assert read_after(mark("code", 17), mark("talk", 10)) == 72
+    assert read_after() == read_after() == 72
+    other = msgspec.structs.replace(mark("code", 1), student="bob", seat="bob")
+    assert read_after(other) == 72
+    assert len(computed) == 1
+    assert read_after(mark("talk", 12)) == 74
+    assert len(computed) == 2

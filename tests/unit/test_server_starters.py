@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,7 @@ def test_it_writes_what_is_missing_into_the_lab_of_this_id(tmp_path: Path, direc
     for file in STARTER.files:
         assert (lab / "code" / file.path).read_bytes() == file.content
         assert bool((lab / "code" / file.path).stat().st_mode & 0o100) == file.executable
+        assert time.time() - (lab / "code" / file.path).stat().st_mtime < 60, "Jupyter shows it"
     assert sorted(path.name for path in (lab / "code").iterdir()) == [
         ".labignore", "run.sh", "tests", "train.py",
     ]  # fmt: skip

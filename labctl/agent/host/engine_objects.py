@@ -119,6 +119,10 @@ class ContainerImageConfig(NamedTuple):
     Labels: Optional[Dict[str, str]] = None
 
 
+class ImageLayers(NamedTuple):
+    Layers: Optional[Tuple[str, ...]] = None
+
+
 class Image(NamedTuple):
     """An image as `docker image inspect` shows it."""
 
@@ -126,10 +130,16 @@ class Image(NamedTuple):
     RepoTags: Optional[Tuple[str, ...]] = None
     RepoDigests: Optional[Tuple[str, ...]] = None
     Config: Optional[ContainerImageConfig] = None
+    Created: str = ""
+    RootFS: Optional[ImageLayers] = None
 
     @property
     def config(self) -> ContainerImageConfig:
         return self.Config or ContainerImageConfig()
+
+    @property
+    def layers(self) -> Tuple[str, ...]:
+        return (self.RootFS and self.RootFS.Layers) or ()
 
 
 class PullDetail(NamedTuple):

@@ -22,6 +22,7 @@ from ...wire.images import (
     FindImagesReply,
     FindImagesRequest,
     PullImageRequest,
+    hash_image_content,
 )
 from ...wire.verbs import PUSH_COMMAND, Empty
 from ..broker.detection import is_brokered
@@ -44,7 +45,11 @@ FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 def find(request: FindImagesRequest) -> FindImagesReply:
     images = {reference: inspect_image(reference) for reference in request.references}
     return FindImagesReply(
-        {reference: image.Id if image else "" for reference, image in images.items()}
+        {reference: image.Id if image else "" for reference, image in images.items()},
+        {
+            reference: hash_image_content(image.Created, image.layers) if image else ""
+            for reference, image in images.items()
+        },
     )
 
 

@@ -33,6 +33,7 @@ class GradeRecord(Value, frozen=True):
 
     `raw` is the grader's result, before the penalty; `score` is what counts. `message` describes
     an error or failure. `has_output` is True if the submission's program printed anything.
+    `image` is the reference of the grading image, and `image_content` a hash of it, "" if unknown.
     """
 
     assignment: str
@@ -56,6 +57,7 @@ class GradeRecord(Value, frozen=True):
     has_output: bool = msgspec.field(default=False, name="said")
     seconds: float = 0.0
     image: str = ""
+    image_content: str = ""
     at: float = 0.0
     version: int = VERSION
 

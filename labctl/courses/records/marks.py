@@ -45,16 +45,21 @@ def read_all_marks(
     """
     marks: dict[str, dict[str, dict[str, ItemMark]]] = {}
     for entry in entries:
-        if entry.kind != KIND:
-            continue
-        item, points = str(entry.detail.get("item", "")), entry.detail.get("points")
-        assignment = str(entry.detail.get("assignment", ""))
-        own = marks.setdefault(assignment, {}).setdefault(entry.student, {})
-        if points is None:
-            own.pop(item, None)
-        else:
-            own[item] = ItemMark(points=float(points), note=entry.why, by=entry.by, at=entry.at)
+        if entry.kind == KIND:
+            add_mark(marks, entry)
     return marks
+
+
+def add_mark(marks: dict[str, dict[str, dict[str, ItemMark]]], entry: CourseLedgerEntry) -> None:
+    """Add a mark, or take one back. The student gets a new mapping; earlier ones do not change."""
+    item, points = str(entry.detail.get("item", "")), entry.detail.get("points")
+    by_student = marks.setdefault(str(entry.detail.get("assignment", "")), {})
+    own = dict(by_student.get(entry.student, {}))
+    if points is None:
+        own.pop(item, None)
+    else:
+        own[item] = ItemMark(points=float(points), note=entry.why, by=entry.by, at=entry.at)
+    by_student[entry.student] = own
 
 
 def read_marks(

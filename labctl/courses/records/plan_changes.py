@@ -57,6 +57,11 @@ def list_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[Ke
     ]
 
 
+# what students get if course.yaml names no image, and what to do about it
+IMAGE_CAUTION = f"labs that name none get {DEFAULT_IMAGE}, which has no packages"
+IMAGE_NEXT = "name your image in course.yaml: image: REFERENCE"
+
+
 def list_cautions(config: CourseConfig, now: float) -> list[str]:
     """List settings that are allowed, but perhaps not intended."""
     messages = []
@@ -71,11 +76,8 @@ def list_cautions(config: CourseConfig, now: float) -> list[str]:
         messages.append("class hours without a term: they never stop, and there is no forecast")
     if not config.store:
         messages.append("no store: results and the ledger are only on this machine and the servers")
-    if config.lab.image.reference == DEFAULT_IMAGE and not config.image_reference:
-        messages.append(
-            f"no image: labs that name none get {DEFAULT_IMAGE}, which has no packages; name your "
-            "image in course.yaml: image: REFERENCE"
-        )
+    if config.lab.image.reference == DEFAULT_IMAGE and not config.lab.has_own_image:
+        messages.append(f"no image: {IMAGE_CAUTION}; {IMAGE_NEXT}")
     if config.lab.server.need.idle_s is None:
         messages.append("no server.idle: an idle server runs until its ttl")
     server = config.lab.server
