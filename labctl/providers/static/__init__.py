@@ -32,6 +32,7 @@ from labctl.model import (
 from labctl.providers import ProviderContext
 from labctl.providers.static.machines import (
     PROVIDER,
+    SETTINGS_EXAMPLE,
     ConfiguredMachine,
     HostEntry,
     StaticSettings,
@@ -54,6 +55,7 @@ class StaticProvider:
     name: ClassVar[str] = PROVIDER
     settings_type: ClassVar[type[Value]] = StaticSettings
     logs_in_as_user: ClassVar[bool] = True
+    settings_example: ClassVar[str] = SETTINGS_EXAMPLE
     settle_s: float = 0.0
 
     def __init__(self, settings: StaticSettings, context: ProviderContext) -> None:
@@ -67,6 +69,10 @@ class StaticProvider:
     def get_account(self) -> ProviderAccount:
         """Return no account: machines are free, and a claim is identified by its token."""
         return ProviderAccount()
+
+    def check_settings(self) -> None:
+        """UsageError if no machine is configured, or one is not valid."""
+        _ = self.machines
 
     def check(self, need: Need | None = None) -> list[Check]:
         subject = self.context.subject

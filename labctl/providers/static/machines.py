@@ -18,6 +18,13 @@ from labctl.providers import ProviderContext
 
 PROVIDER = "static"
 SCRIPT_TIMEOUT_S = 30.0
+# the section of lab.yaml that `labctl init` writes
+SETTINGS_EXAMPLE = """\
+static:
+  hosts:
+    - gpu1.lab.example
+    - alice@gpu2.lab.example:2222
+"""
 
 
 class HostEntry(Value, frozen=True):
@@ -109,7 +116,7 @@ def list_machines(
     if not entries:
         raise UsageError(
             "server.static.hosts in lab.yaml names no machine",
-            hint="write in lab.yaml: "
+            hint="write your machines in lab.yaml, for example:\n"
             "server: {provider: static, static: {hosts: [alice@gpu1.lab.example]}}",
         )
     hosts = tuple(
