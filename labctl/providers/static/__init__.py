@@ -17,7 +17,14 @@ import msgspec
 
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
-from labctl.errors import AuthenticationError, ConnectError, LabError, PolicyError, ProviderError
+from labctl.errors import (
+    AuthenticationError,
+    ConnectError,
+    LabError,
+    PolicyError,
+    ProviderError,
+    UnknownHostKeyError,
+)
 from labctl.errors.subject import Subject
 from labctl.model import (
     Check,
@@ -195,11 +202,11 @@ class StaticProvider:
             return list(pool.map(query, self.machines))
 
 
-def _settle(machine: ConfiguredMachine) -> ConnectError | None:
+def _settle(machine: ConfiguredMachine) -> LabError | None:
     """Find the machine's address and host key; return the error if it cannot be reached."""
     try:
         machine.settle()
-    except ConnectError as error:
+    except (ConnectError, UnknownHostKeyError) as error:
         return error
     return None
 
@@ -207,6 +214,8 @@ def _settle(machine: ConfiguredMachine) -> ConnectError | None:
 def _query_lease(machine: ConfiguredMachine, token: str) -> MachineLease | LabError:
     try:
         return machine.run_lease_script(lease.show(token))
+    except UnknownHostKeyError as error:
+        return error  # of a jump host; the machines before it can be used
     except PolicyError:
         raise  # a wrong host key stops everything
     except LabError as error:

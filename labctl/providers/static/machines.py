@@ -67,7 +67,10 @@ class ConfiguredMachine:
         return self._context.settle_host_key(self._find_endpoint())
 
     def settle(self) -> None:
-        """Find the address and pin its host key; ConnectError if the machine does not answer."""
+        """Find the address and pin its host key.
+
+        ConnectError if the machine does not answer, UnknownHostKeyError for a jump host before it.
+        """
         _ = self.endpoint
 
     @cached_property
