@@ -34,7 +34,7 @@ from labctl.events import Note, Question, Step, report_wait
 from labctl.model import Boot, CreateServerRequest, Need, Offer, Server
 from labctl.providers import FirstBoot
 from labctl.retry import retry_on
-from labctl.servers import accounts, deadlines, end_server, guard, kept_disks
+from labctl.servers import accounts, adoption, deadlines, end_server, guard, kept_disks
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start, spent_usd
 from labctl.servers.disk_retention import KEPT_S
@@ -278,7 +278,8 @@ def _complete_attempt(
 
     `repeated`: the request was sent before, and its reply was lost.
     """
-    step = Step(name=f"creating a server: {context.provider.name} {describe_offer(offer)}")
+    verb = "leasing a machine" if adoption.is_leased(context) else "creating a server"
+    step = Step(name=f"{verb}: {context.provider.name} {describe_offer(offer)}")
     context.reporter.emit(step)
     server = context.assign_alias(_create(context, offer, request, unsure=repeated), None)
     context.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
