@@ -104,7 +104,7 @@ class StaticProvider:
         if failed:
             number = f"{count_text(len(failed), 'machine')} cannot be used now"
             text = f"{number}: {names_text(failed, 5)}"
-            self.context.note(add_next(text, "labctl doctor   # says why"))
+            self.context.note(add_next(text, f"{self.context.subject.check}   # says why"))
         if not free and fitting:
             raise _make_busy_error(fitting)
         return free
@@ -274,11 +274,9 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
 
 def _check(machine: ConfiguredMachine, answer: MachineLease | LabError, subject: Subject) -> Check:
     if isinstance(answer, LabError):
-        answer.subject = subject
-        # `labctl doctor` is the command that shows this check.
-        again = f"{subject.up}   # once your network or VPN reaches it"
-        fix = again if answer.hint == "labctl doctor" else answer.hint
-        return Check(name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=fix)
+        answer.subject = subject._replace(is_checked=True)
+        detail = f"{answer.what}: {answer.why}"
+        return Check(name=machine.name, ok=False, detail=detail, next=answer.hint)
     if answer.state == "free":
         return Check(name=machine.name, ok=True, detail="free")
     return Check(name=machine.name, ok=answer.state != "broken", detail=_describe_holder(answer))
