@@ -32,6 +32,9 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
             err=err,
         )
         return
+    if result.dropped:
+        _print_dropped(result.dropped, err=err)
+        return
     if result.pulled_files or result.saved_edits:
         counts = (
             (result.pulled_files, "file", "runs/"),
@@ -60,6 +63,16 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
             print_message(
                 f"Image caches kept for the next up: {len(caches)} (labctl orphans)", err=err
             )
+
+
+def _print_dropped(server_id: str, *, err: bool) -> None:
+    for line in (
+        f"{server_id} has another host key, so nothing was sent to it.",
+        "Removed on your computer: its record, and the host key that you confirmed.",
+        "NOT removed: your files and runs on it. If your lease still exists, it ends by itself.",
+        "To use the machine again: labctl up   (shows the new fingerprint)",
+    ):
+        print_message(line, err=err)
 
 
 def describe_removal(lab: Lab, result: DownResult) -> str:

@@ -55,11 +55,13 @@ Consent = Callable[[LabContext, Server, list[str], bool], None]
 class DownResult(Value, frozen=True):
     """What `down` did and what remains. If `servers_left` is empty, no server bills.
 
-    `home_files` counts the files that were downloaded from the server's home directory.
+    `dropped` is a leased machine with another host key: only this machine's record of it was
+    removed. `home_files` counts the files that were downloaded from the server's home directory.
     `unchecked` says why the machines of a lab without a server on record could not be checked.
     """
 
     removed: str = ""
+    dropped: str = ""
     pulled_files: int = 0
     saved_edits: int = 0
     home_files: int = 0
@@ -111,6 +113,8 @@ def down(
         rest = _remove_server(context, server, discard)
         _record_lost_runs(context, server)
         _close_store(context)
+        if rest is None:
+            return DownResult(dropped=server.id)
         return DownResult(
             removed=rest.server_id,
             pulled_files=saved.results,
@@ -121,10 +125,11 @@ def down(
         )
 
 
-def _remove_server(context: LabContext, server: Server, discard: bool) -> end_server.Removal:
-    """Remove the server. A leased machine that has another host key is only dropped, on `discard`.
+def _remove_server(context: LabContext, server: Server, discard: bool) -> end_server.Removal | None:
+    """Remove the server; None if only its record was removed.
 
-    Nothing may be sent to it, and its lease is gone if it was reinstalled.
+    That is so for a leased machine with another host key, on `discard`: nothing may be sent to it,
+    and its lease is gone if it was reinstalled.
     """
     try:
         return end_server.remove(context, server)
@@ -132,9 +137,7 @@ def _remove_server(context: LabContext, server: Server, discard: bool) -> end_se
         if not (discard and adoption.is_leased(context)):
             raise
         end_server.drop_changed_machine(context, server)
-        text = f"{server.alias} was only dropped: with another host key, nothing is sent to it"
-        context.reporter.emit(Note(text=f"{text}; if its lease still exists, it ends by itself"))
-        return end_server.Removal(server_id=server.id)
+        return None
 
 
 def _record_lost_runs(context: LabContext, server: Server) -> None:
