@@ -12,9 +12,9 @@ from pathlib import Path
 from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name, expand_user
 from labctl.config.document import escape
 from labctl.errors import NotFoundError, PolicyError
+from labctl.lifecycle.comments import comment_out_example, wrap_comment
 from labctl.lifecycle.project_lists import CONDA, comment_out
 from labctl.lifecycle.project_scan import GPU_IMPORTS, ProjectFacts, scan_project
-from labctl.text import wrap_comment
 
 # a word that YAML reads as text without quotes
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
@@ -148,14 +148,6 @@ def _draft_lab_file(
             "",
         ]
     )
-
-
-def comment_out_example(example: str) -> list[str]:
-    """Return the lines that show a provider's section, an example, in the server section."""
-    if not example:
-        return []
-    head = "labctl needs these settings. Write yours and uncomment the lines:"
-    return [*wrap_comment(head, "  "), *(f"  # {line}" for line in example.splitlines())]
 
 
 def _draft_server(facts: ProjectFacts, provider: str, provider_example: str) -> list[str]:

@@ -14,7 +14,8 @@ from labctl.config import clean_name, parse_name
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.events import Note, Reporter, Step
 from labctl.lazy import lazy_imports
-from labctl.lifecycle.lab_draft import comment_out_example, require_writable
+from labctl.lifecycle.comments import comment_out_example
+from labctl.lifecycle.lab_draft import require_writable
 from labctl.servers.provider_traits import read_provider_traits
 
 with lazy_imports(__name__):
