@@ -33,7 +33,7 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         )
         return
     if result.dropped:
-        _print_dropped(result.dropped, err=err)
+        _print_dropped(result, err=err)
         return
     if result.pulled_files or result.saved_edits:
         counts = (
@@ -65,12 +65,15 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
             )
 
 
-def _print_dropped(server_id: str, *, err: bool) -> None:
+def _print_dropped(result: DownResult, *, err: bool) -> None:
+    reason = "has another host key" if result.has_other_key else "could not be reached"
+    key = ", and the host key that you confirmed" if result.has_other_key else ""
+    again = "To use the machine again: labctl up   (shows the new fingerprint)"
     for line in (
-        f"{server_id} has another host key, so nothing was sent to it.",
-        "Removed on your computer: its record, and the host key that you confirmed.",
+        f"{result.dropped} {reason}, so nothing was sent to it.",
+        f"Removed on your computer: its record{key}.",
         "NOT removed: your files and runs on it. If your lease still exists, it ends by itself.",
-        "To use the machine again: labctl up   (shows the new fingerprint)",
+        again if result.has_other_key else "To use another machine: labctl up",
     ):
         print_message(line, err=err)
 

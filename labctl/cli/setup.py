@@ -232,7 +232,7 @@ def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     if not can_run:
         rows = [("labctl up", "check again, after you have fixed the above")]
     rows.append((f"ssh {server.alias}", "open a shell on the server"))
-    end = "end your lease of it" if adoption.is_leased(lab.context) else "remove the server"
+    end = adoption.describe_down(lab.context)
     rows.append(("labctl down", f"{end} when you are done"))
     width = max(16, *(len(command) for command, _ in rows))
     for command, text in rows:

@@ -55,13 +55,15 @@ Consent = Callable[[LabContext, Server, list[str], bool], None]
 class DownResult(Value, frozen=True):
     """What `down` did and what remains. If `servers_left` is empty, no server bills.
 
-    `dropped` is a leased machine with another host key: only this machine's record of it was
-    removed. `home_files` counts the files that were downloaded from the server's home directory.
-    `unchecked` says why the machines of a lab without a server on record could not be checked.
+    `dropped` is a leased machine that cannot be reached, or `has_other_key`: only the record of it
+    here was removed. `home_files` counts the files that were downloaded from the server's home
+    directory. `unchecked` says why the machines of a lab without a server on record could not be
+    checked.
     """
 
     removed: str = ""
     dropped: str = ""
+    has_other_key: bool = False
     pulled_files: int = 0
     saved_edits: int = 0
     home_files: int = 0
@@ -113,8 +115,8 @@ def down(
         rest = _remove_server(context, server, discard)
         _record_lost_runs(context, server)
         _close_store(context)
-        if rest is None:
-            return DownResult(dropped=server.id)
+        if isinstance(rest, LabError):
+            return DownResult(dropped=server.id, has_other_key=isinstance(rest, HostKeyError))
         return DownResult(
             removed=rest.server_id,
             pulled_files=saved.results,
@@ -125,19 +127,21 @@ def down(
         )
 
 
-def _remove_server(context: LabContext, server: Server, discard: bool) -> end_server.Removal | None:
-    """Remove the server; None if only its record was removed.
+def _remove_server(
+    context: LabContext, server: Server, discard: bool
+) -> end_server.Removal | LabError:
+    """Remove the server. Return the error if only its record was removed.
 
-    That is so for a leased machine with another host key, on `discard`: nothing may be sent to it,
-    and its lease is gone if it was reinstalled.
+    That is so for a leased machine that does not answer or has another host key, on `discard`:
+    nothing can be sent to it, and its lease ends by itself.
     """
     try:
         return end_server.remove(context, server)
-    except HostKeyError:
+    except (ConnectError, HostKeyError) as error:
         if not (discard and adoption.is_leased(context)):
             raise
-        end_server.drop_changed_machine(context, server)
-        return None
+        end_server.drop_leased_machine(context, server, error)
+        return error
 
 
 def _record_lost_runs(context: LabContext, server: Server) -> None:
@@ -181,13 +185,24 @@ def _close_store(context: LabContext) -> None:
 
 
 def _find_server(context: LabContext, discard: bool) -> Server | None:
-    """Return the lab's server. One whose host key changed can be removed only with `discard`."""
+    """Return the lab's server.
+
+    One whose host key changed, or a leased one that does not answer, can be removed only with
+    `discard`.
+    """
     try:
         return adoption.adopt(context)
     except HostKeyError:
         if not discard:
             raise
-        return context.state.get_lab_server(context.lab_id)
+    except ConnectError:
+        if not (discard and adoption.is_leased(context) and _get_recorded(context)):
+            raise
+    return _get_recorded(context)
+
+
+def _get_recorded(context: LabContext) -> Server | None:
+    return context.state.get_lab_server(context.lab_id)
 
 
 def _await_unconfirmed(context: LabContext) -> Server | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from labctl.errors import BusyError, LabError, ThrottledError
+from labctl.errors import BusyError, HostKeyError, LabError, ThrottledError
 from labctl.events import report_wait
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until, retry_on, retry_throttled_calls
@@ -167,15 +167,18 @@ def _check_gone(context: LabContext, server: Server) -> Server | None:
     return None
 
 
-def drop_changed_machine(context: LabContext, server: Server) -> None:
-    """Drop the record of a server that has another host key, and the key that was confirmed.
+def drop_leased_machine(context: LabContext, server: Server, error: LabError) -> None:
+    """Drop the record of a leased machine that could not be released because of `error`.
 
-    The next `up` shows the new key and asks about it.
+    If it has another host key, drop the key that was confirmed, too: the next `up` shows the new
+    one and asks about it.
     """
     context.state.drop_server(server.id)
     context.connections.forget(server.id)
-    context.connections.forget_confirmed_key(server.endpoint)
-    why = "its host key changed, and its record was dropped"
+    why = "it could not be reached, and its record was dropped"
+    if isinstance(error, HostKeyError):
+        context.connections.forget_confirmed_key(server.endpoint)
+        why = "its host key changed, and its record was dropped"
     detail = {"why": why}
     context.state.record("gone", lab_id=server.lab_id, server_id=server.id, detail=detail)
 

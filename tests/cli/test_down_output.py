@@ -50,11 +50,25 @@ def test_a_static_machine_stays_on(home: Path, capsys: pytest.CaptureFixture[str
     lab.context.state.close()
 
 
-def test_a_machine_with_another_host_key_is_not_called_removed(
+def test_a_machine_that_could_not_be_reached_is_not_called_removed(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab = Lab.load(home / "digits", environ={"HOME": str(home)})
     print_down(lab, DownResult(dropped="static-gpu1"))
+    assert capsys.readouterr().out.splitlines() == [
+        "static-gpu1 could not be reached, so nothing was sent to it.",
+        "Removed on your computer: its record.",
+        "NOT removed: your files and runs on it. If your lease still exists, it ends by itself.",
+        "To use another machine: labctl up",
+    ]
+    lab.context.state.close()
+
+
+def test_a_machine_with_another_host_key_is_not_called_removed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    print_down(lab, DownResult(dropped="static-gpu1", has_other_key=True))
     assert capsys.readouterr().out.splitlines() == [
         "static-gpu1 has another host key, so nothing was sent to it.",
         "Removed on your computer: its record, and the host key that you confirmed.",

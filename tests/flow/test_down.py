@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 from labctl.config import ensure_lab_id
 from labctl.errors import (
     BusyError,
+    ConnectError,
     EngineError,
     HostKeyError,
     InterruptError,
@@ -306,6 +308,28 @@ def test_discard_drops_a_leased_machine_that_has_another_host_key(
     reporter = Recorded()
     result = end(ready, reporter, discard=True)
     assert (result.removed, result.dropped) == ("", server.id)
+    assert ready.context().state.list_servers() == []
+
+
+def test_discard_gives_up_a_leased_machine_that_does_not_answer(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(server_id: str) -> None:
+        raise unreachable()
+
+    (server,) = ready.cloud.machines.values()
+    monkeypatch.setattr(ready.cloud, "find", fail)
+    monkeypatch.setattr(ready.cloud, "terminate", fail)
+    ready.machine.error = unreachable()
+    with pytest.raises(ConnectError):
+        end(ready, discard=True)  # a machine that costs money must be ended at its provider
+    monkeypatch.setattr(adoption, "is_leased", lambda context: True)
+    for command in (partial(down, discard=False), up.up):
+        with pytest.raises(ConnectError) as caught:
+            command(ready.context())
+        assert "labctl down --discard   #" in caught.value.hint
+    result = end(ready, discard=True)
+    assert (result.removed, result.dropped, result.has_other_key) == ("", server.id, False)
     assert ready.context().state.list_servers() == []
 
 
