@@ -236,7 +236,7 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
     outcomes = fleet.run_for_each(contexts, refresh_seat)
     metering.record_costs(staff.folder, course, listed)
     return {
-        names[outcome.context.lab_id]: " ".join(
+        names[outcome.context.lab_id]: ": ".join(
             filter(None, [outcome.error.what, outcome.error.why])
         )
         for outcome in outcomes
