@@ -31,6 +31,7 @@ WAIT_S = 300.0
 Figures = dict[str, object]
 TYPES = ("g4dn.xlarge", "g5.xlarge")
 PAGE = "page for students"
+BROWSERS = ("chromium-headless-shell", "chromium")
 SSHD_CONFIG = """\
 Port {port}
 ListenAddress 127.0.0.1
@@ -268,7 +269,7 @@ def _is_open(port: int) -> bool:
 
 def take_picture(url: str, file: Path) -> bool:
     """Make a picture of a page, if there is a Chromium here."""
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    chromium = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if chromium is None:
         return False
     words = [chromium, "--headless", "--disable-gpu", "--window-size=1280,800"]

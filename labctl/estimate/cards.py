@@ -13,15 +13,18 @@ These are peaks. Real work reaches a part of them, a similar part on cards of th
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 GIB = 1024**3
 # Drivers and clouds report up to this share less memory than the nominal size.
 NOMINAL = 0.02
+# Boards on which an H100 or H200 is slower than its data sheet's SXM module.
+SLOWER_BOARDS = frozenset({"PCIE", "NVL"})
 
 
 class Card(NamedTuple):
-    """One GPU model, with the name that clouds and nvidia-smi use, without the maker."""
+    """One GPU model. Its name is the word for it in the names of clouds and of nvidia-smi."""
 
     name: str
     memory_bytes: int
@@ -55,9 +58,14 @@ def plain_name(name: str) -> str:
 
 
 def find_card(name: str, memory_bytes: int) -> Card | None:
-    """Find the card of this name with the nearest memory size; None if it is unknown."""
-    wanted = plain_name(name)
-    matches = [listed for listed in CARDS if plain_name(listed.name) == wanted]
+    """Find the card that a cloud or nvidia-smi names, with the nearest memory size; else None.
+
+    nvidia-smi adds board and memory: `NVIDIA H100 80GB HBM3`, `NVIDIA A100-SXM4-40GB`.
+    """
+    words = set(re.split(r"[\s_-]+", name.upper()))
+    matches = [listed for listed in CARDS if listed.name in words]
+    if words & SLOWER_BOARDS and words & {"H100", "H200"}:
+        return None
     return min(matches, key=lambda match: abs(match.memory_bytes - memory_bytes), default=None)
 
 

@@ -249,7 +249,10 @@ class MeasuredPass:
         training = self.request.training
         half = self.request.precision in ("bf16", "fp16")
         with torch.set_grad_enabled(training):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            with contextlib.ExitStack() as precision:
+                if half:
+                    precision.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+                    precision.enter_context(normalize_in_fp32(torch))
                 output = self._call_model(self._make_batch())
                 total = loss(output) if training else None
             if total is not None:
@@ -295,6 +298,28 @@ def loss(output: Any) -> Any:
     flat = first.flatten(0, -2).float()
     labels = torch.zeros(len(flat), dtype=torch.int64)
     return torch.nn.functional.cross_entropy(flat, labels)
+
+
+def normalize_in_fp32(torch: Any) -> Any:
+    """Return a mode that normalizes layers and groups in fp32, as autocast does on a GPU only.
+
+    PyTorch, Automatic Mixed Precision: "CUDA Ops that can autocast to float32".
+    """
+    norms = (torch.nn.functional.layer_norm, torch.nn.functional.group_norm)
+
+    class NormalizeInFp32(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func in norms:
+                args = [to_fp32(value) for value in args]
+                kwargs = {name: to_fp32(value) for name, value in (kwargs or {}).items()}
+            return func(*args, **(kwargs or {}))
+
+    def to_fp32(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) else value
+
+    return NormalizeInFp32()
 
 
 def watch_tensors(known: list[int]) -> Any:

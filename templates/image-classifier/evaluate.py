@@ -30,7 +30,11 @@ from findings import Answers, findings
 from model import Classifier, from_json
 from prepare_data import SPLITS, DatasetError
 
-BATCH_SIZE = 256  # fixed, so that the sums are the same everywhere
+# A batch depends on the image size alone, so that the sums are the same
+# everywhere. Large images come in small batches: validation must fit in memory
+# wherever training does.
+BATCH_SIZE = 256
+BATCH_PIXELS = BATCH_SIZE * 64 * 64
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,11 @@ def pick_device(wish: str) -> torch.device:
     return torch.device(wish)
 
 
+def choose_batch_size(image_size: int) -> int:
+    """Return the number of images to classify at once."""
+    return max(1, min(BATCH_SIZE, BATCH_PIXELS // image_size**2))
+
+
 @torch.inference_mode()
 def answer(
     model: nn.Module,
@@ -76,7 +85,8 @@ def answer(
     # Without TF32, which rounds to 10 bits, GPU and CPU give the same
     # predictions.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        for batch, labels in loader(images, BATCH_SIZE, device, workers):
+        size = choose_batch_size(images.shape.image_size)
+        for batch, labels in loader(images, size, device, workers):
             between()
             logits = model(batch.to(device)).double().cpu()
             probability, said = logits.softmax(dim=1).max(dim=1)

@@ -17,7 +17,7 @@ from torch import nn
 import checkpoints
 import places
 from dataset import ImageFolder, loader, locate, to_tensor
-from evaluate import BATCH_SIZE, pick_device
+from evaluate import choose_batch_size, pick_device
 from model import Classifier, Shape, from_json
 from prepare_data import DatasetError
 
@@ -52,7 +52,8 @@ class Predictor:
             data = locate(places.from_environment(os.environ))
             images = ImageFolder(data / "val", self.shape)
             images.files = images.files[:: 1 + len(images) // MOST_REFERENCES]
-            for batch, _ in loader(images, BATCH_SIZE, self.device):
+            size = choose_batch_size(self.shape.image_size)
+            for batch, _ in loader(images, size, self.device):
                 said = self.model(batch.to(self.device)).argmax(dim=1).cpu()
                 counts += torch.bincount(said, minlength=len(self.classes))
         except DatasetError:

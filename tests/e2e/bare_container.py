@@ -46,12 +46,7 @@ def bare(image: str, folder: Path) -> Iterator[Sshd]:
         *(image, "sleep", "infinity"),
     )
     try:
-        public = ensure_key_pair(box.key)
-        for user in ("alice", "bob", "carol"):
-            ssh = f"/home/{user}/.ssh"
-            box.sh(f"mkdir -p {ssh} && echo '{public}' > {ssh}/authorized_keys")
-            box.sh(f"chown -R {user} {ssh}")
-        box.new_host_key()
+        box.accept(ensure_key_pair(box.key), ("alice", "bob", "carol"))
         box.start_sshd()
         yield box
     finally:

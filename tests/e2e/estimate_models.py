@@ -78,4 +78,8 @@ def frozen() -> tuple[nn.Module, Tensor]:
     return model, torch.zeros(1, 100)
 
 
+def group_norm() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(100, 100), nn.GroupNorm(10, 100)), torch.zeros(1, 100)
+
+
 MODELS = {"resnet50": resnet50, "transformer": transformer, "two_layers": two_layers}

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,10 @@ RUN apt-get update \\
     && rm -rf /var/lib/apt/lists/*
 """
 USERS = ("student", "fishy", "cshy", "noisy")
+# A key of one kind: a new RSA key takes up to three seconds of a processor.
+NEW_HOST_KEY = (
+    "rm -f /etc/ssh/ssh_host_* && ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
+)
 
 
 def docker(*words: str, stdin: str = "") -> str:
@@ -106,7 +110,19 @@ class Sshd:
         wait_for(lambda: not self.sh("pgrep -x -r R,S,D sshd || true"))
 
     def new_host_key(self) -> None:
-        self.sh("rm -f /etc/ssh/ssh_host_*; ssh-keygen -q -A")
+        self.sh(NEW_HOST_KEY)
+
+    def accept(self, public: str, users: Sequence[str]) -> None:
+        """Accept a key for these users, and have a host key of its own."""
+        lines = [NEW_HOST_KEY]
+        for user in users:
+            folder = f"/home/{user}/.ssh"
+            lines += [
+                f"mkdir -p {folder}",
+                f"echo '{public}' > {folder}/authorized_keys",
+                f"chown -R {user} {folder}",
+            ]
+        self.sh(" && ".join(lines))
 
     def black_hole(self) -> None:
         """From now on no packet of any SSH connection passes, and nobody is told."""
@@ -176,11 +192,6 @@ def start(image: str, key: Path, *words: str) -> Sshd:
         *("-p", "127.0.0.1::22", *words, image, "sleep", "infinity"),
     )
     box = Sshd(name, key)
-    public = ensure_key_pair(key)
-    for user in USERS:
-        folder = f"/home/{user}/.ssh"
-        box.sh(f"mkdir -p {folder} && echo '{public}' > {folder}/authorized_keys")
-        box.sh(f"chown -R {user} {folder}")
-    box.new_host_key()
+    box.accept(ensure_key_pair(key), USERS)
     box.start_sshd()
     return box

@@ -233,6 +233,7 @@ def test_a_termination_that_is_not_confirmed(bed: Bed) -> None:
     assert lab.json("status")["server"] is None
 
 
+@pytest.mark.long
 def test_down_killed_at_every_effect_goes_on(bed: Bed) -> None:
     lab = bed.lab()
     lab.up_until_ssh()

@@ -27,6 +27,7 @@ NEW_HOST_KEY = (
 )
 
 
+@pytest.mark.long
 def test_killed_at_each_step_of_the_first_contact(machines: Bed, tmp_path: Path) -> None:
     lab = machines.lab()
     # The first CreateTags is the deadline's, then come both keys, then the last one alone.
@@ -58,6 +59,7 @@ def test_killed_at_each_step_of_the_first_contact(machines: Bed, tmp_path: Path)
     lab.labctl("down", "--yes")
 
 
+@pytest.mark.long
 def test_a_new_server_loads_a_kept_image_and_builds_nothing(
     machines: Bed, small_image: str, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_jump_of_the_servers_clock_moves_no_limit(shiftable: WatchLab, shift_s
     assert extended.ttl_left_s == pytest.approx((before.ttl_left_s or 0) + 600, abs=300)
 
 
+@pytest.mark.long
 @FORWARD_SHIFT
 def test_a_terminal_at_rest_is_no_work_after_a_jump(shiftable: WatchLab, shift_s: int) -> None:
     """Somebody typed before the clock was set back: that does not keep a server for three days."""

@@ -201,6 +201,7 @@ def test_a_changed_host_key_is_a_stop(
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.long
 def test_a_reused_address_is_a_stop_not_a_login(
     start_sshd: Callable[..., Sshd], connections: Connections
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_keeper_killed_inside_a_create_leaves_one_server(
             assert keeper.wait(COMMAND_S) == 0
 
 
+@pytest.mark.long
 def test_staff_ends_a_server_while_its_student_waits_for_it(
     bed: CourseBed, lab: Path, log: IO[str]
 ) -> None:

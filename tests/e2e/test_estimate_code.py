@@ -1,7 +1,7 @@
-"""Models from code, checked against the tensors themselves: on the CPU, and on a GPU if there.
+"""Models from code, checked against the tensors themselves, on the CPU.
 
-On the CPU an independent count stands beside labctl's: what autograd says it saves. On a GPU it is
-the allocator's own peak over whole training steps.
+An independent count stands beside labctl's: what autograd says it saves. tests/gpu compares with a
+GPU's allocator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: labctl[tr
 
 import estimate_models  # noqa: E402  (only where torch is)
 
-from labctl.estimate.memory import estimate_memory  # noqa: E402
 from labctl.estimate.plan import ModelMeasurement, ModelPlan  # noqa: E402
 from labctl.events import SilentReporter  # noqa: E402
 from labctl.insight.model_measurement import ModelSource, measure_model  # noqa: E402
@@ -82,6 +81,7 @@ def test_in_use_nothing_is_kept() -> None:
     assert found.item_flops == 2 * 1000 * 2000 + 2 * 2000 * 10
 
 
+@pytest.mark.long
 def test_the_sample_project_builds_its_own() -> None:
     for name in ("numpy", "PIL", "safetensors", "tensorboard"):
         pytest.importorskip(name, reason=f"{name} is not installed: labctl[train]")
@@ -102,9 +102,8 @@ def test_resnet_50_has_its_published_size() -> None:
     assert found.item_flops == pytest.approx(3 * 8.2e9, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "function", [pytest.param("resnet50", marks=pytest.mark.long), "transformer"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("function", ["resnet50", "transformer"])
 def test_activations_are_what_autograd_saves_and_little_more(function: str) -> None:
     """More, since outputs and gradients are alive while the backward pass begins."""
     found = count(function)
@@ -122,43 +121,7 @@ def test_bf16_by_autocast_takes_less() -> None:
     assert 0.4 < half.item_bytes / full.item_bytes < 0.95
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use is here")
-@pytest.mark.parametrize(
-    ("function", "batch"), [("build_model", 2048), ("resnet50", 64), ("transformer", 256)]
-)
-def test_the_sum_is_within_a_tenth_of_what_a_gpu_allocates(function: str, batch: int) -> None:
-    """Overhead is left out: the allocator does not see it."""
-    plan = ModelPlan(precision="fp32", optimizer="adamw", batch=batch, measured=count(function))
-    estimated = estimate_memory(plan).total_bytes - estimate_memory(plan).overhead_bytes
-    assert gpu_peak(function, batch) == pytest.approx(estimated, rel=0.10)
-
-
-def gpu_peak(function: str, batch: int) -> int:
-    """Of three steps with AdamW."""
-    model, example = _of_template() if function == "build_model" else built(function)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    model = model.cuda().train()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(3):
-        inputs = example[:1].cuda().repeat(batch, *[1] * (example.ndim - 1))
-        scores = model(inputs).flatten(0, -2)
-        labels = torch.zeros(len(scores), dtype=torch.int64, device="cuda")
-        torch.nn.functional.cross_entropy(scores, labels).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        del inputs, scores, labels
-    return int(torch.cuda.max_memory_allocated())
-
-
-def _of_template() -> tuple[Any, Any]:
-    import sys
-
-    sys.path.insert(0, str(TEMPLATE))
-    try:
-        from train import build_model
-    finally:
-        sys.path.remove(str(TEMPLATE))
-    made: tuple[Any, Any] = build_model()
-    return made
+def test_autocast_normalizes_in_fp32_as_on_a_gpu() -> None:
+    """The norm's input and output take 4 bytes each; with 2 it were 0.6 of the whole."""
+    full, half = count("group_norm"), count("group_norm", precision="bf16")
+    assert 0.65 < half.item_bytes / full.item_bytes < 0.75

@@ -144,6 +144,7 @@ def test_on_the_server_it_is_shut_in(lab: LabDirectory) -> None:
     assert "has no evaluate.py" in none.stderr
 
 
+@pytest.mark.long
 def test_the_example_evaluates_as_printed(lab: LabDirectory) -> None:
     """A run without evaluate.py, and a model in the working directory: each hint leads on."""
     with holding_python(lab), holding_code(lab):

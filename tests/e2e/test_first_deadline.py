@@ -56,6 +56,7 @@ def test_killed_right_after_create_the_machine_ends_by_itself(
     lab.labctl(*DOWN)
 
 
+@pytest.mark.long
 def test_all_timers_hold_the_default_and_move_together(machines: Bed) -> None:
     lab = lab_without_limits(machines)
     said = lab.labctl(*UP)

@@ -70,6 +70,7 @@ def run(lab: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.long
 def test_pytorch_itself_would_run_it(lab: Path, marker: Path) -> None:
     """Otherwise the tests below would show nothing."""
     done = run(lab, "evaluate.py", f"runs/{RUN}/checkpoints")

@@ -145,6 +145,7 @@ def test_it_comes_back_after_the_service_was_lost(
     stop_service(service_lab.remote, LAB, LAB_ID, "lost")
 
 
+@pytest.mark.long
 def test_it_comes_back_after_the_server_restarted_at_another_port(
     service_lab: ServiceLab, recorder: Recorder
 ) -> None:

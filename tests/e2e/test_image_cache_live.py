@@ -141,6 +141,7 @@ def test_a_server_that_ends_while_an_image_loads_loses_nothing(labs: TwoLabs) ->
     assert "building" not in ran.stderr
 
 
+@pytest.mark.long
 def test_a_built_image_is_pushed_to_the_registry_and_pulled_from_it(labs: TwoLabs) -> None:
     host = registry_container.HOST
     lab = labs.second

@@ -196,6 +196,7 @@ def limited(
         server.terminate()
 
 
+@pytest.mark.long
 def test_limits_of_the_settings_reach_the_engine(limited: LabServer, small_image: str) -> None:
     host = limited.inspected()["HostConfig"]
     assert (host["Memory"], host["NanoCpus"]) == (512 * 1024**2, 500_000_000)
@@ -218,6 +219,7 @@ def test_power_loss_leaves_a_server_that_boots(limited: LabServer, small_image: 
     assert limited.ssh("cat /var/lib/labctl/ran").stdout == "root\n"
 
 
+@pytest.mark.long
 def test_next_server_finds_the_images_and_nothing_else(
     own_pool: str, base_image: str, small_image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -230,6 +230,7 @@ def focus_link(page: Page, text: str) -> None:
     raise AssertionError(f"no Tab leads to {text}")
 
 
+@pytest.mark.long
 def test_five_submissions_are_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
     names = ("Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov")
     for student in ("dijkstra", "liskov"):

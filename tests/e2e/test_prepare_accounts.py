@@ -131,6 +131,7 @@ def test_root_without_a_sudo_program(untouched: Sshd, tmp_path: Path) -> None:
     root.transport.close()
 
 
+@pytest.mark.long
 def test_probe_through_csh_and_through_a_banner(untouched: Sshd, tmp_path: Path) -> None:
     untouched.sh("apt-get update && apt-get install -y --no-install-recommends csh")
     untouched.sh("chsh -s /bin/csh bob")

@@ -66,6 +66,7 @@ def black_hole(lab: LabDirectory) -> Iterator[None]:
             lab.sh(f"! iptables -C {rule} 2>/dev/null || iptables -D {rule}")
 
 
+@pytest.mark.long
 def test_a_black_hole_is_noticed_and_the_follower_resumes(
     lab: LabDirectory, followed: Followed
 ) -> None:
@@ -77,7 +78,8 @@ def test_a_black_hole_is_noticed_and_the_follower_resumes(
     ends_whole(lab, "hole", process)
 
 
-@pytest.mark.parametrize("link", [pytest.param("kept", marks=pytest.mark.long), "lost"])
+@pytest.mark.long
+@pytest.mark.parametrize("link", ["kept", "lost"])
 def test_a_follower_that_slept_resumes(lab: LabDirectory, followed: Followed, link: str) -> None:
     """Suspended longer than the keep-alives; its network may be gone for as long."""
     run = f"slept-{link}"

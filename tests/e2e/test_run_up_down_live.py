@@ -78,6 +78,7 @@ def test_the_last_of_two_jobs_ends_the_server(lab: LabDirectory) -> None:
     require_no_server(lab)
 
 
+@pytest.mark.long
 def test_a_signal_keeps_run_and_server_and_the_next_job_removes_it(lab: LabDirectory) -> None:
     job = start_job(lab, "night", "--up", "--down")
     assert "Include" in read_ssh_config(lab)

@@ -100,6 +100,7 @@ def test_two_who_want_the_same_service_at_once_get_the_same_one(service_lab: Ser
     stop_service(service_lab.remote, LAB, LAB_ID, "shared")
 
 
+@pytest.mark.long
 def test_other_settings_are_told_and_what_runs_stays(service_lab: ServiceLab) -> None:
     service = service_lab.web("kept")
     later = service_lab.ensure("kept", "sleep", "600", port=8000)

@@ -59,6 +59,7 @@ def test_a_gpu_goes_to_the_next_in_the_queue(alice: Person, bob: Person, bed: Sh
     bob.cancel("waits-no-more")
 
 
+@pytest.mark.long
 def test_a_container_that_is_not_started_loses_its_gpu(
     alice: Person, bob: Person, bed: SharedServer
 ) -> None:

@@ -76,6 +76,7 @@ def test_every_server_answers_in_order_whatever_its_shell(labctl: Labctl) -> Non
         assert f"succeeded on {MANY} of {MANY} servers" in done.stderr
 
 
+@pytest.mark.long
 def test_failures_are_told_and_counted(labctl: Labctl, sshd: Sshd) -> None:
     done = labctl("--json", "--", "test $(whoami) = student || exit 9")
     answers = json.loads(done.stdout)["servers"]

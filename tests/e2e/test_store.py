@@ -122,6 +122,7 @@ def test_a_store_that_cannot_be_reached_for_a_while(stored: StoreLab) -> None:
     verified(stored)
 
 
+@pytest.mark.long
 def test_a_store_that_is_full(stored: StoreLab) -> None:
     stored.store.sh("head -c 100000000 /dev/zero > ~/labs/other-1/filling 2>/dev/null || :")
     try:

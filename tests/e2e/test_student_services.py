@@ -116,6 +116,7 @@ def test_a_notebook_runs_in_the_browser_and_reaches_nothing_of_the_page(
     assert [one["name"] for one in context.cookies(own)] == names
 
 
+@pytest.mark.long
 def test_tensorboard_shows_the_scalars(
     campus: Campus, context: BrowserContext, service_lab: ServiceLab
 ) -> None:

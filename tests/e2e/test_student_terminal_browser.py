@@ -114,6 +114,7 @@ def test_a_command_is_typed_and_survives_the_tab(
     expect(again.locator("#terminal-state")).to_have_text("connected")
 
 
+@pytest.mark.long
 def test_a_program_that_prints_without_end_takes_bounded_memory(
     campus: Campus, context: BrowserContext
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_logout_that_ends_a_sessions_processes_leaves_the_run_and_its_guards(
     lab.labctl("cancel", "night")
 
 
+@pytest.mark.long
 def test_a_watchdog_that_keeps_crashing_is_started_again(box: Sshd, tmp_path: Path) -> None:
     """More often than systemd's default limit of five starts within ten seconds allows."""
     server = box.server()

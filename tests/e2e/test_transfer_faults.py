@@ -142,6 +142,7 @@ KILLED_PROGRAMS = pytest.mark.parametrize(
 TRANSFERRING = "pgrep -f 'rsync --serve[r]' || true"
 
 
+@pytest.mark.long
 @pytest.mark.timed
 def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
     box: Box, lab: Path, slow: None
@@ -450,7 +451,8 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("end", ["is killed", pytest.param("goes on", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["is killed", "goes on"])
 def test_41_of_two_pulls_at_once_one_waits_and_the_result_is_whole(
     box: Box, lab: Path, end: str
 ) -> None:

@@ -209,6 +209,7 @@ def test_the_session_beside_a_run_is_no_typing(looking: WatchLab) -> None:
     looking.cancel("alone")
 
 
+@pytest.mark.long
 def test_what_merely_waits_is_no_work(looking: WatchLab) -> None:
     """A terminal and a tmux client that nobody types in, a container and a program at rest."""
     looking.server.ssh(f"docker run -d --rm --name rests {looking.image} sleep 600")
@@ -222,6 +223,7 @@ def test_what_merely_waits_is_no_work(looking: WatchLab) -> None:
 RECORDER = "pgrep -u student -f '^[^ ]*python3 .* telemetry$'"
 
 
+@pytest.mark.long
 def test_a_recorder_of_telemetry_that_died_is_begun_again(looking: WatchLab) -> None:
     """The first one by the run's start or the watchdog, the second one by the watchdog."""
 
@@ -368,6 +370,7 @@ def test_a_new_version_takes_over(watched: WatchLab) -> None:
     assert watched.guard("version", ttl_s=LONG_S).version == before.version
 
 
+@pytest.mark.long
 @pytest.mark.timed
 def test_it_takes_next_to_no_time_of_the_machine(looking: WatchLab) -> None:
     """Looking every other second, more often than any real limit has it look."""

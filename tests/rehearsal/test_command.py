@@ -89,10 +89,9 @@ def test_ctrl_c_leaves_nothing(images: Building) -> None:
         assert made_by(process.pid) == []
 
 
+@pytest.mark.long
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_background_job_that_ignored_ctrl_c_ends_whole_all_the_same(
     images: Building, number: signal.Signals
 ) -> None:
@@ -107,6 +106,7 @@ def test_a_background_job_that_ignored_ctrl_c_ends_whole_all_the_same(
         assert made_by(process.pid) == []
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_what_a_killed_one_leaves_is_removed_by_the_next(images: Building) -> None:
     with rehearsing(images, "--boot", "sshd") as (process, exports):

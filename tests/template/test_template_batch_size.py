@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import batch_size
+import evaluate
 import pytest
 import torch
-from dataset import Batch
+from dataset import Batch, ImageFolder, shape_of
 from learner import Learner
 from model import Classifier, Shape
+from torch import nn
 
 pytestmark = pytest.mark.train
 
@@ -80,6 +83,23 @@ def test_the_estimate_is_of_the_right_size() -> None:
     """The first block's output alone is 32 float32 channels of 32 by 32, kept at least twice."""
     per_image = batch_size._activation_bytes(Classifier(SHAPE), SHAPE, CPU)
     assert 2 * 32 * 32 * 32 * 4 < per_image < 5_000_000
+
+
+@pytest.mark.parametrize(("image_size", "images"), [(16, 40), (512, 4), (2048, 1)])
+def test_evaluation_takes_large_images_in_small_batches(
+    small: Path, image_size: int, images: int
+) -> None:
+    """It must fit in memory where a training with small batches does."""
+    seen: list[int] = []
+
+    class Recorder(nn.Module):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            seen.append(len(batch))
+            return torch.zeros(len(batch), 10)
+
+    val = ImageFolder(small / "val", shape_of(small, image_size))
+    evaluate.score(Recorder(), val, CPU)
+    assert (sum(seen), max(seen)) == (40, images)
 
 
 def test_available_memory_is_believable() -> None:

@@ -84,6 +84,7 @@ def test_the_sample_project_is_profiled_and_ended_after_its_steps(
     assert steps == [(b"%d" % step, b"15") for step in range(1, 16)]
 
 
+@pytest.mark.long
 def test_of_several_optimizers_the_first_ones_steps_count(tmp_path: Path) -> None:
     script = tmp_path / "few.py"
     script.write_text(FEW.format(name="SGD"))
@@ -93,6 +94,7 @@ def test_of_several_optimizers_the_first_ones_steps_count(tmp_path: Path) -> Non
     assert read_profile(tmp_path / "logs" / "profile").steps == 2
 
 
+@pytest.mark.long
 def test_too_few_steps_are_told_and_the_program_left_to_its_end(tmp_path: Path) -> None:
     script = tmp_path / "few.py"
     script.write_text(FEW.format(name="Adam"))

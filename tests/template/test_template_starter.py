@@ -68,6 +68,7 @@ def without_exercises(path: Path) -> str:
     return ast.dump(tree)
 
 
+@pytest.mark.long
 def test_a_course_without_an_image_builds_that_of_the_exercises(starter: Starter) -> None:
     """The default image has no PyTorch."""
     lab = starter.by_path()["lab.yaml"].content.decode()

@@ -204,11 +204,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
         assert one == other
 
 
+@pytest.mark.long
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, small: Path, whole: Path) -> None:
     assert train(tmp_path, small, *SHORT, "--workers", "2") == 0
     assert_same(newest(tmp_path), newest(whole))
 
 
+@pytest.mark.long
 def test_another_seed_is_another_run(tmp_path: Path, small: Path, whole: Path) -> None:
     assert train(tmp_path, small, *SHORT, "--seed", "2") == 0
     assert load(newest(tmp_path))["metrics"] != load(newest(whole))["metrics"]

@@ -28,9 +28,9 @@ from labctl.agent.broker.rules import BrokerAccount
 from labctl.agent.broker.settings import BrokerSettings
 from labctl.wire.telemetry import GpuRecord
 
-ALICE = BrokerAccount(1001, 1001, "lab-alice", "/home/lab-alice")
-BOB = BrokerAccount(1003, 1003, "lab-bob", "/home/lab-bob")
-CAROL = BrokerAccount(1004, 1004, "lab-carol", "/home/lab-carol")
+ALICE = BrokerAccount(71001, 71001, "lab-alice", "/home/lab-alice")
+BOB = BrokerAccount(71003, 71003, "lab-bob", "/home/lab-bob")
+CAROL = BrokerAccount(71004, 71004, "lab-carol", "/home/lab-carol")
 CARDS = [GpuRecord(uuid="GPU-a", index="0", name="T4")]
 GPU = {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]], "Driver": ""}]}
 SETTINGS = BrokerSettings(gpu_lease_s=100, memory_bytes=1 << 30, cpus=1.0)

@@ -47,8 +47,8 @@ from labctl.agent.host.engine_objects import (
 from labctl.agent.reply import Failure
 from labctl.wire.codec import from_json, to_json
 
-ALICE = BrokerAccount(1001, 1002, "lab-alice", "/home/lab-alice")
-BOB = BrokerAccount(1003, 1003, "lab-bob", "/home/lab-bob")
+ALICE = BrokerAccount(71001, 71002, "lab-alice", "/home/lab-alice")
+BOB = BrokerAccount(71003, 71003, "lab-bob", "/home/lab-bob")
 SHARE = AccountShare(8 << 30, 2.0, 4096)
 MOST = 1 << 30
 CARDS = [GpuIdentity("GPU-a", "0", "T4"), GpuIdentity("GPU-b", "1", "GPU-b")]
@@ -66,8 +66,8 @@ def build(body: dict[str, Any], **more: Any) -> NewContainer:
         "gpu_groups": [],
         "labels": {},
         "share": SHARE,
-        "network": "labctl-u1001",
-        "parent": "/labctl/u1001",
+        "network": "labctl-u71001",
+        "parent": "/labctl/u71001",
     }
     return build_container(ALICE, parse(body), **{**given, **more})
 
@@ -90,7 +90,7 @@ def test_a_container_is_made_anew_whatever_is_asked() -> None:
         },
     }
     container = build(asked)
-    assert container.User == "1001:1002"
+    assert container.User == "71001:71002"
     assert container.Image == "sha256:1"
     assert container.Cmd == ("sh",)
     assert container.Entrypoint is None
@@ -99,7 +99,7 @@ def test_a_container_is_made_anew_whatever_is_asked() -> None:
     assert container.Labels == {
         "labctl.run": "r",
         **dict.fromkeys(rules.OWN_LABELS, ""),
-        OWNER: "1001",
+        OWNER: "71001",
     }
     host = container.HostConfig
     assert host.SecurityOpt == ("no-new-privileges",)
@@ -111,7 +111,7 @@ def test_a_container_is_made_anew_whatever_is_asked() -> None:
     assert set(host.Tmpfs or ()) == {"/tmp", "/var/tmp"}
     assert host.LogConfig
     assert host.LogConfig.Type == "json-file"
-    assert host.NetworkMode == "labctl-u1001"
+    assert host.NetworkMode == "labctl-u71001"
     assert host.DeviceRequests == ()
 
 
@@ -150,7 +150,7 @@ def test_the_engines_settings_add_no_init(host: dict[str, Any], init: bool) -> N
         {"Env": {"A": "b"}},
         {"WorkingDir": "x" * 5000},
         {"Hostname": ["x"]},
-        {"User": 1001},
+        {"User": 71001},
     ],
 )
 def test_what_is_not_known_is_refused(asked: dict[str, Any]) -> None:
@@ -160,8 +160,8 @@ def test_what_is_not_known_is_refused(asked: dict[str, Any]) -> None:
 
 def test_a_command_inside_runs_as_the_account() -> None:
     fields = RequestFields({"Cmd": ["id"], "Env": ["NVIDIA_VISIBLE_DEVICES=all"]})
-    assert parse_exec_request(ALICE, fields) == NewExec(("id",), User="1001:1002")
-    for forged in ({"User": "0"}, {"User": "1003"}, {"Privileged": True}):
+    assert parse_exec_request(ALICE, fields) == NewExec(("id",), User="71001:71002")
+    for forged in ({"User": "0"}, {"User": "71003"}, {"Privileged": True}):
         with pytest.raises(HttpRefusal):
             parse_exec_request(ALICE, RequestFields({"Cmd": ["id"], **forged}))
 
@@ -180,18 +180,18 @@ def test_who_has_ended_starts_nothing_with_the_groups_of_before(
 
 
 def test_names_and_images_are_ones_own() -> None:
-    assert rules.build_own_name(ALICE, "hw3-r-1") == "u1001.hw3-r-1"
-    assert rules.strip_own_prefix(ALICE, "/u1001.hw3-r-1") == "/hw3-r-1"
+    assert rules.build_own_name(ALICE, "hw3-r-1") == "u71001.hw3-r-1"
+    assert rules.strip_own_prefix(ALICE, "/u71001.hw3-r-1") == "/hw3-r-1"
     for bad in ("../x", "", "a b", "-x", "x" * 200, "x\n"):
         with pytest.raises(HttpRefusal):
             rules.build_own_name(ALICE, bad)
-    assert build_own_reference(ALICE, "labctl/hw3:abc") == "labctl-u1001/labctl/hw3:abc"
-    assert build_own_reference(ALICE, "host:5000/x") == "labctl-u1001/host-5000/x:latest"
-    assert list_candidates(ALICE, "a:1") == ["labctl-u1001/a:1", "a:1"]
+    assert build_own_reference(ALICE, "labctl/hw3:abc") == "labctl-u71001/labctl/hw3:abc"
+    assert build_own_reference(ALICE, "host:5000/x") == "labctl-u71001/host-5000/x:latest"
+    assert list_candidates(ALICE, "a:1") == ["labctl-u71001/a:1", "a:1"]
     assert list_candidates(ALICE, "sha256:" + "0" * 64) == ["sha256:" + "0" * 64]
     pinned = f"a/b:1@sha256:{'0' * 64}"
     assert list_candidates(ALICE, pinned) == [pinned]
-    others = ("labctl-u1003/x:1", "docker.io/labctl-u1003/x:1", "labctl-u1001/x")
+    others = ("labctl-u71003/x:1", "docker.io/labctl-u71003/x:1", "labctl-u71001/x")
     unclear = ("a:", "a:1:", "h:5000/a:1:", "a:1:2", "a//b", "a/../b", "a/", "a@", "a@b", "a:é")
     for bad in (*others, *unclear, f"{pinned}:", "../x", "X", "", "a\n", "a" * 400):
         with pytest.raises(HttpRefusal):
@@ -202,13 +202,13 @@ def test_names_and_images_are_ones_own() -> None:
     ("found", "seen"),
     [
         ({"RepoTags": ["pytorch:2"]}, True),
-        ({"RepoTags": ["labctl-u1001/a:1"]}, True),
-        ({"RepoTags": ["labctl-u1003/a:1"]}, False),
-        ({"RepoTags": ["labctl-u1003/a:1", "a:1"]}, True),
-        ({"RepoTags": ["labctl-u10011/a:1"]}, False),
+        ({"RepoTags": ["labctl-u71001/a:1"]}, True),
+        ({"RepoTags": ["labctl-u71003/a:1"]}, False),
+        ({"RepoTags": ["labctl-u71003/a:1", "a:1"]}, True),
+        ({"RepoTags": ["labctl-u710011/a:1"]}, False),
         ({"RepoTags": [], "RepoDigests": ["a@sha256:1"]}, True),
         ({"RepoTags": [], "RepoDigests": []}, False),
-        ({"RepoTags": None, "Config": {"Labels": {OWNER: "1001"}}}, True),
+        ({"RepoTags": None, "Config": {"Labels": {OWNER: "71001"}}}, True),
     ],
 )
 def test_anothers_image_is_not_seen(found: dict[str, Any], seen: bool) -> None:
@@ -295,10 +295,12 @@ def test_gpus_go_to_whoever_comes_first_and_for_a_time() -> None:
     assert _lend(ALICE, ["1"]) == (["GPU-b"], 1000.0)
     assert _lend(ALICE, ["*"], bobs) == (["GPU-b"], 1000.0)
     assert _lend(ALICE, ["*"], bobs, most=2) == (["GPU-b"], 1000.0)
-    with pytest.raises(HttpRefusal, match=r"in use by uid 1003 for at most 5 min, until \d\d:\d\d"):
+    with pytest.raises(
+        HttpRefusal, match=r"in use by uid 71003 for at most 5 min, until \d\d:\d\d"
+    ):
         _lend(ALICE, ["GPU-a"], bobs)
     with pytest.raises(HttpRefusal, match="no GPU is free"):
-        _lend(ALICE, ["*"], bobs, GpuLease("GPU-b", 1004, "d", 500.0))
+        _lend(ALICE, ["*"], bobs, GpuLease("GPU-b", 71004, "d", 500.0))
     with pytest.raises(HttpRefusal, match="it has no GPU GPU-x"):
         _lend(ALICE, ["GPU-x"])
     with pytest.raises(HttpRefusal, match="at most 1 GPU"):
@@ -321,8 +323,8 @@ def test_an_account_shares_its_own_lease_but_makes_it_no_longer() -> None:
 
 
 def test_leases_are_what_containers_bear() -> None:
-    labels = {GPUS: "GPU-a,GPU-b", ENDS: "70", OWNER: "1001"}
-    going = AccountContainer("c", "x", "running", 1.0, 1001, labels)
+    labels = {GPUS: "GPU-a,GPU-b", ENDS: "70", OWNER: "71001"}
+    going = AccountContainer("c", "x", "running", 1.0, 71001, labels)
     assert [one.uuid for one in list_leases([going])] == ["GPU-a", "GPU-b"]
     assert list_leases([going._replace(state="exited"), going._replace(labels={})]) == []
     assert [
@@ -343,7 +345,7 @@ def test_only_plain_paths_below_ones_own_are_opened(tmp_path: Path) -> None:
         "/home/lab-alice/labctl//x",
         "/home/lab-alice/labctl/x\0",
         "/home/lab-bob/labctl/x",
-        "/dev/shm/labctl-1003/x",
+        "/dev/shm/labctl-71003/x",
         "",
     ):
         with pytest.raises(HttpRefusal):

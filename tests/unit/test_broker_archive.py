@@ -20,7 +20,7 @@ from labctl.agent.broker.image_archive import retag
 from labctl.agent.broker.rules import BrokerAccount
 from labctl.agent.broker.strict_json import encode_json, parse_json, parse_query
 
-ALICE = BrokerAccount(1001, 1002, "lab-alice", "/home/lab-alice")
+ALICE = BrokerAccount(71001, 71002, "lab-alice", "/home/lab-alice")
 MOST = 1 << 30
 
 
@@ -52,7 +52,7 @@ def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compressio
         assert file is not None
         assert file.read() == layer
         assert manifest is not None
-        assert json.load(manifest)[0]["RepoTags"] == ["labctl-u1001/pytorch:2"]
+        assert json.load(manifest)[0]["RepoTags"] == ["labctl-u71001/pytorch:2"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_is_sent_keeps_its_content_and_loses_its_name(size: int, compressio
         {"manifest.json": b"{"},
         {"manifest.json": b"[1]"},
         {"manifest.json": b'[{"RepoTags": null}]'},
-        {"manifest.json": b'[{"RepoTags": ["labctl-u1003/x:1"]}]'},
+        {"manifest.json": b'[{"RepoTags": ["labctl-u71003/x:1"]}]'},
     ],
 )
 def test_an_archive_that_is_none_of_docker_save_is_refused(members: dict[str, bytes]) -> None:
@@ -237,7 +237,7 @@ def test_what_goes_on_is_built_of_known_keys() -> None:
     manifest[0]["LayerSources"] = {"sha256:1": {"urls": ["https://example.org"]}}
     config = {**CONFIG, "parent": "sha256:1", "id": "1", "moby.buildkit.cache.v0": "x"}
     passed = _passed(_sent(json.dumps(manifest).encode(), json.dumps(config).encode()))
-    own = [{"Config": "c", "RepoTags": ["labctl-u1001/x:1"], "Layers": []}]
+    own = [{"Config": "c", "RepoTags": ["labctl-u71001/x:1"], "Layers": []}]
     assert {name: parse_json(text) for name, text in passed.items()} == {
         "c": CONFIG,
         "manifest.json": own,

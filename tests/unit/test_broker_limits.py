@@ -38,8 +38,13 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 def row(name: str, **more: Any) -> dict[str, Any]:
-    labels = {OWNER: "1001", **more.pop("Labels", {})}
-    about = {"Id": name, "Names": [f"/u1001.{name}"], "Name": f"/u1001.{name}", "State": "running"}
+    labels = {OWNER: "71001", **more.pop("Labels", {})}
+    about = {
+        "Id": name,
+        "Names": [f"/u71001.{name}"],
+        "Name": f"/u71001.{name}",
+        "State": "running",
+    }
     return {**about, "Created": 1.0, **more, "Labels": labels}
 
 
@@ -87,7 +92,7 @@ def test_a_lease_that_could_not_be_ended_is_ended_later(bed: Bed) -> None:
     bed.keeping.run_round()
     wait_for(lambda: (bed.keeping.run_round(), bed.reported)[1])
     assert bed.reported == [
-        "ending the lease of u1001.over failed: EngineRequestError: "
+        "ending the lease of u71001.over failed: EngineRequestError: "
         "the Docker Engine on the server refused the request: busy"
     ]
     asked = len(bed.engine.asked("POST", "/containers/over/stop"))
@@ -107,11 +112,11 @@ def test_an_answer_that_cannot_be_read_is_an_error_to_the_account(
 
 def test_nobody_waits_for_a_container_that_the_engine_does_not_make(bed: Bed) -> None:
     """While one is being made the engine may hang: others' are made, and leases end."""
-    bed.engine.hold["name=u1001.stuck"] = threading.Event()
+    bed.engine.hold["name=u71001.stuck"] = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         stuck = thread.submit(bed.create, ALICE, "stuck", None)
         try:
-            wait_for(lambda: bed.engine.asked("POST", "name=u1001.stuck"))
+            wait_for(lambda: bed.engine.asked("POST", "name=u71001.stuck"))
             assert bed.create(BOB, "beside")[0] == 201
             assert bed.ask(BOB, "POST", "/containers/beside/start")[0] == 200
             assert bed.ask(BOB, "DELETE", "/containers/beside")[0] == 200
@@ -140,16 +145,16 @@ def test_containers_that_are_being_made_count(bed: Bed) -> None:
 
 def test_mounts_of_what_is_being_made_are_not_let_go(bed: Bed) -> None:
     """The engine listed its containers before; the mounts are held since."""
-    (bed.folder / "mounts" / "u1001.left-behind").mkdir()
-    bed.engine.hold["name=u1001.new"] = threading.Event()
+    (bed.folder / "mounts" / "u71001.left-behind").mkdir()
+    bed.engine.hold["name=u71001.new"] = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         new = thread.submit(bed.create, ALICE, "new")
-        wait_for(lambda: bed.engine.asked("POST", "name=u1001.new"))
+        wait_for(lambda: bed.engine.asked("POST", "name=u71001.new"))
         bed.keeping.run_round()
         left = [one.name for one in (bed.folder / "mounts").iterdir()]
         bed.engine.hold.popitem()[1].set()
         assert new.result()[0] == 201
-    assert left == ["u1001.new"]
+    assert left == ["u71001.new"]
 
 
 # What one spoils for itself
@@ -173,11 +178,11 @@ def test_what_one_spoils_for_itself_is_spoilt_for_nobody_else(bed: Bed) -> None:
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     for _ in range(3):
         bed.keeping.run_round()
-    assert [line[:31] for line in bed.reported] == ["the socket of u1001.bad failed:"]
+    assert [line[:32] for line in bed.reported] == ["the socket of u71001.bad failed:"]
     assert (mine / "b.sock").is_socket()
     assert not outside.parent.exists(), "a label says no place of root's"
     assert sorted(one.name for one in accounts.iterdir()) == [mine.name]
-    wait_for(lambda: not bed.is_running("u1001.over"))
+    wait_for(lambda: not bed.is_running("u71001.over"))
     wait_for(lambda: sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before + 1)
     bed.engine.containers.clear()
     bed.keeping.run_round()
@@ -344,17 +349,17 @@ def test_a_loop_that_asks_at_the_end_of_its_lease_does_not_keep_the_gpu(bed: Bed
     # What is being stopped still has it, and is no lease to share.
     assert bed.create_with_gpu(ALICE, "grace") == 409
     bed.keeping.run_round()
-    wait_for(lambda: not bed.is_running("u1001.first"))
+    wait_for(lambda: not bed.is_running("u71001.first"))
     for attempt in range(3):
         assert bed.create_with_gpu(ALICE, f"again{attempt}") == 409
-    assert "reserved for uid 1003" in bed.message
+    assert "reserved for uid 71003" in bed.message
     bed.start_broker()
     assert bed.create_with_gpu(ALICE, "restarted") == 409, "a restart changes no order"
     assert bed.create_with_gpu(CAROL, "c") == 409
     assert bed.create_with_gpu(BOB, "b") == 201
     assert bed.ask(BOB, "POST", "/containers/b/start")[0] == 200
     bed.end_lease()
-    wait_for(lambda: not bed.is_running("u1003.b"))
+    wait_for(lambda: not bed.is_running("u71003.b"))
     assert bed.create_with_gpu(BOB, "again") == 409
     assert bed.create_with_gpu(CAROL, "c") == 201
 
@@ -389,7 +394,7 @@ def test_a_driver_that_hangs_keeps_no_lease_from_ending(bed: Bed) -> None:
     with ThreadPoolExecutor(1) as thread:
         asking = thread.submit(bed.create_with_gpu, CAROL, "c")
         bed.end_lease()
-        wait_for(lambda: not bed.is_running("u1001.a"))
+        wait_for(lambda: not bed.is_running("u71001.a"))
         bed.driver_answers.set()
         assert asking.result() == 409
 
@@ -431,7 +436,7 @@ def test_a_container_that_is_never_started_loses_its_claim(bed: Bed) -> None:
     bed.start_broker()
     bed.keeping.run_round()
     bed.keeping.run_round()
-    assert [one["Name"] for one in bed.engine.containers.values()] == ["/u1001.plain"]
+    assert [one["Name"] for one in bed.engine.containers.values()] == ["/u71001.plain"]
     assert not any("force" in path for path in bed.engine.asked("DELETE", "/containers/"))
     assert bed.create_with_gpu(BOB, "b") == 201
 

@@ -36,6 +36,29 @@ def known(name: str, gib: int) -> Card:
     return found
 
 
+@pytest.mark.parametrize(
+    ("name", "mib", "card"),
+    [
+        ("NVIDIA H200", 143_771, "H200"),
+        ("NVIDIA H100 80GB HBM3", 81_559, "H100"),
+        ("NVIDIA A100-SXM4-40GB", 40_960, "A100"),
+        ("Tesla V100-SXM2-32GB", 32_768, "V100"),
+        ("Tesla T4", 15_360, "T4"),
+        ("NVIDIA A10G", 23_028, "A10G"),
+        ("T4g", 16_384, "T4G"),
+        ("NVIDIA H100 PCIe", 81_559, None),
+        ("NVIDIA A10", 23_028, None),
+        ("", 0, None),
+    ],
+)
+def test_a_card_is_known_by_the_name_that_nvidia_smi_prints(
+    name: str, mib: int, card: str | None
+) -> None:
+    found = find_card(name, mib * 1024**2)
+    assert (found.name if found else None) == card
+    assert not found or abs(found.memory_bytes / (mib * 1024**2) - 1) < 0.07
+
+
 A100, H100, T4 = known("A100", 80), known("H100", 80), known("T4", 16)
 
 

@@ -77,6 +77,15 @@ def test_a_gpu_that_nobody_touched_is_told_from_one_that_waits() -> None:
     assert "cpu, fp32" in found["gpu-unused"].evidence[-1].text
 
 
+def test_a_large_gpu_that_waits_is_not_called_unused() -> None:
+    """On an H200: a kernel runs for less than half a percent of the time, and 0.6% of the memory
+    is PyTorch's."""
+    held = gpu(use_percent=0.0, memory_bytes=900_530_176, memory_total_bytes=150_754_820_096)
+    found = findings(material(WAITS, samples=samples(held)))
+    assert "gpu-unused" not in found
+    assert "it waits for data" in found["gpu-idle"].why
+
+
 def test_one_of_two_gpus_does_all_the_work() -> None:
     other = gpu(uuid="GPU-2", use_percent=0.0)
     found = findings(material(samples=samples(gpu(), other)))

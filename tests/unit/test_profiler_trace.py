@@ -85,6 +85,13 @@ def test_a_step_on_a_gpu_is_taken_apart() -> None:
     )
 
 
+def test_only_values_of_the_gpu_are_waited_for() -> None:
+    """AdamW reads its step count, a CPU tensor, twice for each parameter."""
+    read = event("aten::_local_scalar_dense", 860, 1)
+    found = summary(trace(*gpu_step(0), read, {**read, "ts": 870}))
+    assert found["syncs"] == 1
+
+
 def test_boxes_show_callers_above_what_they_call_and_in_their_colour() -> None:
     found = summary(trace(*gpu_step(0)))["boxes"]
     by_name = {box[5]: box for box in found["boxes"]}
@@ -196,6 +203,15 @@ def test_each_rule_speaks_where_it_should_and_alone(fields: dict[str, Any], rule
     found = advise(made(**fields))
     assert [one.rule for one in found if one.rule != "step-gpu-busy" or rule == one.rule] == [rule]
     assert all(one.evidence and one.next and one.source.url for one in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"), [("Pageable", "pin_memory=True"), ("Pinned", "torch.cuda.Stream")]
+)
+def test_memory_that_is_pinned_is_not_to_be_pinned(kind: str, advice: str) -> None:
+    copy = ProfileRow(name=f"Memcpy HtoD ({kind} -> Device)", us=2000.0, count=1.0, share=0.5)
+    (found,) = advise(made(gpu_busy=0.4, copies_us=2000.0, kernels=(copy,)))
+    assert advice in found.next
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:

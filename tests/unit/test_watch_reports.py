@@ -71,7 +71,9 @@ def test_a_server_without_a_gpu_reports_no_use_of_one(
         return CompletedProcess(words, 9, "", "couldn't communicate with the NVIDIA driver")
 
     monkeypatch.setattr(activity, "_run_query", fail)
-    monkeypatch.setattr(activity.shutil, "which", lambda _: program)
+    # Only this program: the containers of this machine's engine are none of this test's.
+    found = {"nvidia-smi": program}
+    monkeypatch.setattr(activity.shutil, "which", found.get)
     snapshot = ActivityReader(LabAccount(os.getuid(), os.getgid())).read_activity()
     assert not [sign for sign in snapshot.signs if "GPU" in sign.text]
     assert snapshot.gpu_percent is None

@@ -48,6 +48,9 @@ BUSY_PROCESSOR = 0.85
 # Below this share of its memory, a GPU has room for a batch twice as large.
 ROOM = 0.5
 OFTEN_THROTTLED = 0.1
+# A program with PyTorch that has opened a GPU holds more of its memory (750 MiB of an H200, less of
+# older cards). A share of the memory would not tell: 2% of an H200 are 2.8 GiB.
+OPENED_BYTES = 100 * 1024**2
 ASK_TORCH = (
     "labctl run -- python -c 'import torch; print(torch.__version__, torch.cuda.is_available())'"
 )
@@ -151,7 +154,7 @@ def _judge(material: RunData, card: GpuSummary) -> Finding:
     assert card.use_percent is not None
     waited = compute_data_wait_share(material)
     evidence = _evidence(material, card, waited)
-    if card.use_percent < 1 and (card.memory_share or 0) < 0.02:
+    if card.use_percent < 1 and _used_bytes(card) < OPENED_BYTES:
         return _make_unused_finding(material, card, evidence)
     if card.use_percent < IDLE_PERCENT:
         return _make_low_finding(
@@ -172,6 +175,10 @@ def _judge(material: RunData, card: GpuSummary) -> Finding:
             "used well, with room to improve",
         )
     return _make_good_finding(card, evidence)
+
+
+def _used_bytes(card: GpuSummary) -> float:
+    return (card.memory_share or 0) * (card.memory_total_bytes or 0)
 
 
 def _evidence(material: RunData, card: GpuSummary, waited: float | None) -> tuple[Evidence, ...]:

@@ -215,18 +215,25 @@ def _make_small_kernels_finding(profile: Profile) -> Finding:
 
 
 def _make_copies_finding(profile: Profile, copying: float) -> Finding:
+    why = "copies from memory that is not pinned cannot overlap with computation"
+    next_ = "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy bytes "
+    next_ += "instead of floats"
+    largest = next((row.name for row in profile.kernels if row.name.startswith("Memcpy")), "")
+    if "Pinned" in largest:
+        why = "the memory is pinned already, but the step waits until its batch has arrived"
+        next_ = "copy bytes instead of floats, or copy the next batch in a torch.cuda.Stream while "
+        next_ += "the GPU computes"
     return Finding(
         rule="step-copies",
         level="advice",
         what=f"{percent(copying)} of a step is spent copying to or from the GPU",
-        why="copies from memory that is not pinned cannot overlap with computation",
+        why=why,
         evidence=(
             _from_profile(
                 f"memory copies: {_us_text(profile.copies_us)} of {_us_text(profile.step_us)}"
             ),
         ),
-        next="use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy bytes "
-        "instead of floats",
+        next=next_,
         source=TUNING,
     )
 

@@ -15,6 +15,7 @@ STEP = "ProfilerStep#"
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 PHASES = ("data", "waiting", "optimizer", "backward", "forward")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+READ = "aten::_local_scalar_dense"
 HOST = ("cpu_op", "user_annotation", "cuda_runtime")
 MOST_ROWS = 15
 MOST_BOXES = 1500
@@ -101,10 +102,21 @@ def summary(entries: Sequence[Any]) -> TraceSummary:
         "kernel_us": _median([event.dur for event in kernels]),
         "gpu_busy": _total_length(_merge(map(_to_span, kernels))) / total_us if kernels else None,
         "copies_us": sum(event.dur for event in kernels if event.cat == "gpu_memcpy") / len(steps),
-        "syncs": sum(event.name == "aten::_local_scalar_dense" for event in of_thread) / len(steps),
+        "syncs": _count_syncs(of_thread) / len(steps),
         "peak_bytes": _find_peak(entries),
         "boxes": _build_boxes(inside, steps, thread),
     }
+
+
+def _count_syncs(of_thread: list[TraceEvent]) -> int:
+    """Count the values that were read from the GPU.
+
+    A value of a CPU tensor is read by the same operation, without waiting: AdamW does so twice for
+    each parameter.
+    """
+    waits = [event.ts for event in of_thread if event.name in WAITS]
+    reads = [_to_span(event) for event in of_thread if event.name == READ]
+    return sum(any(begin <= at < end for at in waits) for begin, end in reads)
 
 
 def _is_span(entry: Any) -> bool:
