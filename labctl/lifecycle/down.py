@@ -113,7 +113,7 @@ def down(
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
         rest = _remove_server(context, server, discard)
-        _record_lost_runs(context, server)
+        _record_lost_runs(context, server, is_removed=not isinstance(rest, LabError))
         _close_store(context)
         if isinstance(rest, LabError):
             return DownResult(dropped=server.id, has_other_key=isinstance(rest, HostKeyError))
@@ -144,11 +144,13 @@ def _remove_server(
         return error
 
 
-def _record_lost_runs(context: LabContext, server: Server) -> None:
-    """Record that runs which were active until now have ended with their removed server."""
+def _record_lost_runs(context: LabContext, server: Server, *, is_removed: bool) -> None:
+    """Record that runs which were active until now are lost with their server."""
+    summary = "lost: labctl down removed its server"
+    if not is_removed:
+        summary = "lost: labctl down gave up its machine, where it may still run"
     for run in context.state.list_runs(context.lab_id):
         if run.server_id == server.id and not run.has_ended:
-            summary = "lost: labctl down removed its server"
             lost = msgspec.structs.replace(run, state="lost", summary=summary, ended_at=time.time())
             context.state.save_run(lost)
 

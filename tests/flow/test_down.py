@@ -28,7 +28,7 @@ from labctl.errors import (
 from labctl.events import Event, Progress, Step
 from labctl.lifecycle import up
 from labctl.lifecycle.down import DownResult, down
-from labctl.model import Resource, Server
+from labctl.model import Resource, Run, Server
 from labctl.runs import outputs
 from labctl.servers import adoption, end_server
 from labctl.servers.host_keys import ensure_key_pair
@@ -328,8 +328,12 @@ def test_discard_gives_up_a_leased_machine_that_does_not_answer(
         with pytest.raises(ConnectError) as caught:
             command(ready.context())
         assert "labctl down --discard   #" in caught.value.hint
+    run = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running")
+    ready.context().state.save_run(run)
     result = end(ready, discard=True)
     assert (result.removed, result.dropped, result.has_other_key) == ("", server.id, False)
+    (lost,) = ready.context().state.list_runs(LAB_ID)
+    assert lost.summary == "lost: labctl down gave up its machine, where it may still run"
     assert ready.context().state.list_servers() == []
 
 
