@@ -112,7 +112,7 @@ def down(
         if not discard:
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
-        rest = _remove_server(context, server, discard)
+        rest = end_server.remove_or_drop(context, server, discard=discard)
         _record_lost_runs(context, server, is_removed=not isinstance(rest, LabError))
         _close_store(context)
         if isinstance(rest, LabError):
@@ -125,23 +125,6 @@ def down(
             servers_left=rest.survivors,
             leftovers=rest.leftovers,
         )
-
-
-def _remove_server(
-    context: LabContext, server: Server, discard: bool
-) -> end_server.Removal | LabError:
-    """Remove the server. Return the error if only its record was removed.
-
-    That is so for a leased machine that does not answer or has another host key, on `discard`:
-    nothing can be sent to it, and its lease ends by itself.
-    """
-    try:
-        return end_server.remove(context, server)
-    except (ConnectError, HostKeyError) as error:
-        if not (discard and adoption.is_leased(context)):
-            raise
-        end_server.drop_leased_machine(context, server, error)
-        return error
 
 
 def _record_lost_runs(context: LabContext, server: Server, *, is_removed: bool) -> None:
