@@ -275,6 +275,22 @@ def test_a_start_that_the_engine_refuses_leaves_nothing(
     assert not (root / "runs" / "night").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        (("sh", "-c", "echo a; sleep 3"), "labctl run -- sh -c 'echo a; sleep 3'"),
+        (("sh", "-c", "echo a\nsleep 3"), "labctl run"),
+    ],
+)
+def test_a_run_that_must_wait_names_its_own_command(
+    root: Path, engine: EngineSocket, command: tuple[str, ...], again: str
+) -> None:
+    engine.answers = Containers("no GPU is free", is_limit=True)
+    with pytest.raises(Failure) as caught:
+        runs.start(StartRunRequest(SPEC._replace(command=command)))
+    assert caught.value.report.hint == f"{again}   # again later"
+
+
 @pytest.mark.parametrize("is_limit", [True, False])
 def test_only_a_limit_of_the_broker_is_waited_for(
     root: Path, engine: EngineSocket, is_limit: bool

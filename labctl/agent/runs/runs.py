@@ -49,6 +49,8 @@ from .records import (
 from .run_state import UNENDED, inspect_run, require_run_directory
 
 BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
+# characters of a command that a hint shows
+COMMAND_CHARACTERS = 200
 # Starts the telemetry recorder, a second later: it stays out of the way of the container's start.
 _RECORDER = "sleep 1\nexec " + shlex.join(
     [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py"), "telemetry"]
@@ -234,8 +236,7 @@ def _start_container(
 def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Failure:
     why = refused.message.strip()[-1500:]
     if refused.is_limit:
-        hint = "labctl run   # again later"
-        return Failure("policy", f"run {spec.id} cannot start now", why, hint)
+        return Failure("policy", f"run {spec.id} cannot start now", why, _suggest_later(spec))
     # Docker's API tells the causes of a failed start apart by their text only.
     if "could not select device driver" in why:
         what = "Docker on the server cannot give the run access to a GPU"
@@ -243,6 +244,14 @@ def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Fail
     if "no space left on device" in why:
         return Failure("disk", "the server's disk is full", why, SHOW_DISK)
     return Failure("docker", f"the container of run {spec.id} did not start", why)
+
+
+def _suggest_later(spec: RunSpec) -> str:
+    """Return the command that starts this run later, if it fits on a line."""
+    command = shlex.join(["labctl", "run", "--", *spec.command])
+    if not command.isprintable() or len(command) > COMMAND_CHARACTERS:
+        command = "labctl run"
+    return f"{command}   # again later"
 
 
 def read_entry_script() -> str:

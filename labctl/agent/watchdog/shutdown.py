@@ -186,7 +186,8 @@ def find_unsavable(plan: ShutdownPlan) -> list[str]:
         try:
             probe_store(plan.account, plan.lab_id)
         except (Failure, OSError, subprocess.SubprocessError) as error:
-            problems.append(f"results cannot be sent to {plan.store}: {_why(error)}")
+            reason = error.report.why if isinstance(error, Failure) else ""
+            problems.append(f"results cannot be sent to {plan.store}: {reason or _why(error)}")
     if plan.disk == "keepable":
         try:
             python = find_python()
