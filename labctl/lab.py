@@ -40,7 +40,7 @@ from labctl.events import Note, Question, Reporter, SharedReporter, SilentReport
 from labctl.lazy import lazy_imports
 from labctl.model import Need, Run, Server
 from labctl.servers.context import LabContext
-from labctl.servers.provider_traits import read_provider_traits
+from labctl.servers.provider_traits import check_settings, read_provider_traits
 from labctl.state import State
 
 if TYPE_CHECKING:
@@ -392,6 +392,8 @@ class Lab:
         questions = list_trust_questions(self.config)
         if is_trusted(self.context.paths, self.config):
             return
+        # before a question whose answer would be lost
+        check_settings(self.context.provider)
         detail = "\n".join(f"  - {question}" for question in questions)
         decision = Question(
             question="approve this lab.yaml?", detail=f"{self.config.path} would:\n{detail}"

@@ -6,7 +6,6 @@ The agent writes some of them too, so these are in `labctl.wire.text`.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -35,13 +34,9 @@ __all__ = [
     "price_range_text",
     "price_text",
     "timing_text",
-    "wrap_comment",
 ]
 
 T = TypeVar("T")
-
-# the columns of a terminal as it opens
-COMMENT_COLUMNS = 80
 
 
 def optional_text(value: T | None, write: Callable[[T], str], missing: str = "-") -> str:
@@ -107,16 +102,3 @@ def names_text(names: Sequence[str], most: int) -> str:
     """Write the first `most` names with commas, and how many more there are: a, b and 3 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def wrap_comment(text: str, indent: str = "") -> list[str]:
-    """Split a sentence into comment lines of a generated file, which fit a terminal."""
-    start = f"{indent}# "
-    return textwrap.wrap(
-        text,
-        COMMENT_COLUMNS,
-        initial_indent=start,
-        subsequent_indent=start,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -32,6 +32,9 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
             err=err,
         )
         return
+    if result.dropped:
+        _print_dropped(result, err=err)
+        return
     if result.pulled_files or result.saved_edits:
         counts = (
             (result.pulled_files, "file", "runs/"),
@@ -60,6 +63,19 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
             print_message(
                 f"Image caches kept for the next up: {len(caches)} (labctl orphans)", err=err
             )
+
+
+def _print_dropped(result: DownResult, *, err: bool) -> None:
+    reason = "has another host key" if result.has_other_key else "could not be reached"
+    key = ", and the host key that you confirmed" if result.has_other_key else ""
+    again = "To use the machine again: labctl up   (shows the new fingerprint)"
+    for line in (
+        f"{result.dropped} {reason}, so nothing was sent to it.",
+        f"Removed on your computer: its record{key}.",
+        "NOT removed: your files and runs on it. If your lease still exists, it ends by itself.",
+        again if result.has_other_key else "To use another machine: labctl up",
+    ):
+        print_message(line, err=err)
 
 
 def describe_removal(lab: Lab, result: DownResult) -> str:

@@ -21,7 +21,7 @@ from labctl.text import duration_text, timing_text
 
 if TYPE_CHECKING:
     from labctl.insight.explain.evidence import Finding
-    from labctl.insight.explanation import Explanation
+    from labctl.insight.explanation import Explanation, InputSummary
     from labctl.insight.profile import ProfileResult
     from labctl.lab import Lab
     from labctl.model import Run
@@ -108,13 +108,19 @@ def _print_title(explanation: Explanation) -> None:
         f"{_count_text(read.curves, 'curve')} with {_count_text(read.points, 'point')}"
         if read.curves
         else "no curves",
-        "its log" if read.log_bytes else "no log",
+        _describe_log(read),
     ]
     _print_wrapped(f"based on {', '.join(sources)}", indent=INDENT, first=INDENT, dim=True)
     for flaw in read.flaws[:3]:
         growing = " (perhaps still being written)" if flaw.cut and not run.has_ended else ""
         text = f"{flaw.file} from byte {flaw.at_byte}: {flaw.what}{growing}"
         _print_wrapped(text, indent=INDENT, first=INDENT, dim=True)
+
+
+def _describe_log(read: InputSummary) -> str:
+    if read.log_bytes:
+        return "its log"
+    return "its log, which is empty" if read.has_log else "no log"
 
 
 def _count_text(count: int, noun: str) -> str:

@@ -152,9 +152,12 @@ def _write_assignment(
         )
         raise
     click.echo(text, file=out, nl=False)
-    if out.name != "<stdout>":
+    drop = shlex.quote(str(directory))
+    if place.startswith("s3://"):
+        print_message("Through a bucket, each student needs a file of their own:")
+        click.echo(f"  labctl receive ticket {drop} {name} STUDENT --into ./tickets", err=True)
+    elif out.name not in ("-", "<stdout>"):
         print_message(f"{out.name} is the file for your students. To let one submit:")
-        drop = shlex.quote(str(directory))
         click.echo(f"  labctl receive admit {drop} STUDENT KEYFILE", err=True)
 
 

@@ -47,6 +47,7 @@ with lazy_imports(__name__):
     from labctl import config
     from labctl.cli import fan_out, results, run_server
     from labctl.lifecycle import cancel
+    from labctl.servers import adoption
 
 
 @click.command("push")
@@ -287,7 +288,7 @@ def _print_still_running(lab: Lab, run: Run) -> None:
     for line, effect in (
         (f"labctl logs -f {run.id}", "follow the log again"),
         (f"labctl cancel {run.id}", "stop the run"),
-        ("labctl down", "remove the server"),
+        ("labctl down", adoption.describe_down(lab.context)),
     ):
         print_message(f"  {line:<{len(run.id) + 18}}{effect}")
 

@@ -32,9 +32,11 @@ from labctl.errors import UsageError
 from labctl.events import Note
 from labctl.lazy import lazy_imports
 from labctl.providers import describe_provider, list_provider_names
+from labctl.servers.provider_traits import get_settings_example
 from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
+    from labctl.config import LabConfig
     from labctl.lab import Lab
     from labctl.lifecycle.project_scan import ProjectFacts
     from labctl.model import Server
@@ -79,7 +81,6 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     target = Path(ctx.find_root().obj or ".") / (directory or ".")
     if directory is None or (target.is_dir() and any(target.iterdir())):
         facts = _adopt(ctx, target, provider)
-        click.echo("\nThe file explains each guess. Check it, then:\n")
         click.echo(f"{_format_cd(target)}  labctl up")
         if facts.program.command:
             click.echo("  labctl run")
@@ -94,9 +95,12 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
     provider = _choose_provider(ctx, provider)
     screen = Screen()
     ctx.call_on_close(screen.stop_drawing)
-    sample_project.create_project(find_data_dir() / "templates", target, provider, screen)
+    example = _find_example(load_lab(target / LAB_FILE, needs_file=False), provider)
+    templates = find_data_dir() / "templates"
+    sample_project.create_project(templates, target, provider, screen, example)
     name = target.resolve().name
-    click.echo(f"{name} is ready. Next:\n\n{_format_cd(target)}  labctl up\n  labctl run")
+    action = f"Write server.{provider} in its lab.yaml, then" if example else "Next"
+    click.echo(f"{name} is ready. {action}:\n\n{_format_cd(target)}  labctl up\n  labctl run")
 
 
 def _format_cd(target: Path) -> str:
@@ -114,12 +118,22 @@ def _adopt(ctx: click.Context, target: Path, provider: str | None) -> ProjectFac
         chosen = ""  # config.yaml or the environment says it
     else:
         chosen = _choose_provider(ctx, provider)
-    files = lab_draft.adopt_project(target, facts, chosen, own.base_image)
+    used = chosen or own.server.provider
+    example = _find_example(own, used)
+    files = lab_draft.adopt_project(target, facts, chosen, own.base_image, example)
     click.echo(f"{' and '.join(clean(str(file)) for file in files)} written. The settings:\n")
     for line in files[-1].read_text(encoding="utf-8").splitlines():
         if line and not line.lstrip().startswith("#"):
             click.echo(f"  {clean(line)}")
+    section = f" and write server.{used}" if example else ""
+    click.echo(f"\nThe file explains each guess. Check it{section}, then:\n")
     return facts
+
+
+def _find_example(own: LabConfig, provider: str) -> str:
+    """Return the section of lab.yaml that the provider requires, unless config.yaml has it."""
+    is_set = any(key.startswith(f"server.{provider}.") for key in own.origins)
+    return "" if is_set else get_settings_example(provider)
 
 
 def _warn_inside_lab(target: Path) -> None:
@@ -218,7 +232,7 @@ def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     if not can_run:
         rows = [("labctl up", "check again, after you have fixed the above")]
     rows.append((f"ssh {server.alias}", "open a shell on the server"))
-    end = "end your lease of it" if adoption.is_leased(lab.context) else "remove the server"
+    end = adoption.describe_down(lab.context)
     rows.append(("labctl down", f"{end} when you are done"))
     width = max(16, *(len(command) for command, _ in rows))
     for command, text in rows:

@@ -202,7 +202,7 @@ def parse(stdout: str) -> MachineLease:
         raise ProviderError(
             "the machine's reply about its lease cannot be read",
             why=f"it printed {stdout[:_MOST_TEXT]!a}",
-            hint="labctl doctor",
+            hint=lambda subject: subject.check,
         )
     return MachineLease(
         state=state,

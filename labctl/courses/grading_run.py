@@ -220,7 +220,7 @@ class _Batch:
             record = self.build_record(job, results, evaluation, server)
         except ConnectError as error:
             self.unreached.append(job.handed.seat)
-            self.why = " ".join(filter(None, [error.what, error.why]))
+            self.why = ": ".join(filter(None, [error.what, error.why]))
             return
         except (LabError, OSError) as error:
             message = error.what if isinstance(error, LabError) else str(error)

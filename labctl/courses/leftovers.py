@@ -177,7 +177,7 @@ def _list_leftovers(
             if resource.kind != leftovers.CACHE and resource.lab_id in ours
         ]
     except LabError as error:
-        message = " ".join(filter(None, [error.what, error.why]))
+        message = ": ".join(filter(None, [error.what, error.why]))
         return ProviderLeftovers(provider=name, error=message, former=former)
     staff.reporter.emit(msgspec.structs.replace(step, done=True))
     labs = {server.lab_id for server in servers} | {resource.lab_id for resource in resources}

@@ -33,6 +33,7 @@ class SeatStatus(Value, frozen=True):
     """The status of one seat. Unknown values are None.
 
     `state` is that of its server, "none" without one, or "elsewhere" if only the ledger knows one.
+    `ttl_left_s` is until the end of the server, or of the course's lease of a shared machine.
     Dollars are from the ledger; `budget_usd` is None without a limit. `idle_s` is how long the
     server has been idle, as its watchdog reported at `heard_at`. `run` is the newest known run.
     It is lost if its server has ended. The server is `silent` if its last report is too old.
@@ -185,16 +186,18 @@ def _with_server(row: SeatStatus, server: Server, now: float) -> SeatStatus:
         spot=server.offer.spot,
         usd_per_hour=server.offer.price_usd_per_hour,
         up_s=now - server.created_at,
+        ttl_left_s=server.deadline_at - now if server.deadline_at else None,
     )
 
 
 def _with_watch(row: SeatStatus, report: DatedWatchReport, now: float) -> SeatStatus:
-    ttl_left_s = report.watch.ttl_left_s
+    reported_s = report.watch.ttl_left_s
+    left_s = row.ttl_left_s if reported_s is None else reported_s - (now - report.at)
     return msgspec.structs.replace(
         row,
         heard_at=report.at,
         watched=report.watch.alive,
-        ttl_left_s=None if ttl_left_s is None else ttl_left_s - (now - report.at),
+        ttl_left_s=left_s,
         idle_s=report.watch.idle_for_s,
     )
 
@@ -233,7 +236,7 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
     outcomes = fleet.run_for_each(contexts, refresh_seat)
     metering.record_costs(staff.folder, course, listed)
     return {
-        names[outcome.context.lab_id]: " ".join(
+        names[outcome.context.lab_id]: ": ".join(
             filter(None, [outcome.error.what, outcome.error.why])
         )
         for outcome in outcomes

@@ -124,16 +124,17 @@ def _require_consent(
         raise PolicyError(
             "nothing was ended",
             why=f"still running: {count} ({price})",
-            hint=f"labctl course down{_list_options(staff, seats, discard)} --yes",
+            hint=" ".join(["labctl course down --yes", *_list_options(staff, seats, discard)]),
         )
 
 
-def _list_options(staff: CourseOperator, seats: Sequence[Seat], discard: bool) -> str:
+def _list_options(staff: CourseOperator, seats: Sequence[Seat], discard: bool) -> list[str]:
     """Return the options with which `labctl course down` ends the same servers."""
     names = {seat.name for seat in seats}
-    is_all = all(seat.name in names for seat in staff.folder.list_seats())
-    only = "" if is_all else f" --only {','.join(seat.name for seat in seats)}"
-    return only + (" --discard" if discard else "")
+    options = ["--discard"] if discard else []
+    if any(seat.name not in names for seat in staff.folder.list_seats()):
+        options += ["--only", ",".join(seat.name for seat in seats)]
+    return options
 
 
 def _save_all(

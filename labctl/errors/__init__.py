@@ -137,6 +137,10 @@ class HostKeyError(PolicyError):
     pass
 
 
+class UnknownHostKeyError(HostKeyError):
+    """Nobody has confirmed the host key yet; a changed key is a HostKeyError."""
+
+
 class NotFoundError(LabError):
     exit_code = 4
 

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 class Subject(NamedTuple):
     """A lab, a seat of a course, or a course: it knows the commands for itself.
 
-    `seat` is the name by which `labctl course` selects a seat, "" for the others.
+    `seat` is the name by which `labctl course` selects a seat, "" for the others. `is_checked` is
+    set while `check` itself shows the error, and so must not name itself as the next command.
     """
 
     kind: Literal["lab", "seat", "course"] = "lab"
     seat: str = ""
+    is_checked: bool = False
 
     @property
     def config_file(self) -> str:
@@ -34,6 +36,13 @@ class Subject(NamedTuple):
     def forget(self) -> str:
         """The command that drops records; a course has it only for all seats."""
         return "labctl down --forget" if self.kind == "lab" else "labctl course down --forget"
+
+    @property
+    def check(self) -> str:
+        """The command that finds out what is wrong; within it, the one that tries again."""
+        if self.is_checked:
+            return self.up
+        return "labctl doctor" if self.kind == "lab" else "labctl course check"
 
     @property
     def offers(self) -> str:

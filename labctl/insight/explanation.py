@@ -67,6 +67,7 @@ class InputSummary(Value, frozen=True):
     curves: int
     points: int
     log_bytes: int
+    has_log: bool
     flaws: tuple[Flaw, ...]
 
 
@@ -98,6 +99,7 @@ def explain(context: LabContext, run: Run) -> Explanation:
             curves=len(scalars.series),
             points=sum(len(series.steps) for series in scalars.series),
             log_bytes=len(material.log.encode()),
+            has_log=material.has_log,
             flaws=scalars.flaws,
         ),
     )
@@ -118,6 +120,7 @@ def _load_material(context: LabContext, run: Run) -> RunData:
             samples=read_samples(directory / "logs" / TELEMETRY_FILE),
             scalars=_load_scalars(context, directory),
             log=log,
+            has_log=(directory / "logs" / "run.log").is_file(),
             options=frozenset(option for text in scripts for option in OPTION.findall(text)),
             is_distributed=any(DISTRIBUTED.search(text) for text in scripts),
             now=time.time(),

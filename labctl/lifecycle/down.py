@@ -55,11 +55,15 @@ Consent = Callable[[LabContext, Server, list[str], bool], None]
 class DownResult(Value, frozen=True):
     """What `down` did and what remains. If `servers_left` is empty, no server bills.
 
-    `home_files` counts the files that were downloaded from the server's home directory.
-    `unchecked` says why the machines of a lab without a server on record could not be checked.
+    `dropped` is a leased machine that cannot be reached, or `has_other_key`: only the record of it
+    here was removed. `home_files` counts the files that were downloaded from the server's home
+    directory. `unchecked` says why the machines of a lab without a server on record could not be
+    checked.
     """
 
     removed: str = ""
+    dropped: str = ""
+    has_other_key: bool = False
     pulled_files: int = 0
     saved_edits: int = 0
     home_files: int = 0
@@ -108,9 +112,11 @@ def down(
         if not discard:
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
-        rest = _remove_server(context, server, discard)
-        _record_lost_runs(context, server)
+        rest = end_server.remove_or_drop(context, server, discard=discard)
+        _record_lost_runs(context, server, is_removed=not isinstance(rest, LabError))
         _close_store(context)
+        if isinstance(rest, LabError):
+            return DownResult(dropped=server.id, has_other_key=isinstance(rest, HostKeyError))
         return DownResult(
             removed=rest.server_id,
             pulled_files=saved.results,
@@ -121,27 +127,13 @@ def down(
         )
 
 
-def _remove_server(context: LabContext, server: Server, discard: bool) -> end_server.Removal:
-    """Remove the server. A leased machine that has another host key is only dropped, on `discard`.
-
-    Nothing may be sent to it, and its lease is gone if it was reinstalled.
-    """
-    try:
-        return end_server.remove(context, server)
-    except HostKeyError:
-        if not (discard and adoption.is_leased(context)):
-            raise
-        end_server.drop_changed_machine(context, server)
-        text = f"{server.alias} was only dropped: with another host key, nothing is sent to it"
-        context.reporter.emit(Note(text=f"{text}; if its lease still exists, it ends by itself"))
-        return end_server.Removal(server_id=server.id)
-
-
-def _record_lost_runs(context: LabContext, server: Server) -> None:
-    """Record that runs which were active until now have ended with their removed server."""
+def _record_lost_runs(context: LabContext, server: Server, *, is_removed: bool) -> None:
+    """Record that runs which were active until now are lost with their server."""
+    summary = "lost: labctl down removed its server"
+    if not is_removed:
+        summary = "lost: labctl down gave up its machine, where it may still run"
     for run in context.state.list_runs(context.lab_id):
         if run.server_id == server.id and not run.has_ended:
-            summary = "lost: labctl down removed its server"
             lost = msgspec.structs.replace(run, state="lost", summary=summary, ended_at=time.time())
             context.state.save_run(lost)
 
@@ -178,13 +170,24 @@ def _close_store(context: LabContext) -> None:
 
 
 def _find_server(context: LabContext, discard: bool) -> Server | None:
-    """Return the lab's server. One whose host key changed can be removed only with `discard`."""
+    """Return the lab's server.
+
+    One whose host key changed, or a leased one that does not answer, can be removed only with
+    `discard`.
+    """
     try:
         return adoption.adopt(context)
     except HostKeyError:
         if not discard:
             raise
-        return context.state.get_lab_server(context.lab_id)
+    except ConnectError:
+        if not (discard and adoption.is_leased(context) and _get_recorded(context)):
+            raise
+    return _get_recorded(context)
+
+
+def _get_recorded(context: LabContext) -> Server | None:
+    return context.state.get_lab_server(context.lab_id)
 
 
 def _await_unconfirmed(context: LabContext) -> Server | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from ipaddress import ip_address
 from typing import IO, Any
@@ -12,7 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from labctl.commands.ssh import check_host, check_port, check_user
-from labctl.errors import LabError, UsageError
+from labctl.errors import ConnectError, LabError, UsageError
 from labctl.errors.replies import decode_reply
 from labctl.lifecycle.kept_labs import KeeperCheck, kept_lab_name
 from labctl.lifecycle.lab_archive import labctl_version
@@ -75,7 +77,8 @@ class KeeperHost:
         endpoint = msgspec.structs.replace(
             alias, user=user or alias.user, port=port or alias.port, host_key=key
         )
-        return self.context.connections.settle_host_key(endpoint, self.context.reporter)
+        with self._name_command():
+            return self.context.connections.settle_host_key(endpoint, self.context.reporter)
 
     @property
     def is_here(self) -> bool:
@@ -124,11 +127,12 @@ class KeeperHost:
     def pull_copy(self, run_id: str, have: dict[str, str], run: Run | None) -> PulledRun:
         """Pull the run's files that the keeper mirrored and `have` (path -> sha256) lacks."""
         with tempfile.TemporaryFile() as kept:
-            code = self._transport.stream(
-                _build_line(SEND_RUN, SendRunRequest(self.name, run_id)),
-                stdin=json.dumps(have).encode() + b"\n",
-                on_stdout=lambda block: _append(kept, block),
-            )
+            with self._name_command():
+                code = self._transport.stream(
+                    _build_line(SEND_RUN, SendRunRequest(self.name, run_id)),
+                    stdin=json.dumps(have).encode() + b"\n",
+                    on_stdout=lambda block: _append(kept, block),
+                )
             kept.seek(0)
             reply = self._parse_reply(SEND_RUN, code, kept.readline(), "")
             return pull_from_keeper(self.context, run_id, reply.files, kept, run)
@@ -141,10 +145,21 @@ class KeeperHost:
         self, verb: Verb[Request, Reply], request: Request, stdin: memoryview | bytes = b""
     ) -> Reply:
         out, err = bytearray(), bytearray()
-        code = self._transport.stream(
-            _build_line(verb, request), stdin=stdin, on_stdout=out.extend, on_stderr=err.extend
-        )
+        with self._name_command():
+            code = self._transport.stream(
+                _build_line(verb, request), stdin=stdin, on_stdout=out.extend, on_stderr=err.extend
+            )
         return self._parse_reply(verb, code, bytes(out), err.decode(errors="replace"))
+
+    @contextmanager
+    def _name_command(self) -> Iterator[None]:
+        """Let errors of the connection name a command for the keeper, not for the lab's server."""
+        try:
+            yield
+        except ConnectError as error:
+            login = f"ssh {_format_ssh_destination(self.host)}"
+            error.hint = f"{login}   # tries to log in to the keeper's machine"
+            raise
 
     def _parse_reply(self, verb: Verb[Any, Reply], code: int, output: bytes, stderr: str) -> Reply:
         """Return the keeper's reply, or raise the error that it reports."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from labctl.config import DEFAULT_PYTHON, LAB_FILE, clean_name, expand_user
 from labctl.config.document import escape
 from labctl.errors import NotFoundError, PolicyError
+from labctl.lifecycle.comments import comment_out_example, wrap_comment
 from labctl.lifecycle.project_lists import CONDA, comment_out
 from labctl.lifecycle.project_scan import GPU_IMPORTS, ProjectFacts, scan_project
-from labctl.text import wrap_comment
 
 # a word that YAML reads as text without quotes
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/-]*")
@@ -70,12 +70,17 @@ def require_writable(directory: Path) -> None:
 
 
 def adopt_project(
-    root: Path, facts: ProjectFacts, provider: str, base_image: str = ""
+    root: Path,
+    facts: ProjectFacts,
+    provider: str,
+    base_image: str = "",
+    provider_example: str = "",
 ) -> list[Path]:
     """Write a lab.yaml for the code in `root`; return the files written. Changes no existing file.
 
     If no list of packages can be used, write one too. Without `provider`, the user's own
-    configuration names one. `base_image` is the setting of this machine.
+    configuration names one. `base_image` is the setting of this machine. `provider_example` is
+    the section of the provider that the user must fill in.
     """
     written = []
     text = _draft_list(facts, base_image)
@@ -86,7 +91,8 @@ def adopt_project(
     else:
         name = facts.packages.file
     lab = clean_name(root.absolute().name)
-    written.append(_create(root / LAB_FILE, draft_lab_file(facts, lab, provider, name, base_image)))
+    server = _draft_server(facts, provider, provider_example)
+    written.append(_create(root / LAB_FILE, _draft_lab_file(facts, lab, server, name, base_image)))
     return written
 
 
@@ -113,12 +119,13 @@ def _create(file: Path, text: str) -> Path:
     return file
 
 
-def draft_lab_file(
-    facts: ProjectFacts, name: str, provider: str, packages: str, base_image: str = ""
+def _draft_lab_file(
+    facts: ProjectFacts, name: str, server: Sequence[str], packages: str, base_image: str
 ) -> str:
     """Return the text of a lab.yaml for these facts; `packages` is the list to install, or "".
 
-    If this machine sets a `base_image`, its Python is used unless the project names another.
+    `server` are the lines of its server section. If this machine sets a `base_image`, its Python
+    is used unless the project names another.
     """
     return "\n".join(
         [
@@ -126,7 +133,7 @@ def draft_lab_file(
             "# `labctl config` shows every setting and where it comes from.",
             f'lab: "{name}"',
             "",
-            *_draft_server(facts, provider),
+            *server,
             "",
             *_draft_image(facts, packages, base_image),
             "",
@@ -143,7 +150,7 @@ def draft_lab_file(
     )
 
 
-def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
+def _draft_server(facts: ProjectFacts, provider: str, provider_example: str) -> list[str]:
     lines = ["server:"]
     if provider:
         lines.append(f"  provider: {provider}")
@@ -151,6 +158,7 @@ def _draft_server(facts: ProjectFacts, provider: str) -> list[str]:
         lines.append(
             "  # The provider comes from your own configuration; `labctl config` shows it."
         )
+    lines += comment_out_example(provider_example)
     used = sorted(GPU_IMPORTS & facts.imports)
     if used:
         imports = f"The code imports {' and '.join(used)}. To require a GPU: any, T4, A100:2"

@@ -17,9 +17,9 @@ from labctl.config.pyproject import (
     parse_pyproject,
 )
 from labctl.config.schema import EXTRA_NAME, PROJECT_FILES
+from labctl.lifecycle.comments import wrap_comment
 from labctl.lifecycle.project_imports import read_source
 from labctl.model import Value
-from labctl.text import wrap_comment
 
 # in the order of preference; other names of lists follow
 USUAL = ("environment.yml", "environment.yaml", "requirements.txt", *PROJECT_FILES)

@@ -269,9 +269,12 @@ def release_keeper(context: LabContext, *, discard: bool) -> None:
         pass
     except LabError as error:
         if not discard:
+            server = context.state.get_lab_server(context.lab_id)
+            is_paid = server is None or server.offer.price_usd_per_hour > 0
+            cost = ", which costs money" if is_paid else ""
             raise PolicyError(
                 f"cannot reach the keeper at {host}: {error.what}",
-                why="it would replace the removed server with a new one, which costs money",
+                why=f"it would replace the removed server with another one{cost}",
                 hint="labctl down   # again, once the keeper is reachable\n"
                 "labctl down --discard   # instead, if the keeper is gone for good",
             ) from error

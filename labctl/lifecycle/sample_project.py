@@ -14,6 +14,7 @@ from labctl.config import clean_name, parse_name
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.events import Note, Reporter, Step
 from labctl.lazy import lazy_imports
+from labctl.lifecycle.comments import comment_out_example
 from labctl.lifecycle.lab_draft import require_writable
 from labctl.servers.provider_traits import read_provider_traits
 
@@ -62,11 +63,18 @@ def _suggest_init(directory: str, provider: str) -> str:
     return shlex.join(["labctl", "init", directory, *options])
 
 
-def create_project(templates: Path, target: Path, provider: str, reporter: Reporter) -> Path:
+def create_project(
+    templates: Path,
+    target: Path,
+    provider: str,
+    reporter: Reporter,
+    provider_example: str = "",
+) -> Path:
     """Copy the sample project to `target` and return its lab.yaml. Changes no existing file.
 
-    Raises the errors of `check_new_directory`. The data set is created here if scikit-learn and
-    Pillow are installed; otherwise the first run creates it.
+    `provider_example` is the section of the provider that the user must fill in. Raises the errors
+    of `check_new_directory`. The data set is created here if scikit-learn and Pillow are installed;
+    otherwise the first run creates it.
     """
     name = check_new_directory(target, provider)
     target = target.resolve()
@@ -78,7 +86,7 @@ def create_project(templates: Path, target: Path, provider: str, reporter: Repor
             source, staging, dirs_exist_ok=True, ignore=lambda _, names: SKIPPED & {*names}
         )
         has_dataset = _make_dataset(staging, reporter)
-        _render(staging, name, provider, has_dataset)
+        _render(staging, name, provider, has_dataset, provider_example)
         staging.chmod(0o755)
         if target.exists():  # a shell may be in it, so it stays
             for entry in staging.iterdir():
@@ -92,7 +100,9 @@ def create_project(templates: Path, target: Path, provider: str, reporter: Repor
     return target / "lab.yaml"
 
 
-def _render(directory: Path, name: str, provider: str, has_dataset: bool) -> None:
+def _render(
+    directory: Path, name: str, provider: str, has_dataset: bool, provider_example: str
+) -> None:
     source = directory / "lab.yaml.j2"
     template = jinja2.Environment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True
@@ -102,6 +112,7 @@ def _render(directory: Path, name: str, provider: str, has_dataset: bool) -> Non
     text = template.render(
         lab=name,
         provider=provider,
+        provider_example=comment_out_example(provider_example),
         base_image=base,
         has_dataset=has_dataset,
         cpu=base == CPU_BASE,

@@ -16,7 +16,7 @@ from labctl.lifecycle.status import record_watch
 from labctl.model import Server
 from labctl.runs import images, provenance
 from labctl.servers import attempts, deadlines, disk_retention, first_contact, guard
-from labctl.servers.adoption import adopt
+from labctl.servers.adoption import adopt, is_leased
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
 from labctl.servers.key_setup import call_with_key_setup
@@ -65,9 +65,10 @@ def _make_interrupt_error(context: LabContext) -> InterruptError:
     open_attempts = context.state.list_open_attempts(context.lab_id)
     offers = [attempt.offer for attempt in open_attempts] + ([server.offer] if server else [])
     is_free = bool(offers) and not any(offer.price_usd_per_hour for offer in offers)
+    state = "exist" if not is_leased(context) else "be leased"
     return InterruptError(
-        "interrupted while the server was being created",
-        why=f"the server may already exist{'' if is_free else ' and cost money'}",
+        "interrupted before the server was ready",
+        why=f"the server may already {state}{'' if is_free else ' and cost money'}",
         hint=f"{context.subject.up}   # continues\n"
         f"{context.subject.down}   # instead, to remove it",
     )

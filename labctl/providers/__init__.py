@@ -153,6 +153,20 @@ class LogsInAsUser(Protocol):
 
 
 @runtime_checkable
+class RequiresSettings(Protocol):
+    """The provider's section of lab.yaml has settings without which it finds no server.
+
+    `settings_example` is this section with examples, for a new lab.yaml; "" if users do not write
+    it themselves.
+    """
+
+    settings_example: ClassVar[str]
+
+    def check_settings(self) -> None:
+        """UsageError if they are missing. Contacts nobody."""
+
+
+@runtime_checkable
 class CredentialSource(Protocol):
     """The provider needs credentials, which this machine may have."""
 

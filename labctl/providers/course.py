@@ -136,6 +136,7 @@ class CourseProvider:
     name: ClassVar[str] = PROVIDER
     settings_type: ClassVar[type[Value]] = CourseProviderSettings
     settle_s: float = 0.0
+    settings_example: ClassVar[str] = ""
 
     def __init__(self, settings: CourseProviderSettings, context: ProviderContext) -> None:
         self.settings = settings
@@ -146,6 +147,10 @@ class CourseProvider:
     def get_account(self) -> ProviderAccount:
         """Return no account: only the keeper knows the account of a seat's server."""
         return ProviderAccount()
+
+    def check_settings(self) -> None:
+        """UsageError without a keeper's address."""
+        _ = self.endpoint
 
     def check(self, need: Need | None = None) -> list[Check]:
         keeper = self.settings.keeper or "the keeper"

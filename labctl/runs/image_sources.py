@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from labctl.commands.ssh import command_argv
 from labctl.errors import LabError, LinkLostError, TransferError
 from labctl.events import Note, Progress, Step
-from labctl.parallel import on_cancel
+from labctl.parallel import CanceledError, is_canceled, on_cancel
 from labctl.runs import stored_images
 from labctl.runs.build_output import PullLines, join_plain
 from labctl.runs.image_cache import (
@@ -294,19 +295,25 @@ def _read_blocks(archive: docker_archives.SavedArchive) -> Iterator[bytes]:
 def send_blocks(argv: list[str], blocks: Iterable[bytes]) -> None:
     """Run `argv`, a `docker load` over ssh, and send it `blocks`.
 
-    LinkLostError if ssh fails, TransferError if the command does. If `blocks` raises, the command
-    never gets the end of its input, so it loads nothing.
+    LinkLostError if ssh fails, TransferError if the command does, CanceledError if another part
+    that runs beside this one has failed. If `blocks` raises, the command never gets the end of its
+    input, so it loads nothing.
     """
     try:
         docker_archives.feed_load(argv, lambda stdin: stdin.writelines(blocks), on_cancel)
     except DockerCommandError as error:
+        if is_canceled():
+            raise CanceledError from error  # `on_cancel` has ended the command
         if error.code == SSH_FAILED:
             raise LinkLostError(
                 "lost the connection to the server while sending an image",
                 why=error.output,
                 hint=lambda subject: f"{subject.refresh}\n{subject.up}",
             ) from error
-        raise TransferError("the server did not load the image", why=error.output) from error
+        what = f"`docker load` on the server ended with exit code {error.code}"
+        if error.code < 0:
+            what = f"ssh was ended by {signal.Signals(-error.code).name} while it sent an image"
+        raise TransferError(what, why=error.output) from error
 
 
 def pace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # most runs find their image on the server
 with lazy_imports(__name__):
-    from labctl.runs import build_output, image_jobs, image_sources, stored_images
+    from labctl.runs import build_output, image_jobs, image_sources, stored_images, wheelhouse
     from labctl.sync import ignore, push, scan, transfer_lock
     from labctl.wire import images as messages
 
@@ -263,7 +263,7 @@ def _build(
     wanted: str,
     of_run: str,
 ) -> None:
-    base = context.config.base_image
+    image, base = context.config.image, context.config.base_image
     if base and not has_image(remote, base):
         image_sources.provide_image(context, server, remote, base)
     push_wheelhouse(context, server, remote)
@@ -283,15 +283,27 @@ def _build(
             log_path=closing.log,
             why=build_output.summarize_build(closing.tail, context.config.base_image),
             hint="\n".join(
-                [
-                    *filter(None, [environment.suggest_repair(context.config.image, closing.tail)]),
-                    context.subject.ssh(f"cat {closing.log}   # the full log"),
-                ]
+                filter(
+                    None,
+                    [
+                        environment.suggest_repair(image, closing.tail),
+                        suggest_wheels(context, server, closing.tail, image.requirements),
+                        context.subject.ssh(f"cat {closing.log}   # the full log"),
+                    ],
+                )
             ),
         )
     context.reporter.emit(Step(name=name, done=True, detail=wanted))
     architecture = image_sources.find_architecture(context, server)
     stored_images.store_image(context, server, remote, request, architecture)
+
+
+def suggest_wheels(
+    context: LabContext, server: Server, output: Sequence[str], package_file: str = ""
+) -> str:
+    """Return what to type if a build on the server missed a wheel; "" after other errors."""
+    arch = context.load_facts(server).arch
+    return wheelhouse.suggest_download(context.config.wheelhouse, output, arch, package_file)
 
 
 def _make_request(context: LabContext, wanted: str, of_run: str) -> BuildImageRequest:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from labctl.errors import HostKeyError, LabError, PolicyError
+from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError
 from labctl.model import Server
 from labctl.providers import Explains, Joinable, Leasable
 from labctl.retry import poll_until
@@ -113,12 +113,20 @@ def _is_gone(context: LabContext, recorded: Server, alive: Server | None) -> boo
 def _find_recorded(context: LabContext, recorded: Server) -> Server | None:
     """Find a recorded server at its provider; HostKeyError if its host key is not pinned."""
     settle_s = context.provider.settle_s
-    shown = poll_until(
-        lambda: context.provider.find(recorded.id),
-        pause_s=POLL_S,
-        # At most `settle_s`: by this machine's clock the server may be from the future.
-        deadline_s=min(settle_s, recorded.created_at + settle_s - time.time()),
-    )
+    try:
+        shown = poll_until(
+            lambda: context.provider.find(recorded.id),
+            pause_s=POLL_S,
+            # At most `settle_s`: by this machine's clock the server may be from the future.
+            deadline_s=min(settle_s, recorded.created_at + settle_s - time.time()),
+        )
+    except ConnectError as error:
+        if is_leased(context):
+            error.hint = lambda subject: (
+                f"{subject.up}   # after the machine answers again; or, to use another machine:\n"
+                f"{subject.down} --discard   # gives up its results that you have not downloaded"
+            )
+        raise
     if shown is None or shown.state in accounts.ENDED:
         return None
     # Read again: another process may just have replaced the server's first host key.
@@ -148,6 +156,11 @@ def is_fresh(context: LabContext, server: Server) -> bool:
 def is_leased(context: LabContext) -> bool:
     """Whether other users get the lab's server after this one, as with a leased machine."""
     return isinstance(context.provider, Leasable)
+
+
+def describe_down(context: LabContext) -> str:
+    """Say in a few words what `labctl down` does with the lab's server."""
+    return "end your lease" if is_leased(context) else "remove the server"
 
 
 def renew(context: LabContext, server: Server) -> None:

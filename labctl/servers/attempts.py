@@ -32,9 +32,9 @@ from labctl.errors import (
 )
 from labctl.events import Note, Question, Step, report_wait
 from labctl.model import Boot, CreateServerRequest, Need, Offer, Server
-from labctl.providers import FirstBoot
+from labctl.providers import FirstBoot, Guarded
 from labctl.retry import retry_on
-from labctl.servers import accounts, deadlines, end_server, guard, kept_disks
+from labctl.servers import accounts, adoption, deadlines, end_server, guard, kept_disks
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start, spent_usd
 from labctl.servers.disk_retention import KEPT_S
@@ -278,7 +278,8 @@ def _complete_attempt(
 
     `repeated`: the request was sent before, and its reply was lost.
     """
-    step = Step(name=f"creating a server: {context.provider.name} {describe_offer(offer)}")
+    action = _describe_creation(context)
+    step = Step(name=f"{action}: {context.provider.name} {describe_offer(offer)}")
     context.reporter.emit(step)
     server = context.assign_alias(_create(context, offer, request, unsure=repeated), None)
     context.reporter.emit(msgspec.structs.replace(step, done=True, detail=server.id))
@@ -286,6 +287,13 @@ def _complete_attempt(
     context.state.end_attempt(request.token, "created")
     record_start(context.state, server, "created")
     return server
+
+
+def _describe_creation(context: LabContext) -> str:
+    """Say in a few words where the server comes from; a course may have created it before."""
+    if adoption.is_leased(context):
+        return "leasing a machine"
+    return "getting a server" if isinstance(context.provider, Guarded) else "creating a server"
 
 
 def _create(

@@ -248,7 +248,7 @@ class Connections:
         key = confirmed.read_text().strip() if confirmed.exists() else ""
         key = key or self.user_config.find_known_key(endpoint)
         if not key:
-            key = fabric_login.fetch_host_key(self.user_config.replace_jump(endpoint))
+            key = fabric_login.fetch_host_key(self.user_config.add_jump_command(endpoint))
             confirm_host_key(endpoint, key, reporter)
             _make_private(folder)
             replace_file(confirmed, (key + "\n").encode())
@@ -287,7 +287,7 @@ class Connections:
             if not fabric_login.can_log_in(endpoint):
                 return openssh
         return fabric.FabricTransport(
-            self.user_config.replace_jump(endpoint),
+            self.user_config.add_jump_command(endpoint),
             known_hosts=self.user_config.known_hosts,
             openssh=openssh,
         )

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import msgspec
 
-from labctl.errors import BusyError, LabError, ThrottledError
+from labctl.errors import BusyError, ConnectError, HostKeyError, LabError, ThrottledError
 from labctl.events import report_wait
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until, retry_on, retry_throttled_calls
-from labctl.servers import accounts, disk_retention, disks, kept_disks
+from labctl.servers import accounts, adoption, disk_retention, disks, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state.disks import is_expired
 from labctl.text import duration_text, names_text
@@ -167,15 +167,33 @@ def _check_gone(context: LabContext, server: Server) -> Server | None:
     return None
 
 
-def drop_changed_machine(context: LabContext, server: Server) -> None:
-    """Drop the record of a server that has another host key, and the key that was confirmed.
+def remove_or_drop(context: LabContext, server: Server, *, discard: bool) -> Removal | LabError:
+    """Remove the server. Return the error if only its record was removed.
 
-    The next `up` shows the new key and asks about it.
+    That is so for a leased machine that does not answer or has another host key, on `discard`:
+    nothing can be sent to it, and its lease ends by itself.
+    """
+    try:
+        return remove(context, server)
+    except (ConnectError, HostKeyError) as error:
+        if not (discard and adoption.is_leased(context)):
+            raise
+        _drop_leased_machine(context, server, error)
+        return error
+
+
+def _drop_leased_machine(context: LabContext, server: Server, error: LabError) -> None:
+    """Drop the record of a leased machine that could not be released because of `error`.
+
+    If it has another host key, drop the key that was confirmed, too: the next `up` shows the new
+    one and asks about it.
     """
     context.state.drop_server(server.id)
     context.connections.forget(server.id)
-    context.connections.forget_confirmed_key(server.endpoint)
-    why = "its host key changed, and its record was dropped"
+    why = "it could not be reached, and its record was dropped"
+    if isinstance(error, HostKeyError):
+        context.connections.forget_confirmed_key(server.endpoint)
+        why = "its host key changed, and its record was dropped"
     detail = {"why": why}
     context.state.record("gone", lab_id=server.lab_id, server_id=server.id, detail=detail)
 

@@ -50,7 +50,7 @@ def _set_up_key(context: LabContext, endpoint: Endpoint, refusal: Authentication
     user_config = context.connections.user_config
     if user_config.path is None:
         raise refusal
-    wire, known_hosts = user_config.replace_jump(endpoint), user_config.known_hosts
+    wire, known_hosts = user_config.add_jump_command(endpoint), user_config.known_hosts
     methods = password_login.list_login_methods(wire, known_hosts)
     key = choose_login_key(endpoint.identity, user_config.path.parent)
     if not methods & {password_login.PASSWORD, password_login.INTERACTIVE}:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from labctl.config.schema import ProviderTraits
-from labctl.providers import Guarded, OnThisMachine, get_provider_class
+from labctl.providers import (
+    Guarded,
+    OnThisMachine,
+    Provider,
+    RequiresSettings,
+    get_provider_class,
+)
 
 
 def read_provider_traits(name: str) -> ProviderTraits:
@@ -14,3 +20,15 @@ def read_provider_traits(name: str) -> ProviderTraits:
         on_this_machine=isinstance(provider, OnThisMachine),
         for_students=isinstance(provider, Guarded),
     )
+
+
+def get_settings_example(name: str) -> str:
+    """Return a section of lab.yaml for a provider that requires one; "" for any other."""
+    provider = get_provider_class(name)
+    return provider.settings_example if isinstance(provider, RequiresSettings) else ""
+
+
+def check_settings(provider: Provider) -> None:
+    """UsageError if settings are missing without which the provider finds no server."""
+    if isinstance(provider, RequiresSettings):
+        provider.check_settings()

@@ -103,12 +103,15 @@ class UserSshConfig:
         name = ssh.known_hosts_name(endpoint.host, endpoint.port)
         return find_known_key(name, (path,)) if path else ""
 
-    def replace_jump(self, endpoint: Endpoint) -> Endpoint:
-        """Replace jump hosts by a proxy command of the user's ssh, if ssh is installed."""
+    def add_jump_command(self, endpoint: Endpoint) -> Endpoint:
+        """Add a proxy command of the user's ssh that goes through the jump hosts.
+
+        Without jump hosts, or if ssh is not installed, the endpoint stays as it is.
+        """
         if not endpoint.jump or not shutil.which("ssh"):
             return endpoint
         command = ssh.jump_command(endpoint.jump, user_config=self.jump_config)
-        return msgspec.structs.replace(endpoint, jump="", proxy_command=command)
+        return msgspec.structs.replace(endpoint, proxy_command=command)
 
     def _read_options(self, alias: str, config: str = "") -> dict[str, list[str]]:
         """Return the options that `ssh -G` prints for a host: name -> values, in their order."""

@@ -94,6 +94,7 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
         context.reporter,
         provide_image=provide,
         provide_wheels=lambda: images.push_wheelhouse(context, server, remote),
+        suggest_wheels=lambda output: images.suggest_wheels(context, server, output),
     )
 
 

@@ -210,6 +210,7 @@ def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Serv
         context.reporter,
         provide_image=provide,
         provide_wheels=lambda: images.push_wheelhouse(context, server, remote),
+        suggest_wheels=lambda output: images.suggest_wheels(context, server, output),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,13 +43,15 @@ def ensure_service(
     *,
     provide_image: Callable[[], None] | None = None,
     provide_wheels: Callable[[], None] = lambda: None,
+    suggest_wheels: Callable[[Sequence[str]], str] = lambda output: "",
 ) -> Service:
     """Start the service if needed, and wait until it answers on the server's loopback.
 
     An unknown service without a command is not labctl's: its port is used as it is. `provide_image`
     is called once if the server does not have the image; without it that is a NotFoundError.
-    `provide_wheels` is called before the image is extended; BuildError if that fails. LabError with
-    the container's last output if the service does not answer.
+    `provide_wheels` is called before the image is extended; BuildError if that fails, with what
+    `suggest_wheels` makes of the output. LabError with the container's last output if the service
+    does not answer.
     """
     ours = wanted.name in KNOWN_SERVICE_PORTS or wanted.as_is or wanted.model is not None
     if not wanted.command and not ours:
@@ -66,7 +68,7 @@ def ensure_service(
 
     def provide_extension() -> None:
         provide_wheels()
-        _extend(remote, request, reporter)
+        _extend(remote, request, reporter, suggest_wheels)
 
     reply = start()
     if reply.missing or reply.lacks:
@@ -170,7 +172,12 @@ def serving_files() -> dict[str, str]:
     return {"__init__.py": "", "services/__init__.py": "", **texts}
 
 
-def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> None:
+def _extend(
+    remote: AgentClient,
+    wanted: ServiceRequest,
+    reporter: Reporter,
+    suggest_wheels: Callable[[Sequence[str]], str],
+) -> None:
     """Build an image that adds the service's programs to the lab's image."""
     what = "the serving dependencies" if wanted.model else "TensorBoard and Jupyter"
     name = f"installing {what} in {wanted.image}"
@@ -182,10 +189,11 @@ def _extend(remote: AgentClient, wanted: ServiceRequest, reporter: Reporter) -> 
         on_bytes=BuildLines(reporter, name).feed,
     )
     if closing.code != 0:
+        show_log = f"labctl ssh -- cat {closing.log}   # the full log"
         raise BuildError(
             f"cannot install {wanted.name}, which {wanted.image} lacks",
             log_path=closing.log,
             why=summarize_build(closing.tail),
-            hint=f"labctl ssh -- cat {closing.log}   # the full log",
+            hint="\n".join(filter(None, [suggest_wheels(closing.tail), show_log])),
         )
     reporter.emit(Step(name=name, done=True))

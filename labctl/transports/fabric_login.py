@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
-import re
 import socket
-import subprocess
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,12 +20,11 @@ from labctl.model import Endpoint
 from labctl.retry import retry_rejected_logins
 from labctl.transports import failures
 from labctl.transports.keepalive import KeepAlive
+from labctl.transports.proxy_command import ProxySocket, can_start
 
 STEP_TIMEOUT_S = 8.0
 # How long sent bytes may stay unacknowledged before the kernel gives up the connection.
 TCP_USER_TIMEOUT_MS = 7000
-# A token of a ProxyCommand that `_start_proxy_command` does not replace; see ssh_config(5).
-_OTHER_TOKEN = re.compile("%[^hpr]")
 _HUNG_UP = (EOFError, ConnectionResetError)
 _KEX = ("curve25519-sha256@libssh.org", "mlkem768x25519-sha256", "ecdh-sha2-nistp256")
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
@@ -212,11 +208,14 @@ def _open(connection: fabric.Connection, endpoint: Endpoint, pinned: _PinnedKeys
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport = connection.client.get_transport()
         if isinstance(error, _HUNG_UP) or isinstance(error.__context__, _HUNG_UP):
+            wire = connection.connect_kwargs.get("sock")
+            if isinstance(wire, ProxySocket) and (stderr := wire.read_stderr()):
+                raise failures.parse_hop_error(endpoint, stderr) from error
             raise failures.make_turned_away_error(endpoint, "") from error
         if pinned.is_accepted and transport is not None and transport.is_active():
             raise failures.make_authentication_error(endpoint, _reason(error)) from error
         if endpoint.jump and transport is None:
-            raise failures.make_jump_error(endpoint, _reason(error), key=False) from error
+            raise failures.make_jump_error(endpoint, _reason(error)) from error
         raise failures.make_unreachable_error(endpoint, _reason(error)) from error
 
 
@@ -226,7 +225,7 @@ def _reason(error: BaseException) -> str:
 
 def _open_socket(endpoint: Endpoint) -> socket.socket:
     if endpoint.proxy_command:
-        return _start_proxy_command(endpoint)
+        return ProxySocket.start(endpoint)
     try:
         wire = socket.create_connection((endpoint.host, endpoint.port), timeout=STEP_TIMEOUT_S)
     except socket.gaierror as error:
@@ -242,29 +241,8 @@ def _open_socket(endpoint: Endpoint) -> socket.socket:
     return wire
 
 
-def _start_proxy_command(endpoint: Endpoint) -> socket.socket:
-    """A socket whose other end is the proxy command's standard input and output.
-
-    fabric would split the command without a shell, and its processes outlive a failed login.
-    """
-    values = {"%h": endpoint.host, "%p": str(endpoint.port), "%r": endpoint.user}
-    parts = endpoint.proxy_command.split("%%")
-    for token, value in values.items():
-        parts = [part.replace(token, value) for part in parts]
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            ["sh", "-c", "exec " + "%".join(parts)],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,
-        )
-    threading.Thread(target=process.wait, name="labctl-proxy", daemon=True).start()
-    return ours
-
-
 def _log_in_to_jump_host(endpoint: Endpoint, known_hosts: Path | None) -> Login | None:
-    if not endpoint.jump:
+    if not endpoint.jump or endpoint.proxy_command:
         return None
     *earlier, last = endpoint.jump.split(",")
     (hop,) = ssh.parse_hops(last)
@@ -278,11 +256,12 @@ def _log_in_to_jump_host(endpoint: Endpoint, known_hosts: Path | None) -> Login 
         host_key=_find_known_key(ssh.known_hosts_name(hop.host, port), known_hosts),
     )
     if not jump.host_key:
-        raise failures.make_jump_error(endpoint, f"no host key of {hop.host} is known", key=True)
+        why = f"no host key of {hop.host} is known"
+        raise failures.make_unknown_jump_key_error(endpoint, why)
     try:
         return log_in(jump, known_hosts)
     except ConnectError as error:
-        raise failures.make_jump_error(endpoint, f"{error.what}: {error.why}", key=False) from error
+        raise failures.make_jump_error(endpoint, f"{error.what}: {error.why}") from error
 
 
 def _find_known_key(name: str, known_hosts: Path | None) -> str:
@@ -302,7 +281,7 @@ def can_log_in(endpoint: Endpoint) -> bool:
     The key must be a file that this process can read without a question: OpenSSH also uses agents,
     security tokens and passphrases. A proxy command must have no other tokens than %h, %p and %r.
     """
-    if _OTHER_TOKEN.search(endpoint.proxy_command.replace("%%", "")):
+    if not can_start(endpoint.proxy_command):
         return False
     try:
         return bool(endpoint.identity) and load_key(Path(endpoint.identity)) is not None

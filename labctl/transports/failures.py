@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
+from labctl.commands.ssh import parse_hops
 from labctl.errors import (
     AuthenticationError,
     BusyError,
@@ -16,6 +17,7 @@ from labctl.errors import (
     LabError,
     LinkLostError,
     TurnedAwayError,
+    UnknownHostKeyError,
 )
 from labctl.model import Endpoint
 
@@ -64,18 +66,44 @@ def make_turned_away_error(endpoint: Endpoint, why: str) -> TurnedAwayError:
     )
 
 
-def make_jump_error(endpoint: Endpoint, why: str, *, key: bool) -> LabError:
-    """Build the error of a jump host or proxy command; `key` if its host key is unknown."""
-    hop = f"the jump host {endpoint.jump}" if endpoint.jump else "its proxy command"
-    words = (
-        ["ssh", endpoint.jump.rpartition(",")[2]] if endpoint.jump else _list_login_words(endpoint)
-    )
-    hint = shlex.join(words)
-    if key:
-        return HostKeyError(f"{hop} has a host key that your ssh does not know", why=why, hint=hint)
+def make_jump_error(endpoint: Endpoint, why: str) -> ConnectError:
     return ConnectError(
-        f"{endpoint_text(endpoint)} cannot be reached through {hop}", why=why, hint=hint
+        f"{endpoint_text(endpoint)} cannot be reached through {_describe_hop(endpoint)}",
+        why=why,
+        hint=_suggest_hop_login(endpoint),
     )
+
+
+def make_unknown_jump_key_error(endpoint: Endpoint, why: str) -> UnknownHostKeyError:
+    return UnknownHostKeyError(
+        f"{_describe_hop(endpoint)} has a host key that your ssh does not know",
+        why=why,
+        hint=_suggest_hop_login(endpoint),
+    )
+
+
+def make_changed_jump_key_error(endpoint: Endpoint) -> HostKeyError:
+    return HostKeyError(
+        f"{_describe_hop(endpoint)} has another host key than the one that your ssh knows",
+        why="it was reinstalled, or another machine answers at its address",
+        hint="ask its administrator, then look at what your ssh says:\n"
+        f"{_suggest_hop_login(endpoint)}",
+    )
+
+
+def _describe_hop(endpoint: Endpoint) -> str:
+    return f"the jump host {endpoint.jump}" if endpoint.jump else "its proxy command"
+
+
+def _suggest_hop_login(endpoint: Endpoint) -> str:
+    """Return the plain ssh command that shows why the last jump host cannot be used."""
+    if not endpoint.jump:
+        return shlex.join(_list_login_words(endpoint))
+    earlier, _, last = endpoint.jump.rpartition(",")
+    (hop,) = parse_hops(last)
+    words = ["ssh", *(["-J", earlier] if earlier else [])]
+    words += ["-p", str(hop.port)] if hop.port else []
+    return shlex.join([*words, f"{hop.user}@{hop.host}" if hop.user else hop.host])
 
 
 def _list_login_words(endpoint: Endpoint) -> list[str]:
@@ -155,11 +183,14 @@ def make_command_error(endpoint: Endpoint, line: str, code: int, stderr: str) ->
     )
 
 
+_CHANGED_KEY = r"REMOTE HOST IDENTIFICATION HAS CHANGED"
+_UNKNOWN_KEY = r"No \S+ host key is known for|authenticity of host"
+_REFUSED_KEY = r"Host key verification failed"
 # (kind of error, regular expression) for the messages of OpenSSH, which exits with 255 for every
 # error of its own; the first match decides.
 _PATTERNS: tuple[tuple[str, str], ...] = (
-    ("key", r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key verification failed"),
-    ("no key", r"No \S+ host key is known for|authenticity of host"),
+    ("key", f"{_CHANGED_KEY}|{_REFUSED_KEY}"),
+    ("no key", _UNKNOWN_KEY),
     ("dns", r"Could not resolve hostname|Name or service not known|nodename nor servname"),
     ("refused", r"Connection refused"),
     ("auth", r"Permission denied|Too many authentication failures|no mutual signature"),
@@ -179,7 +210,7 @@ def parse_ssh_error(endpoint: Endpoint, stderr: str) -> LabError:
     kinds = [kind for kind, pattern in _PATTERNS if re.search(pattern, text)]
     kind = "no key" if "no key" in kinds else (kinds or ["connect"])[0]
     if (endpoint.jump or endpoint.proxy_command) and "away" in kinds and kind != "away":
-        return make_jump_error(endpoint, why, key=kind in ("key", "no key"))
+        return parse_hop_error(endpoint, stderr)
     match kind:
         case "no key":
             return (
@@ -198,6 +229,18 @@ def parse_ssh_error(endpoint: Endpoint, stderr: str) -> LabError:
         case "away":
             return make_turned_away_error(endpoint, why)
     return make_unreachable_error(endpoint, why)
+
+
+def parse_hop_error(endpoint: Endpoint, stderr: str) -> LabError:
+    """Turn what the ssh of a jump host, or another proxy command, printed into an error."""
+    text = stderr.replace("\r", "").strip()
+    if re.search(_CHANGED_KEY, text):
+        return make_changed_jump_key_error(endpoint)
+    if unknown := re.search(rf".*(?:{_UNKNOWN_KEY}).*", text):
+        return make_unknown_jump_key_error(endpoint, unknown[0])
+    if re.search(_REFUSED_KEY, text):
+        return make_unknown_jump_key_error(endpoint, _find_decisive_line(text))
+    return make_jump_error(endpoint, _find_decisive_line(text))
 
 
 def _find_decisive_line(text: str) -> str:

@@ -774,6 +774,9 @@ def test_the_question_does_not_blame_lab_yaml_for_an_option(labctl: Any, home: P
     assert (said.code, said.out.split(":")[0]) == (0, "There is nothing to approve")
     lab.write_text(run + "server: {provider: local, gpu: T4, local: {memory: 4GB}}\n")
     assert "use a server from local on this machine (memory" in labctl("trust").err
+    config = home / ".config" / "labctl" / "config.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text("server: {static: {hosts: [gpu1.lab.example]}}\n")
     said = labctl("trust", "--provider", "static")
     assert said.code == 3
     assert "lab.yaml would:\n  - choose gpu T4 for the server from static\n" in said.err

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 
 from labctl.cli.course_table import ClassScreen
@@ -92,6 +93,27 @@ def test_status_shows_how_old_its_reports_are(
     assert "unknown, last report 45 min ago" in said.out
     assert "r1 running" not in said.out
     assert "as reported 45 min ago" in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize("ttl_left_s", [None, 600.0], ids=["lease", "watchdog"])
+def test_status_shows_the_time_left_that_is_known(
+    labctl: Any, cut: Callable[..., None], ttl_left_s: float | None
+) -> None:
+    with State(find_paths().database) as state:
+        (server,) = state.list_servers()
+        state.save_server(msgspec.structs.replace(server, deadline_at=time.time() + 7210))
+        assert find_left(labctl("course", "status").out) == ["2", "h"]
+        detail = {"watch": {"alive": True, "ttl_left_s": ttl_left_s}}
+        state.record("watch", lab_id=server.lab_id, server_id="i-1", detail=detail)
+    shown = find_left(labctl("course", "status").out)
+    assert shown == (["2", "h"] if ttl_left_s is None else ["10", "min"])
+
+
+def find_left(table: str) -> list[str]:
+    """Return the words of the column LEFT of the only seat with a server."""
+    head, *rows = table.splitlines()
+    (row,) = [line for line in rows if " running " in line]
+    return row[head.index("LEFT") : head.index("COST")].split()
 
 
 def test_a_section_and_names_choose_seats(labctl: Any, course: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_server_that_cannot_be_reached_is_no_reason_to_type_doctor_again(
         (make_dns_error(endpoint, ""), "labctl up "),
         (make_refused_error(endpoint, ""), "labctl up "),
         (make_turned_away_error(endpoint, ""), "labctl up "),
-        (make_jump_error(proxy, "", key=False), "ssh -v -p 1 me@127.0.0.1"),
+        (make_jump_error(proxy, ""), "ssh -v -p 1 me@127.0.0.1"),
         (make_authentication_error(endpoint, "denied"), "ssh-copy-id "),
     ):
         monkeypatch.setattr(doctor, "probe", Mock(side_effect=error))

@@ -63,3 +63,31 @@ def test_the_end_of_a_class_counts_what_students_edited(
     course_results.print_down([ending])
     text = f"Removed 1 of 1 server; downloaded 3 files of runs{more}.\n"
     assert capsys.readouterr().out == text
+
+
+def test_a_machine_that_could_not_be_reached_is_not_called_removed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    print_down(lab, DownResult(dropped="static-gpu1"))
+    assert capsys.readouterr().out.splitlines() == [
+        "static-gpu1 could not be reached, so nothing was sent to it.",
+        "Removed on your computer: its record.",
+        "NOT removed: your files and runs on it. If your lease still exists, it ends by itself.",
+        "To use another machine: labctl up",
+    ]
+    lab.context.state.close()
+
+
+def test_a_machine_with_another_host_key_is_not_called_removed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    print_down(lab, DownResult(dropped="static-gpu1", has_other_key=True))
+    assert capsys.readouterr().out.splitlines() == [
+        "static-gpu1 has another host key, so nothing was sent to it.",
+        "Removed on your computer: its record, and the host key that you confirmed.",
+        "NOT removed: your files and runs on it. If your lease still exists, it ends by itself.",
+        "To use the machine again: labctl up   (shows the new fingerprint)",
+    ]
+    lab.context.state.close()

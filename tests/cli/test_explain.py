@@ -251,3 +251,28 @@ def test_on_a_busy_server_what_else_runs_there_is_named(labctl: Any, logs: Path)
     assert "other work took 6.6 of the server's 8 cores" in said
     assert re.search(r"by stress \(bob\): 3\.\d cores, python3 \(run second\): 1\.\d cores", said)
     assert "the run shared its GPU with stress (bob)" in said
+
+
+@pytest.mark.parametrize(
+    ("log", "title", "why", "command"),
+    [
+        (
+            "",
+            "its log, which is empty",
+            "logs/run.log is empty: the run printed nothing",
+            "labctl pull night --all",
+        ),
+        (None, "no log", "logs/run.log is not on this machine", "labctl logs night"),
+    ],
+    ids=["empty", "missing"],
+)
+def test_a_run_without_output_is_not_a_run_without_a_log(
+    labctl: Any, logs: Path, log: str | None, title: str, why: str, command: str
+) -> None:
+    (logs / "run.log").unlink()
+    if log is not None:
+        (logs / "run.log").write_text(log)
+    said = labctl("explain", "night", "--all").out
+    assert f", {title}\n" in said
+    assert f"? what it printed: {why}\n" in said
+    assert f" {command}\n" in said

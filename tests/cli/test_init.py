@@ -658,3 +658,55 @@ def test_the_next_commands_work_where_they_are_typed(
     assert (again.code, "is already a lab" in again.err) == (3, True)
     commands = [line.strip() for line in again.err.split("next:")[1].splitlines()]
     assert commands == [*enter.strip().splitlines(), "labctl config", "(shows its settings)"]
+
+
+@pytest.mark.parametrize("is_sample", [False, True], ids=["own code", "sample"])
+def test_init_writes_an_example_of_the_settings_that_the_provider_requires(
+    labctl: Any, home: Path, project: Path, is_sample: bool
+) -> None:
+    said = labctl("init", *(["digits"] if is_sample else []), "--provider", "static")
+    assert said.code == 0, said.err
+    assert "write server.static" in said.out.lower()
+    root = project / "digits" if is_sample else project
+    lab_file = root / "lab.yaml"
+    text = lab_file.read_text()
+    assert max(map(len, text.splitlines())) <= 80
+
+    os.chdir(root)
+    refused = labctl("up")
+    assert refused.code == 2
+    assert refused.err == (
+        "labctl: server.static.hosts in lab.yaml names no machine\n"
+        "  next: write your machines in lab.yaml, for example:\n"
+        "        server: {provider: static, static: {hosts: [alice@gpu1.lab.example]}}\n"
+    )
+
+    lines = text.splitlines(keepends=True)
+    start = lines.index("  # static:\n")
+    example = [line.replace("  # ", "  ", 1) for line in lines[start : start + 4]]
+    lab_file.write_text("".join([*lines[:start], *example, *lines[start + 4 :]]))
+    assert "gpu1.lab.example, alice@gpu2.lab.example:2222" in labctl("config").out
+
+
+def test_init_writes_no_example_of_settings_that_config_yaml_has(
+    labctl: Any, home: Path, project: Path
+) -> None:
+    own = home / ".config" / "labctl" / "config.yaml"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text("server: {provider: static, static: {hosts: [gpu7.lab.example]}}\n")
+    said = labctl("init")
+    assert said.code == 0, said.err
+    assert "server.static" not in said.out
+    assert "hosts" not in (project / "lab.yaml").read_text()
+
+
+def test_a_provider_without_required_settings_gets_no_example(labctl: Any, project: Path) -> None:
+    assert labctl("init", "--provider", "local").code == 0
+    assert "labctl needs these settings" not in (project / "lab.yaml").read_text()
+
+
+def test_up_names_the_missing_join_file_before_it_asks(labctl: Any, project: Path) -> None:
+    assert labctl("init", "--provider", "course").code == 0
+    refused = labctl("up")
+    assert refused.err.startswith("labctl: lab.yaml names no keeper\n")
+    assert "approve" not in refused.err

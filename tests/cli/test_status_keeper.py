@@ -45,3 +45,13 @@ def test_refresh_without_a_network_shows_what_is_known(home: Path, labctl: Labct
     assert said.err.startswith("showing what is known: ")
     assert said.out.startswith("digits: no server")
     assert json.loads(labctl("status", "--refresh", "--json").out)["provider_problem"]
+
+
+def test_a_keeper_that_cannot_be_reached_is_not_a_server_that_up_could_find(
+    home: Path, labctl: Labctl
+) -> None:
+    refused = labctl("run", "--up", "--recover", "--keeper", "ann@127.0.0.1:1")
+    assert refused.code == 255
+    assert refused.err.startswith("labctl: 127.0.0.1 refuses connections to port 1\n")
+    assert "  next: ssh -p 1 ann@127.0.0.1\n" in refused.err
+    assert "labctl up" not in refused.err

@@ -122,6 +122,27 @@ def test_a_refused_assignment_leaves_the_students_file_as_it_was(
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (AT, ""),
+        (
+            "s3://my-course/drop",
+            "Through a bucket, each student needs a file of their own:\n"
+            "  labctl receive ticket DROP hw3 STUDENT --into ./tickets\n",
+        ),
+    ],
+)
+def test_the_next_step_after_an_assignment_is_that_of_its_destination(
+    labctl: Labctl, home: Path, place: str, said: str
+) -> None:
+    drop = str(home / "drop")
+    labctl("receive", "init", drop)
+    words = ("receive", "assignment", drop, "hw3", "--at", place)
+    key = ("--host-key", HOST_KEY) if place == AT else ()
+    assert labctl(*words, *key).err == said.replace("DROP", drop)
+
+
 def dry(labctl: Labctl, *words: str) -> Any:
     said = labctl("submit", "--dry-run", "--json", *words)
     assert said.code == 0, said.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -218,3 +220,46 @@ def test_an_alias_of_the_users_own_config(machines: list[Sshd], tmp_path: Path) 
     assert alice.connections.open(named).run("id -un").stdout == "student\n"
     alice.connections.close(named)
     alice.leave()
+
+
+@pytest.mark.parametrize("is_target_known", [False, True], ids=["new machine", "known machine"])
+def test_an_unknown_jump_host_blocks_only_the_machines_behind_it(
+    start_sshd: Callable[..., Sshd],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_target_known: bool,
+) -> None:
+    direct, gate = start_sshd(), start_sshd()
+    lab, ssh_dir = tmp_path / "digits", tmp_path / ".ssh"
+    lab.mkdir()
+    ssh_dir.mkdir(mode=0o700)
+    known = [f"[127.0.0.1]:{direct.port} {direct.host_key}\n"]
+    known += [f"localhost {gate.host_key}\n"] if is_target_known else []
+    (ssh_dir / "known_hosts").write_text("".join(known))
+    entries = [
+        f"{{host: 127.0.0.1, port: {direct.port}, user: student, identity: {direct.key}}}",
+        "{host: localhost, user: student, identity: KEY, jump: 'student@127.0.0.1:PORT'}",
+    ]
+    behind = entries[1].replace("KEY", str(gate.key)).replace("PORT", str(gate.port))
+    hosts = f"[{entries[0]}, {behind}]"
+    (lab / "lab.yaml").write_text(
+        f"lab: digits\nserver: {{provider: static, static: {{hosts: {hosts}}}}}\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(lab)
+
+    offers = run_labctl("offers")
+    assert offers.returncode == 0, offers.stderr
+    assert f"127.0.0.1:{direct.port} " in offers.stdout
+    assert "1 machine cannot be used now: localhost\n" in offers.stderr
+    checks = run_labctl("doctor").stdout
+    assert f"ok  127.0.0.1:{direct.port}: free\n" in checks
+    unknown = f"jump host student@127.0.0.1:{gate.port} has a host key that your ssh does not know"
+    assert f"!!  localhost: the {unknown}" in checks
+    assert f"next: ssh -p {gate.port} student@127.0.0.1\n" in checks
+
+
+def run_labctl(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "labctl", *words], capture_output=True, text=True, check=False
+    )

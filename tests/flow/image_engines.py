@@ -29,7 +29,12 @@ from image_archives import cut, make_archive
 SSH = """
 for line; do :; done
 [ ! -e "$ENGINE/dead" ] || exit 255
-on_server=yes sh -c "$line"
+# As with ssh, the command there ends with it.
+exec 3<&0
+on_server=yes setsid sh -c "$line" <&3 3<&- &
+exec 3<&- <&-
+trap "kill -- -$!" TERM
+wait $!
 """
 DOCKER = """
 echo "${on_server:-here} $*" >> "$ENGINE/calls"

@@ -315,7 +315,7 @@ def test_nothing_ends_without_a_yes(ml: Class) -> None:
     assert refused.value.hint == "labctl course down --yes"
     with pytest.raises(PolicyError) as refused:
         end_seats(ml.staff(), [ml.seat("alice")], discard=True)
-    assert refused.value.hint == "labctl course down --only alice --discard --yes"
+    assert refused.value.hint == "labctl course down --yes --discard --only alice"
     assert len(ml.cloud.machines) == 3
 
 

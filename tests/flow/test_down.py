@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
 from labctl.config import ensure_lab_id
 from labctl.errors import (
     BusyError,
+    ConnectError,
     EngineError,
     HostKeyError,
     InterruptError,
@@ -26,7 +28,7 @@ from labctl.errors import (
 from labctl.events import Event, Progress, Step
 from labctl.lifecycle import up
 from labctl.lifecycle.down import DownResult, down
-from labctl.model import Resource, Server
+from labctl.model import Resource, Run, Server
 from labctl.runs import outputs
 from labctl.servers import adoption, end_server
 from labctl.servers.host_keys import ensure_key_pair
@@ -292,6 +294,8 @@ def test_discard_leads_out_of_a_foreign_host_key_as_the_hint_says(
 def test_discard_drops_a_leased_machine_that_has_another_host_key(
     ready: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (server,) = ready.cloud.machines.values()
+
     def refuse(server_id: str) -> None:
         raise HostKeyError("the host key is not the one that was pinned")
 
@@ -302,9 +306,35 @@ def test_discard_drops_a_leased_machine_that_has_another_host_key(
     with pytest.raises(HostKeyError):
         end(ready)
     reporter = Recorded()
-    assert end(ready, reporter, discard=True).removed
+    result = end(ready, reporter, discard=True)
+    assert (result.removed, result.dropped) == ("", server.id)
     assert ready.context().state.list_servers() == []
-    assert "with another host key, nothing is sent to it" in reporter.said
+
+
+def test_discard_gives_up_a_leased_machine_that_does_not_answer(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(server_id: str) -> None:
+        raise unreachable()
+
+    (server,) = ready.cloud.machines.values()
+    monkeypatch.setattr(ready.cloud, "find", fail)
+    monkeypatch.setattr(ready.cloud, "terminate", fail)
+    ready.machine.error = unreachable()
+    with pytest.raises(ConnectError):
+        end(ready, discard=True)  # a machine that costs money must be ended at its provider
+    monkeypatch.setattr(adoption, "is_leased", lambda context: True)
+    for command in (partial(down, discard=False), up.up):
+        with pytest.raises(ConnectError) as caught:
+            command(ready.context())
+        assert "labctl down --discard   #" in caught.value.hint
+    run = Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running")
+    ready.context().state.save_run(run)
+    result = end(ready, discard=True)
+    assert (result.removed, result.dropped, result.has_other_key) == ("", server.id, False)
+    (lost,) = ready.context().state.list_runs(LAB_ID)
+    assert lost.summary == "lost: labctl down gave up its machine, where it may still run"
+    assert ready.context().state.list_servers() == []
 
 
 def test_a_removal_never_confirmed_stays_on_record(

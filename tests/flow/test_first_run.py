@@ -10,6 +10,7 @@ from contextvars import Context
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from lab_world import LAB_ID, Labctl, Machine, Recorded, World, world
 
@@ -225,6 +226,61 @@ def test_a_build_without_the_python_of_lab_yaml_names_the_one_of_the_base(
             "then:",
             "labctl run",
         ]
+    engine.build_tail = ["no space"]
+    with pytest.raises(BuildError) as failed:
+        run(lab)
+    assert failed.value.hint.startswith("labctl ssh -- cat build.log")
+
+
+UV_MISSES = (
+    "#19 2.412 Using Python 3.11.2 environment at: /opt/venv",
+    "#19 2.431 error: No solution found when resolving dependencies",
+    "#19 2.431   cause: Because tabulate was not found in the provided package locations and you",
+)
+PIP_MISSES = ("ERROR: No matching distribution found for tabulate>=0.9",)
+PLATFORMS = " ".join(
+    f"--platform {tag}_riscv64" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "tail", "version", "options"),
+    [
+        (
+            "requirements: requirements.txt",
+            UV_MISSES,
+            "Python 3.11",
+            f"--python-version 3.11 {PLATFORMS} --only-binary=:all: -r requirements.txt",
+        ),
+        (
+            "build: .",
+            PIP_MISSES,
+            "the image's version of Python",
+            f"{PLATFORMS} --only-binary=:all: 'tabulate>=0.9'",
+        ),
+    ],
+    ids=["uv", "pip"],
+)
+def test_a_wheel_that_is_missing_is_named_with_the_command_that_downloads_it(
+    lab: World, engine: Engine, build: str, tail: tuple[str, ...], version: str, options: str
+) -> None:
+    wheels = lab.home / "my wheels"
+    wheels.mkdir()
+    lab.places.config_dir.mkdir(parents=True, exist_ok=True)
+    (lab.places.config_dir / "config.yaml").write_text(f"wheelhouse: {wheels}\n")
+    file = lab.home / "lab" / "lab.yaml"
+    file.write_text(file.read_text().replace("build: .", build))
+    (lab.home / "lab" / "requirements.txt").write_text("tabulate\n")
+    context = lab.context()
+    facts = context.load_facts(context.get_server())
+    context.save_facts(context.get_server(), msgspec.structs.replace(facts, arch="riscv64"))
+    engine.build_code, engine.build_tail = 1, [*tail]
+    with pytest.raises(BuildError) as failed:
+        run(lab)
+    assert failed.value.hint.split("\n")[:-1] == [
+        f"your wheelhouse lacks a package. Download it for {version}, then try again:",
+        f"pip download -d '{wheels}' {options}",
+    ]
     engine.build_tail = ["no space"]
     with pytest.raises(BuildError) as failed:
         run(lab)

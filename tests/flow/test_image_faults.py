@@ -18,6 +18,7 @@ from test_run_start import Turn, Wire
 
 from labctl.errors import DiskFullError, LinkLostError, TransferError
 from labctl.lifecycle import up
+from labctl.parallel import run_parts
 from labctl.runs import image_cache, image_sources, images
 
 MIB = 1 << 20
@@ -119,9 +120,27 @@ def test_a_server_that_refuses_an_image_from_this_machine_builds_it(sources: Sou
     assert sources.ensure(BUILT) == ["build"]
     text = (
         f"cannot send {sources.wanted} to the server: "
-        "the server did not load the image: no space left on device"
+        "`docker load` on the server ended with exit code 1: no space left on device"
     )
     assert text in sources.reporter.said
+
+
+@pytest.mark.parametrize("source", ["engine", "cache"])
+def test_data_that_cannot_be_sent_is_not_blamed_on_the_image(large: Sources, source: str) -> None:
+    if source == "cache":
+        large.keep()
+    else:
+        (large.engine / "here").write_text(f"{len(large.archive)} amd64\n")
+    (large.engine / "pauses").touch()
+
+    def fail_to_send() -> None:
+        wait_for((large.engine / "begun").exists)
+        raise TransferError("the data could not be sent")
+
+    with pytest.raises(TransferError, match="the data could not be sent"):
+        run_parts({"image": large.ensure, "data": fail_to_send})
+    assert "docker load" not in large.reporter.said
+    assert "cannot send" not in large.reporter.said
 
 
 def test_an_image_that_this_machine_cannot_save_is_built(sources: Sources) -> None:

@@ -102,7 +102,7 @@ def test_a_server_that_does_not_load_it_builds_it(sources: Sources) -> None:
     sources.keep()
     (sources.engine / "full").touch()
     assert sources.ensure(BUILT) == ["build"]
-    assert "the server did not load the image" in sources.reporter.said
+    assert "`docker load` on the server ended with exit code 1" in sources.reporter.said
     assert list_open_steps(sources) == []
 
 

@@ -25,6 +25,7 @@ from labctl.errors import (
     QuotaError,
     ThrottledError,
 )
+from labctl.events import Step
 from labctl.lifecycle import doctor
 from labctl.lifecycle import up as provision
 from labctl.model import (
@@ -479,3 +480,24 @@ def test_doctor_calls_only_a_missing_docker_missing(
     monkeypatch.setattr(doctor, "probe", lambda transport: facts)
     checks = doctor.list_lab_checks(lab.context())
     assert any(f"Docker {words}, " in check.detail for check in checks)
+
+
+class LeasingCloud(Cloud):
+    """Servers exist already, and are leased."""
+
+    def extend(self, server_id: str, span_s: int) -> Server | None:
+        return self.find(server_id)
+
+
+def test_a_machine_that_exists_already_is_leased_and_not_created(tmp_path: Path) -> None:
+    lab = world(tmp_path, LeasingCloud)
+    reporter = Recorded()
+    lab.cloud.interrupt_after_create = True
+    with pytest.raises(InterruptError) as interrupted:
+        up(lab, reporter=reporter)
+    assert interrupted.value.why == "the server may already be leased"
+    lab.cloud.interrupt_after_create = False
+    up(lab, reporter=reporter)
+    names = [event.name for event in reporter.events if isinstance(event, Step)]
+    assert any(name.startswith("leasing a machine: ") for name in names)
+    assert not any("creating" in name for name in names)

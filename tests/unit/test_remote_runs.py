@@ -45,7 +45,7 @@ from labctl.agent.runs import (
     secrets_tmpfs,
 )
 from labctl.agent.runs.docker_executor import describe_container
-from labctl.agent.runs.executor import Execution
+from labctl.agent.runs.executor import ProgramState
 from labctl.wire.boot_id import read_boot_token
 from labctl.wire.codec import encode, to_json
 from labctl.wire.runs import (
@@ -285,6 +285,22 @@ def test_a_start_that_the_engine_refuses_leaves_nothing(
     assert not (root / "runs" / "night").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        (("sh", "-c", "echo a; sleep 3"), "labctl run -- sh -c 'echo a; sleep 3'"),
+        (("sh", "-c", "echo a\nsleep 3"), "labctl run"),
+    ],
+)
+def test_a_run_that_must_wait_names_its_own_command(
+    root: Path, engine: EngineSocket, command: tuple[str, ...], again: str
+) -> None:
+    engine.answers = Containers("no GPU is free", is_limit=True)
+    with pytest.raises(Failure) as caught:
+        runs.start(StartRunRequest(SPEC._replace(command=command)))
+    assert caught.value.report.hint == f"{again}   # again later"
+
+
 @pytest.mark.parametrize("is_limit", [True, False])
 def test_only_a_limit_of_the_broker_is_waited_for(
     root: Path, engine: EngineSocket, is_limit: bool
@@ -459,7 +475,7 @@ def launched(directory: Path, number: int = 1, **more: Any) -> None:
     records.write_attempt(directory, number, attempt._replace(**more))
 
 
-def state(status: str, code: int = 0, **more: Any) -> dict[str, Execution]:
+def state(status: str, code: int = 0, **more: Any) -> dict[str, ProgramState]:
     inner = ContainerState(
         status,
         Running=status == "running",

@@ -11,6 +11,7 @@ import pytest
 
 from labctl.commands.lease import Holder
 from labctl.errors import ConnectError, HostKeyError, PolicyError, ProviderError, UsageError
+from labctl.errors.subject import COURSE, LAB, Subject
 from labctl.model import CreateServerRequest, Endpoint, GpuNeed, Need, Offer
 from labctl.providers import ProviderContext
 from labctl.providers.static import HostEntry, StaticProvider, StaticSettings
@@ -190,6 +191,28 @@ def test_machines_that_are_away_do_not_spoil_the_others(pool: Pool) -> None:
     for act in (lambda p: p.offers(Need()), StaticProvider.servers):
         with pytest.raises(ConnectError, match="gpu1 is away"):
             act(pool.provider("gpu1"))
+
+
+@pytest.mark.parametrize(
+    ("subject", "check", "again"),
+    [
+        (LAB, "labctl doctor", "labctl up"),
+        (COURSE, "labctl course check", "labctl course up"),
+    ],
+)
+def test_a_check_does_not_name_itself_as_the_next_command(
+    pool: Pool, subject: Subject, check: str, again: str
+) -> None:
+    pool.add("gpu1", "Welcome to the lab!\n")
+    provider = pool.provider()
+    provider.context = msgspec.structs.replace(provider.context, subject=subject)
+    with pytest.raises(ProviderError) as caught:
+        provider.offers(Need())
+    caught.value.subject = subject
+    assert caught.value.hint == check
+    (shown,) = provider.check()
+    assert "its lease cannot be read" in shown.detail
+    assert shown.next == again
 
 
 def test_a_machine_that_is_away_is_not_called_gone(pool: Pool) -> None:

@@ -13,6 +13,7 @@ from labctl.errors import (
     HostKeyError,
     LabError,
     TurnedAwayError,
+    UnknownHostKeyError,
 )
 from labctl.model import Endpoint
 from labctl.transports import failures
@@ -85,7 +86,11 @@ def test_an_unpinned_key_is_not_a_changed_one() -> None:
 @pytest.mark.parametrize(
     ("said", "kind", "word"),
     [
-        ("No ED25519 host key is known for bastion\n" + WAY_CLOSED, HostKeyError, "bastion"),
+        (
+            "No ED25519 host key is known for bastion\n" + WAY_CLOSED,
+            UnknownHostKeyError,
+            "bastion",
+        ),
         (
             "ssh: connect to host bastion: Connection refused\n" + WAY_CLOSED,
             ConnectError,
@@ -103,3 +108,23 @@ def test_a_failing_way_is_not_blamed_on_the_server(
     assert "jump host bob@bastion" in error.what
     assert word in f"{error.what} {error.why}"
     assert error.hint == "ssh bob@bastion"
+
+
+def test_the_changed_key_of_a_jump_host_is_not_an_unknown_one() -> None:
+    said = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n" + WAY_CLOSED
+    error = failures.parse_ssh_error(JUMPED, said)
+    assert type(error) is HostKeyError
+    assert "jump host bob@bastion has another host key" in error.what
+
+
+@pytest.mark.parametrize(
+    ("jump", "command"),
+    [
+        ("bastion", "ssh bastion"),
+        ("bob@bastion:2222", "ssh -p 2222 bob@bastion"),
+        ("outer,bob@inner:2222", "ssh -J outer -p 2222 bob@inner"),
+    ],
+)
+def test_the_command_that_shows_why_a_jump_host_fails(jump: str, command: str) -> None:
+    error = failures.make_jump_error(msgspec.structs.replace(HERE, jump=jump), "")
+    assert error.hint == command

@@ -21,6 +21,7 @@ from labctl.agent.watchdog.activity import LabAccount, _describe_kernel
 from labctl.agent.watchdog.install import _merge_limits, start_script
 from labctl.agent.watchdog.jupyter_objects import JupyterKernel
 from labctl.agent.watchdog.limits import LimitsFile
+from labctl.agent.watchdog.mirroring import error_text
 from labctl.agent.watchdog.processes import name_transfer
 from labctl.agent.watchdog.saved_results import Unsaved
 from labctl.agent.watchdog.shutdown import ShutdownPlan, should_end
@@ -245,6 +246,7 @@ def test_without_boto3_it_says_so_beforehand(home: Path, monkeypatch: pytest.Mon
         "the disk cannot be kept after this server",
     ]
     assert "it was not prepared on this server" in said[0]
+    assert said[0].count("s3://b/p") == 1
     assert "no Python on the server has boto3" in said[1]
     assert shutdown.find_unsavable(plan._replace(store="", disk="stays")) == []
 
@@ -410,3 +412,8 @@ def test_the_unit_comes_back_whatever_ends_it() -> None:
     assert "OOMScoreAdjust=-1000" in text
     script = start_script(Path("/place"), Path("/place/remote-1"))
     assert "while [ -f /place/remote-1/__main__.py ]" in script
+
+
+def test_a_failure_and_its_cause_are_two_phrases() -> None:
+    failure = Failure("store", "cannot use the store s3://b/p", "this server has no role")
+    assert error_text(failure) == "cannot use the store s3://b/p: this server has no role"

@@ -28,7 +28,7 @@ from ..files.edits import edits
 from ..files.records import merge_hashes, read_hashes
 from ..host.paths import compute_age_s, lab_dir
 from ..reply import Failure, send_reply
-from ..runs.executor import Execution
+from ..runs.executor import ProgramState
 from ..runs.executors import inspect_unended
 from ..runs.run_state import require_run_directory
 from .run_pass import RunPass
@@ -145,9 +145,9 @@ class LabPass:
         )
         if self.only:
             runs = [require_run_directory(*self.lab, self.only)]
-        executions = self._inspect_live(runs)
+        programs = self._inspect_live(runs)
         for directory in runs:
-            self._try(directory.name, RunPass(self, directory, executions).mirror)
+            self._try(directory.name, RunPass(self, directory, programs).mirror)
         if self.everything and not self.only:
             self._try("the edited code", self._send_edits)
         duration_s = max(time.monotonic() - started_s, 0.001)
@@ -175,7 +175,7 @@ class LabPass:
         if error.whole:
             self.why = str(error)
 
-    def _inspect_live(self, runs: list[Path]) -> dict[str, Execution]:
+    def _inspect_live(self, runs: list[Path]) -> dict[str, ProgramState]:
         try:
             return inspect_unended(runs)
         except Failure:

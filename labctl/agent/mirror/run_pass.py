@@ -22,7 +22,7 @@ from ..files import outputs
 from ..files.records import merge_records
 from ..host.paths import hash_file, read_json, write_json
 from ..reply import Failure
-from ..runs.executor import Execution
+from ..runs.executor import ProgramState
 from ..runs.records import list_attempts, read_final_record
 from ..runs.run_state import inspect_run
 from .store import StoreError
@@ -40,12 +40,12 @@ INDEX_S = 2.0
 class RunPass:
     """One run's part of a pass. `sent` is what the store has, as recorded in SENT."""
 
-    def __init__(self, parent: LabPass, directory: Path, executions: dict[str, Execution]) -> None:
+    def __init__(self, parent: LabPass, directory: Path, programs: dict[str, ProgramState]) -> None:
         self.parent = parent
         self.directory = directory
         self.name = directory.name
         self.meta = directory / ".labctl"
-        self.executions = executions
+        self.programs = programs
         self.spec = read_json(self.meta / "spec.json")
         self.sent = read_sent(self.meta / SENT, parent.url)
         self.files: Files = dict(self.sent.files or {})
@@ -72,7 +72,7 @@ class RunPass:
         record = read_final_record(self.directory)
         if not record and self.parent.engine:
             with suppress(Failure):
-                return to_json(inspect_run(self.directory, self.executions))
+                return to_json(inspect_run(self.directory, self.programs))
         return to_json(record or RunRecord(self.name, "unknown"))
 
     def _list_outputs(self) -> tuple[CompleteFile, ...]:

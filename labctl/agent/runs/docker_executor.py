@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,10 @@ from ..host.docker import run_docker
 from ..host.engine_objects import Container, ContainerRow, Image
 from ..reply import Failure
 from .containers import build_run_body
-from .executor import Execution, LiveAttempt, NewAttempt
+from .executor import LiveAttempt, NewAttempt, ProgramState
+
+# characters of a command that a hint shows
+COMMAND_CHARACTERS = 200
 
 
 class DockerExecutor:
@@ -41,7 +45,7 @@ class DockerExecutor:
         with suppress(engine.EngineRequestError):
             engine.call("POST", f"/containers/{name}/kill?signal={signal.Signals(number).name}")
 
-    def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
+    def inspect(self, names: Sequence[str]) -> dict[str, ProgramState]:
         containers = engine.inspect_containers(list(names))
         return {name: describe_container(name, one) for name, one in containers.items()}
 
@@ -74,7 +78,7 @@ def _describe_live(row: ContainerRow) -> LiveAttempt:
     )
 
 
-def describe_container(name: str, container: Container) -> Execution:
+def describe_container(name: str, container: Container) -> ProgramState:
     """Return an attempt's state from that of its container."""
     state = container.State
     status = "ended"
@@ -82,7 +86,7 @@ def describe_container(name: str, container: Container) -> Execution:
         status = "running"
     elif state.Status == "created" and not state.Error:
         status = "created"
-    return Execution(
+    return ProgramState(
         name=name,
         status=status,
         exit_code=state.ExitCode,
@@ -116,8 +120,7 @@ def _removed_if_refused(attempt: NewAttempt) -> Iterator[None]:
 def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Failure:
     why = refused.message.strip()[-1500:]
     if refused.is_limit:
-        hint = "labctl run   # again later"
-        return Failure("policy", f"run {spec.id} cannot start now", why, hint)
+        return Failure("policy", f"run {spec.id} cannot start now", why, _suggest_later(spec))
     # Docker's API tells the causes of a failed start apart by their text only.
     if "could not select device driver" in why:
         what = "Docker on the server cannot give the run access to a GPU"
@@ -125,3 +128,11 @@ def _describe_refusal(spec: RunSpec, refused: engine.EngineRequestError) -> Fail
     if "no space left on device" in why:
         return Failure("disk", "the server's disk is full", why, SHOW_DISK)
     return Failure("docker", f"the container of run {spec.id} did not start", why)
+
+
+def _suggest_later(spec: RunSpec) -> str:
+    """Return the command that starts this run later, if it fits on a line."""
+    command = shlex.join(["labctl", "run", "--", *spec.command])
+    if not command.isprintable() or len(command) > COMMAND_CHARACTERS:
+        command = "labctl run"
+    return f"{command}   # again later"

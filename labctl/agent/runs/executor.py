@@ -24,7 +24,7 @@ class NewAttempt(NamedTuple):
     image: Image
 
 
-class Execution(NamedTuple):
+class ProgramState(NamedTuple):
     """The program of an attempt, as its executor sees it now.
 
     `status` is "created" (not started yet), "running" or "ended". `exit_code`, `ended_at` (Unix
@@ -73,7 +73,7 @@ class Executor(Protocol):
     def send_signal(self, name: str, number: int) -> None:
         """Send a signal to an attempt; one that has ended is fine."""
 
-    def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
+    def inspect(self, names: Sequence[str]) -> dict[str, ProgramState]:
         """Return the attempts that exist, by name."""
 
     def list_live(self, lab_id: str = "") -> list[LiveAttempt]:

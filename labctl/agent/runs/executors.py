@@ -8,7 +8,8 @@ from pathlib import Path
 from ...wire.runs import DOCKER, PROCESS
 from ..reply import Failure
 from .docker_executor import DockerExecutor
-from .executor import Execution, Executor, LiveAttempt
+from .executor import Executor, ProgramState
+from .process_executor import ProcessExecutor
 from .records import read_final_record, read_last_attempt
 from .spec import read_spec
 
@@ -18,28 +19,18 @@ def get_executor(name: str) -> Executor:
     if name == DOCKER:
         return DockerExecutor()
     if name == PROCESS:
-        from .process_executor import ProcessExecutor  # most runs are containers
-
         return ProcessExecutor()
     raise Failure("usage", f"the agent on the server has no executor {name!r}", "", "labctl doctor")
 
 
-def list_live(lab_id: str = "") -> list[LiveAttempt]:
-    """List the attempts that run on this server, of one lab or of all."""
-    import shutil  # a run's start does not need it
-
-    docker = get_executor(DOCKER).list_live(lab_id) if shutil.which("docker") else []
-    return [*docker, *get_executor(PROCESS).list_live(lab_id)]
-
-
-def inspect_unended(directories: Sequence[Path]) -> dict[str, Execution]:
+def inspect_unended(directories: Sequence[Path]) -> dict[str, ProgramState]:
     """Inspect the last attempt of every run that is not known to have ended, by its name."""
     names: dict[str, list[str]] = {}
     for directory in directories:
         attempt = read_last_attempt(directory).container
         if attempt and not read_final_record(directory):
             names.setdefault(read_spec(directory).executor, []).append(attempt)
-    executions: dict[str, Execution] = {}
+    programs: dict[str, ProgramState] = {}
     for executor, attempts in names.items():
-        executions.update(get_executor(executor).inspect(attempts))
-    return executions
+        programs.update(get_executor(executor).inspect(attempts))
+    return programs

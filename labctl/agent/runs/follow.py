@@ -98,8 +98,8 @@ def _wait(executor: Executor, name: str) -> subprocess.Popen[bytes]:
 
 
 def _is_running(executor: Executor, name: str) -> bool:
-    execution = executor.inspect([name]).get(name)
-    return execution is not None and execution.status == "running"
+    program = executor.inspect([name]).get(name)
+    return program is not None and program.status == "running"
 
 
 def _send(log: Path, offset: int) -> int:

@@ -25,7 +25,7 @@ from ..host.paths import drop_tree, labctl_home, read_record, require_name, writ
 from ..host.server_data import resolve_all
 from ..reply import Failure
 from . import secrets_tmpfs
-from .executor import Execution, LiveAttempt, NewAttempt
+from .executor import LiveAttempt, NewAttempt, ProgramState
 
 ENTER = "enter.sh"
 STARTED = "started"
@@ -94,9 +94,9 @@ class ProcessExecutor:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
-    def inspect(self, names: Sequence[str]) -> dict[str, Execution]:
-        executions = (_inspect(name) for name in names)
-        return {execution.name: execution for execution in executions if execution}
+    def inspect(self, names: Sequence[str]) -> dict[str, ProgramState]:
+        programs = (_inspect(name) for name in names)
+        return {program.name: program for program in programs if program}
 
     def list_live(self, lab_id: str = "") -> list[LiveAttempt]:
         attempts = labctl_home() / ".attempts"
@@ -105,8 +105,8 @@ class ProcessExecutor:
         live = []
         for directory in directories:
             record = _read_attempt(directory.name)
-            execution = _inspect(directory.name)
-            if record and execution and execution.status == "running":
+            program = _inspect(directory.name)
+            if record and program and program.status == "running":
                 attempt = LiveAttempt(
                     PROCESS, directory.name, record.run, record.lab_id, Path(record.directory)
                 )
@@ -206,16 +206,16 @@ def _spawn_session(words: Sequence[str], log: str) -> None:
     threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
 
 
-def _inspect(name: str) -> Execution | None:
+def _inspect(name: str) -> ProgramState | None:
     record = _read_attempt(name)
     if record is None:
         return None
     process = _read_process(name)
     if process is None:
-        return Execution(name, "created")
+        return ProgramState(name, "created")
     if record.boot == read_boot_token() and _list_session(process):
-        return Execution(name, "running")
-    return Execution(name, "ended", exit_code=None)
+        return ProgramState(name, "running")
+    return ProgramState(name, "ended", exit_code=None)
 
 
 def _read_attempt(name: str) -> ProcessAttemptRecord | None:

@@ -34,7 +34,7 @@ from ..host.paths import (
     run_dir,
 )
 from ..reply import Failure
-from .executor import Execution
+from .executor import ProgramState
 from .executors import get_executor, inspect_unended
 from .records import (
     read_claim,
@@ -77,9 +77,9 @@ def status(request: StatusRequest) -> StatusReply:
         for d in sorted((root / "runs").glob("*"))
         if not d.name.startswith(".") and (not request.runs or d.name in request.runs)
     ]
-    executions = inspect_unended(directories)
+    programs = inspect_unended(directories)
     return StatusReply(
-        runs=tuple(inspect_run(d, executions) for d in directories),
+        runs=tuple(inspect_run(d, programs) for d in directories),
         disk=DiskSpace(*measure_disk(root)),
         uptime_s=float(read_text(Path("/proc/uptime")).split()[0]),
         now=time.time(),
@@ -87,10 +87,10 @@ def status(request: StatusRequest) -> StatusReply:
     )
 
 
-def inspect_run(directory: Path, executions: dict[str, Execution]) -> RunRecord:
+def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord:
     """Determine a run's state now. An ended run is recorded once and for all.
 
-    `executions` has attempts by name; one that it lacks is inspected here.
+    `programs` has attempts by name; one that it lacks is inspected here.
     """
     final = read_final_record(directory)
     if final is not None:
@@ -98,9 +98,9 @@ def inspect_run(directory: Path, executions: dict[str, Execution]) -> RunRecord:
     spec = read_spec(directory)
     attempt = read_last_attempt(directory)
     name = attempt.container
-    execution = executions.get(name)
-    if execution is None and name:
-        execution = get_executor(spec.executor).inspect([name]).get(name)
+    program = programs.get(name)
+    if program is None and name:
+        program = get_executor(spec.executor).inspect([name]).get(name)
     record = RunRecord(
         id=directory.name,
         state="claimed",
@@ -117,7 +117,7 @@ def inspect_run(directory: Path, executions: dict[str, Execution]) -> RunRecord:
         log_offset=read_log_offset(directory),
         executor=spec.executor,
     )
-    record = _determine_state(directory, spec, attempt, execution, record)
+    record = _determine_state(directory, spec, attempt, program, record)
     record = _describe_gpu_loss(directory, record)
     if record.state in ("exited", "lost", "cancelled"):
         new_files = tuple(list_new_files(directory, spec.outputs))
@@ -125,7 +125,7 @@ def inspect_run(directory: Path, executions: dict[str, Execution]) -> RunRecord:
         drop_secrets(directory.name)
         end_session(directory.name)
         try:
-            _save_console(directory, spec, execution)
+            _save_console(directory, spec, program)
             write_final_record(directory, record)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -152,29 +152,29 @@ def _determine_state(
     directory: Path,
     spec: RunSpec,
     attempt: AttemptRecord,
-    execution: Execution | None,
+    program: ProgramState | None,
     record: RunRecord,
 ) -> RunRecord:
     """Add state, exit code, end and its reason, from the exit record, the executor and the boot."""
-    if execution is None and attempt == AttemptRecord():
+    if program is None and attempt == AttemptRecord():
         return record
-    if execution and execution.status == "running":
+    if program and program.status == "running":
         return record._replace(state="running")
-    if execution and execution.status == "created":
+    if program and program.status == "created":
         return record
     exit_record = read_exit(directory)
     rebooted = bool(attempt.boot) and attempt.boot != read_boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
     reached = read_reached_limit(directory)
     if reached and not cancelled and (exit_record is None or exit_record.asked):
-        return _describe_limit(reached, exit_record, execution, record)
+        return _describe_limit(reached, exit_record, program, record)
     if exit_record:
         return _describe_exit(directory, spec, exit_record, cancelled, rebooted, record)
     if rebooted:
         return _describe_reboot(directory, attempt, record)
-    if execution is None:
+    if program is None:
         return _describe_missing_program(spec, attempt, record)
-    return _describe_killed_program(directory, spec, execution, cancelled, record)
+    return _describe_killed_program(directory, spec, program, cancelled, record)
 
 
 def _describe_reboot(directory: Path, attempt: AttemptRecord, record: RunRecord) -> RunRecord:
@@ -197,16 +197,16 @@ def _describe_missing_program(
 
 
 def _describe_killed_program(
-    directory: Path, spec: RunSpec, execution: Execution, cancelled: bool, record: RunRecord
+    directory: Path, spec: RunSpec, program: ProgramState, cancelled: bool, record: RunRecord
 ) -> RunRecord:
     """Describe how a program ended whose entry script wrote no record."""
-    code, noun = execution.exit_code, get_executor(spec.executor).noun
-    if execution.is_out_of_memory:
+    code, noun = program.exit_code, get_executor(spec.executor).noun
+    if program.is_out_of_memory:
         summary = describe_exit(code=137, oom_kills=1, memory_bytes=spec.memory_bytes)
     elif cancelled:
         summary = "canceled: it did not stop in time and was killed"
-    elif execution.error:
-        summary = f"could not start: {execution.error[-500:]}"
+    elif program.error:
+        summary = f"could not start: {program.error[-500:]}"
     elif code is None:
         summary = f"its {noun} was killed from outside"
     elif code <= 128 and measure_disk(directory)[0] < LEAST_ROOM_BYTES:
@@ -219,14 +219,14 @@ def _describe_killed_program(
     return record._replace(
         state="cancelled" if cancelled else "exited",
         exit_code=code,
-        ended_at=execution.ended_at,
+        ended_at=program.ended_at,
         summary=summary,
-        oom_limit_bytes=spec.memory_bytes if execution.is_out_of_memory else None,
+        oom_limit_bytes=spec.memory_bytes if program.is_out_of_memory else None,
     )
 
 
 def _describe_limit(
-    limit: str, exit_record: ExitRecord | None, execution: Execution | None, record: RunRecord
+    limit: str, exit_record: ExitRecord | None, program: ProgramState | None, record: RunRecord
 ) -> RunRecord:
     reached = "its GPU lease ended" if limit == LEASE else f"the server reached its {limit}"
     ended = record._replace(
@@ -236,9 +236,9 @@ def _describe_limit(
     )
     if exit_record:
         return ended._replace(exit_code=exit_record.code, ended_at=exit_record.ended_at)
-    if execution is None:
+    if program is None:
         return ended
-    return ended._replace(exit_code=execution.exit_code, ended_at=execution.ended_at)
+    return ended._replace(exit_code=program.exit_code, ended_at=program.ended_at)
 
 
 def _describe_exit(
@@ -351,12 +351,12 @@ def list_new_files(directory: Path, outputs: Sequence[str]) -> list[str]:
     return files
 
 
-def _save_console(directory: Path, spec: RunSpec, execution: Execution | None) -> None:
+def _save_console(directory: Path, spec: RunSpec, program: ProgramState | None) -> None:
     """Append what the program printed to the log: all of it with a terminal, otherwise only the
     shell's errors (where the log is empty).
     """
     log = directory / "logs" / "run.log"
-    if execution and (spec.tty or not log.exists() or log.stat().st_size == 0):
-        console = get_executor(spec.executor).read_console(execution.name)
+    if program and (spec.tty or not log.exists() or log.stat().st_size == 0):
+        console = get_executor(spec.executor).read_console(program.name)
         with log.open("a") as file:
             file.write(console)

@@ -38,7 +38,7 @@ from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
 from .containers import create_output_directories
-from .executor import Execution, Executor, NewAttempt
+from .executor import Executor, NewAttempt, ProgramState
 from .executors import get_executor
 from .records import (
     list_attempts,
@@ -140,8 +140,8 @@ def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
 
 
 def _is_held(executor: str, name: str) -> bool:
-    execution = get_executor(executor).inspect([name]).get(name) if name else None
-    return execution is not None and execution.status == "created"
+    program = get_executor(executor).inspect([name]).get(name) if name else None
+    return program is not None and program.status == "created"
 
 
 def _claim(directory: Path, spec: RunSpec) -> bool:
@@ -178,7 +178,7 @@ def launch(
     secrets: dict[str, str],
     *,
     held: bool = False,
-) -> dict[str, Execution]:
+) -> dict[str, ProgramState]:
     """Start the run's next attempt; with `held`, only create it.
 
     Returns the attempt by its name, as its executor would show it now.
@@ -215,7 +215,7 @@ def launch(
     return started
 
 
-def _start_attempt(executor: Executor, attempt: NewAttempt, held: bool) -> dict[str, Execution]:
+def _start_attempt(executor: Executor, attempt: NewAttempt, held: bool) -> dict[str, ProgramState]:
     """Create an attempt, and start it unless it is `held`.
 
     If it exists, it belongs to another call for this attempt: leave it alone.
@@ -223,10 +223,10 @@ def _start_attempt(executor: Executor, attempt: NewAttempt, held: bool) -> dict[
     if not executor.create(attempt):
         return {}
     if held:
-        return {attempt.name: Execution(attempt.name, "created")}
+        return {attempt.name: ProgramState(attempt.name, "created")}
     executor.start(attempt)
     # Its start has just been confirmed. To inspect a command that ends at once would take 80 ms.
-    return {attempt.name: Execution(attempt.name, "running")}
+    return {attempt.name: ProgramState(attempt.name, "running")}
 
 
 def read_entry_script() -> str:

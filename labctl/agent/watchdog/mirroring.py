@@ -74,7 +74,7 @@ def list_mirrored_labs(lab_id: str, every: bool) -> list[MirroredLab]:
 
 def error_text(error: BaseException) -> str:
     if isinstance(error, Failure):
-        return " ".join(filter(None, [error.report.what, error.report.why]))
+        return ": ".join(filter(None, [error.report.what, error.report.why]))
     return str(error)
 
 

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from ...wire.runs import LimitRecord
+from ...wire.runs import DOCKER, PROCESS, LimitRecord
 from ...wire.watchdog import KEEP_DISK, KeepDiskRequest
 from ..host import engine
 from ..host.engine_objects import ContainerRow
@@ -36,7 +36,7 @@ from ..host.paths import LIMIT, compute_age_s, labctl_home
 from ..mirror.boto3_python import LACKING, find_python
 from ..reply import Failure
 from ..runs.executor import Executor, LiveAttempt
-from ..runs.executors import get_executor, list_live
+from ..runs.executors import get_executor
 from .activity import LabAccount
 from .mirroring import error_text as _why
 from .mirroring import probe_store, send_all
@@ -189,7 +189,8 @@ def find_unsavable(plan: ShutdownPlan) -> list[str]:
         try:
             probe_store(plan.account, plan.lab_id)
         except (Failure, OSError, subprocess.SubprocessError) as error:
-            problems.append(f"results cannot be sent to {plan.store}: {_why(error)}")
+            reason = error.report.why if isinstance(error, Failure) else ""
+            problems.append(f"results cannot be sent to {plan.store}: {reason or _why(error)}")
     if plan.disk == "keepable":
         try:
             python = find_python()
@@ -220,7 +221,10 @@ def list_live_runs(plan: ShutdownPlan) -> list[str]:
 
 
 def list_live_attempts(plan: ShutdownPlan) -> list[LiveAttempt]:
-    return list_live("" if plan.every_lab else plan.lab_id)
+    """List the attempts that run, of the plan's lab or of all labs."""
+    lab_id = "" if plan.every_lab else plan.lab_id
+    containers = get_executor(DOCKER).list_live(lab_id) if shutil.which("docker") else []
+    return [*containers, *get_executor(PROCESS).list_live(lab_id)]
 
 
 def _stop_runs(plan: ShutdownPlan, by: str, say: Say) -> None:
@@ -255,8 +259,8 @@ def _stop_run(attempt: LiveAttempt, plan: ShutdownPlan, by: str, say: Say) -> No
 
 
 def _is_running(executor: Executor, name: str) -> bool:
-    execution = executor.inspect([name]).get(name)
-    return execution is not None and execution.status == "running"
+    program = executor.inspect([name]).get(name)
+    return program is not None and program.status == "running"
 
 
 def _is_writing_checkpoint(run: str) -> bool:

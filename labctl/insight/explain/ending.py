@@ -346,13 +346,17 @@ def _progress_evidence(quiet_s: float) -> Evidence:
 
 def check_log(material: RunData) -> Iterator[Answer]:
     """Report a missing or empty log."""
-    if not material.log.strip():
-        yield Unknown(
-            rule="log",
-            what="what it printed",
-            why=f"{LOG} is empty or was not pulled",
-            next=f"labctl logs {material.run.id}",
-        )
+    if material.log.strip():
+        return
+    run = material.run
+    why, command = f"{LOG} is not on this machine", f"labctl logs {run.id}"
+    if material.has_log:
+        why = f"{LOG} is empty: the run has printed nothing so far"
+        command += " -f   # shows it as soon as it does"
+        if run.has_ended:
+            why = f"{LOG} is empty: the run printed nothing"
+            command = f"labctl pull {run.id} --all   # downloads everything that it wrote to files"
+    yield Unknown(rule="log", what="what it printed", why=why, next=command)
 
 
 RULES = (find_known_messages, explain_end, detect_stuck, check_log)

@@ -96,7 +96,8 @@ class PackageInstall(Value, frozen=True):
 class RunData(Value, frozen=True):
     """Everything known about a run. Missing parts are empty.
 
-    `log` is the end of its output. `options` are those that the lab's scripts accept ("--lr").
+    `log` is the end of its output; `has_log` says whether the file is on this machine, even if it
+    is empty. `options` are those that the lab's scripts accept ("--lr").
     `is_distributed` says whether these scripts can use several GPUs. `now` is Unix time, for an
     active run. `installs` are from the start of the log. `fit` is set if memory ran out and the
     model could be built. `model_function` is what `labctl estimate` would call. `package_file`
@@ -107,6 +108,7 @@ class RunData(Value, frozen=True):
     samples: tuple[Sample, ...] = ()
     scalars: Scalars = Scalars()
     log: str = ""
+    has_log: bool = False
     options: frozenset[str] = frozenset()
     is_distributed: bool = False
     now: float = 0.0

@@ -17,7 +17,14 @@ import msgspec
 
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
-from labctl.errors import AuthenticationError, ConnectError, LabError, PolicyError, ProviderError
+from labctl.errors import (
+    AuthenticationError,
+    ConnectError,
+    LabError,
+    PolicyError,
+    ProviderError,
+    UnknownHostKeyError,
+)
 from labctl.errors.subject import Subject
 from labctl.model import (
     Check,
@@ -32,6 +39,7 @@ from labctl.model import (
 from labctl.providers import ProviderContext
 from labctl.providers.static.machines import (
     PROVIDER,
+    SETTINGS_EXAMPLE,
     ConfiguredMachine,
     HostEntry,
     StaticSettings,
@@ -54,6 +62,7 @@ class StaticProvider:
     name: ClassVar[str] = PROVIDER
     settings_type: ClassVar[type[Value]] = StaticSettings
     logs_in_as_user: ClassVar[bool] = True
+    settings_example: ClassVar[str] = SETTINGS_EXAMPLE
     settle_s: float = 0.0
 
     def __init__(self, settings: StaticSettings, context: ProviderContext) -> None:
@@ -67,6 +76,10 @@ class StaticProvider:
     def get_account(self) -> ProviderAccount:
         """Return no account: machines are free, and a claim is identified by its token."""
         return ProviderAccount()
+
+    def check_settings(self) -> None:
+        """UsageError if no machine is configured, or one is not valid."""
+        _ = self.machines
 
     def check(self, need: Need | None = None) -> list[Check]:
         subject = self.context.subject
@@ -91,7 +104,7 @@ class StaticProvider:
         if failed:
             number = f"{count_text(len(failed), 'machine')} cannot be used now"
             text = f"{number}: {names_text(failed, 5)}"
-            self.context.note(add_next(text, "labctl doctor   # says why"))
+            self.context.note(add_next(text, f"{self.context.subject.check}   # says why"))
         if not free and fitting:
             raise _make_busy_error(fitting)
         return free
@@ -189,11 +202,11 @@ class StaticProvider:
             return list(pool.map(query, self.machines))
 
 
-def _settle(machine: ConfiguredMachine) -> ConnectError | None:
+def _settle(machine: ConfiguredMachine) -> LabError | None:
     """Find the machine's address and host key; return the error if it cannot be reached."""
     try:
         machine.settle()
-    except ConnectError as error:
+    except (ConnectError, UnknownHostKeyError) as error:
         return error
     return None
 
@@ -201,6 +214,8 @@ def _settle(machine: ConfiguredMachine) -> ConnectError | None:
 def _query_lease(machine: ConfiguredMachine, token: str) -> MachineLease | LabError:
     try:
         return machine.run_lease_script(lease.show(token))
+    except UnknownHostKeyError as error:
+        return error  # of a jump host; the machines before it can be used
     except PolicyError:
         raise  # a wrong host key stops everything
     except LabError as error:
@@ -259,11 +274,9 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
 
 def _check(machine: ConfiguredMachine, answer: MachineLease | LabError, subject: Subject) -> Check:
     if isinstance(answer, LabError):
-        answer.subject = subject
-        # `labctl doctor` is the command that shows this check.
-        again = f"{subject.up}   # once your network or VPN reaches it"
-        fix = again if answer.hint == "labctl doctor" else answer.hint
-        return Check(name=machine.name, ok=False, detail=f"{answer.what}: {answer.why}", next=fix)
+        answer.subject = subject._replace(is_checked=True)
+        detail = f"{answer.what}: {answer.why}"
+        return Check(name=machine.name, ok=False, detail=detail, next=answer.hint)
     if answer.state == "free":
         return Check(name=machine.name, ok=True, detail="free")
     return Check(name=machine.name, ok=answer.state != "broken", detail=_describe_holder(answer))

@@ -18,6 +18,13 @@ from labctl.providers import ProviderContext
 
 PROVIDER = "static"
 SCRIPT_TIMEOUT_S = 30.0
+# the section of lab.yaml that `labctl init` writes
+SETTINGS_EXAMPLE = """\
+static:
+  hosts:
+    - gpu1.lab.example
+    - alice@gpu2.lab.example:2222
+"""
 
 
 class HostEntry(Value, frozen=True):
@@ -60,7 +67,10 @@ class ConfiguredMachine:
         return self._context.settle_host_key(self._find_endpoint())
 
     def settle(self) -> None:
-        """Find the address and pin its host key; ConnectError if the machine does not answer."""
+        """Find the address and pin its host key.
+
+        ConnectError if the machine does not answer, UnknownHostKeyError for a jump host before it.
+        """
         _ = self.endpoint
 
     @cached_property
@@ -109,7 +119,7 @@ def list_machines(
     if not entries:
         raise UsageError(
             "server.static.hosts in lab.yaml names no machine",
-            hint="write in lab.yaml: "
+            hint="write your machines in lab.yaml, for example:\n"
             "server: {provider: static, static: {hosts: [alice@gpu1.lab.example]}}",
         )
     hosts = tuple(
