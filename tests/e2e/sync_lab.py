@@ -25,7 +25,7 @@ ARG BASE
 FROM {IMAGE}
 RUN apt-get update \\
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \\
-       python3 openssl rsync \\
+       python3 openssl rsync tmux \\
     && rm -rf /var/lib/apt/lists/*
 """
 

@@ -1,0 +1,126 @@
+"""A lab on a machine without Docker, by the commands that a student types."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sshd_container import Sshd, start, wait_for
+from sync_lab import build_image
+
+from labctl.servers.host_keys import ensure_key_pair
+
+pytest_plugins = ["sshd_fixtures"]
+pytestmark = pytest.mark.engine
+
+TRAIN = """
+import os, signal, sys, time
+
+def save(*_):
+    with open(os.path.join(os.environ["LABCTL_CHECKPOINT_DIR"], "model"), "w") as file:
+        file.write("weights")
+    sys.exit(int(sys.argv[1]))
+
+signal.signal(signal.SIGTERM, save)
+print("training in", os.getcwd(), flush=True)
+time.sleep(float(sys.argv[2]))
+save()
+"""
+Labctl = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def machine(sshd_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    box = start(build_image(), tmp_path_factory.mktemp("keys") / "id_ed25519")
+    yield box
+    subprocess.run(["docker", "rm", "-f", "-v", box.name], capture_output=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def project(machine: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("home") / "plain"
+    directory.mkdir()
+    host = f"{{host: 127.0.0.1, port: {machine.port}, user: student, identity: '{machine.key}'}}"
+    (directory / "lab.yaml").write_text(
+        f"lab: plain\nserver:\n  provider: static\n  executor: process\n"
+        f"  static: {{hosts: [{host}]}}\nrun: python3 train.py 0 0\n"
+    )
+    (directory / "train.py").write_text(TRAIN)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def labctl(project: Path) -> Labctl:
+    ensure_key_pair(project.parent / ".ssh" / "id_ed25519")
+    environ = {"HOME": str(project.parent), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+
+    def call(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "labctl", *words]
+        done = subprocess.run(
+            command, cwd=project, env=environ, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    call("up", "--yes")
+    return call
+
+
+def read_run(labctl: Labctl, name: str) -> dict[str, object]:
+    runs = json.loads(labctl("status", "--refresh", "--json").stdout)["runs"]
+    return next(run for run in runs if run["id"] == name)
+
+
+def test_a_run_prints_its_log_and_its_results_come_home(labctl: Labctl, project: Path) -> None:
+    done = labctl("run", "--id", "first")
+    assert "training in /home/student/labctl/plain/runs/first/code" in done.stdout
+    labctl("pull", "first")
+    assert (project / "runs" / "first" / "checkpoints" / "model").read_text() == "weights"
+    run = read_run(labctl, "first")
+    assert (run["state"], run["executor"], run["image"]) == ("exited", "process", "")
+
+
+def test_the_exit_code_is_the_commands_own(labctl: Labctl) -> None:
+    labctl("run", "--id", "failing", "--", "sh", "-c", "exit 7", code=7)
+
+
+def test_a_command_beside_a_run_and_its_cancel(labctl: Labctl, project: Path) -> None:
+    labctl("run", "--detach", "--id", "long", "--", "python3", "train.py", "143", "60")
+    beside = labctl("exec", "long", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 3", code=3)
+    assert beside.stdout == "long\n"
+    wait_for(lambda: "training" in labctl("logs", "long").stdout)
+    assert "canceled" in labctl("cancel", "long").stderr
+    labctl("pull", "long")
+    assert (project / "runs" / "long" / "checkpoints" / "model").read_text() == "weights"
+    refused = labctl("exec", "long", "--", "true", code=255)
+    assert "next: labctl" in refused.stderr
+
+
+def test_a_run_killed_on_the_machine_is_reported(labctl: Labctl, machine: Sshd) -> None:
+    labctl("run", "--detach", "--id", "killed", "--", "sleep", "600")
+    wait_for(lambda: read_run(labctl, "killed")["state"] == "running")
+    machine.sh("pkill -9 -f 'entry.sh [s]leep 600'; pkill -9 -x sleep -u student")
+    run = read_run(labctl, "killed")
+    assert (run["state"], run["told"]) == ("exited", "its process was killed from outside")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("run", "--image", "python:3.12", "--", "true"), "image: needs a container"),
+        (("run", "--memory", "1GB", "--", "true"), "limits.memory: needs a container"),
+        (("forward", "jupyter"), "the runs of this lab are plain processes"),
+    ],
+)
+def test_what_needs_a_container_says_so(labctl: Labctl, words: tuple[str, ...], text: str) -> None:
+    assert text in labctl(*words, code=2).stderr
+
+
+def test_down_gives_the_machine_back(labctl: Labctl, machine: Sshd) -> None:
+    labctl("down", "--yes")
+    assert machine.sh("pgrep -u student -f entry.sh || true") == ""
