@@ -144,7 +144,7 @@ def suggest_after_end(command: Sequence[str], running: Sequence[Run]) -> str:
     else:
         options = ["-it"] if len(command) == 1 and command[0] in _INTERACTIVE else []
         line = words("labctl", "run", *options, SEPARATOR, *command).render()
-        hints.append(f"{line}   # in a new container")
+        hints.append(f"{line}   # in a new run")
     return "\n".join(hints)
 
 

@@ -148,12 +148,15 @@ def _forward_spec(context: LabContext, server: Server, service: Service, port: i
 
 
 def stop_services(context: LabContext, server: Server) -> None:
-    """Stop all services of the lab on the server."""
+    """Stop all services of the lab on the server. They are containers: without these are none."""
+    if not context.config.uses_containers:
+        return
     services.stop_service(context.open_agent(server), context.config.name, context.lab_id)
 
 
 def remove_containers(context: LabContext, server: Server) -> None:
-    """Remove all containers of the lab from a server that other users may get next."""
+    """Remove all containers of the lab, or the records of its plain processes, from a server that
+    other users may get next."""
     stop_services(context, server)
     remote = context.open_agent(server)
     remote.call(CLEAR_RUNS, LabRequest(context.config.name, context.lab_id))
