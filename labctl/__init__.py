@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         ThrottledError,
         TransferError,
         TurnedAwayError,
+        UnknownHostKeyError,
         UsageError,
     )
     from labctl.lab import Lab
@@ -84,6 +85,7 @@ __all__ = [
     "ThrottledError",
     "TransferError",
     "TurnedAwayError",
+    "UnknownHostKeyError",
     "UsageError",
     "__version__",
 ]

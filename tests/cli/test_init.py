@@ -685,7 +685,9 @@ def test_init_writes_an_example_of_the_settings_that_the_provider_requires(
     start = lines.index("  # static:\n")
     example = [line.replace("  # ", "  ", 1) for line in lines[start : start + 4]]
     lab_file.write_text("".join([*lines[:start], *example, *lines[start + 4 :]]))
-    assert "gpu1.lab.example, alice@gpu2.lab.example:2222" in labctl("config").out
+    settings = json.loads(labctl("config", "--json").out)["settings"]
+    values = {setting["key"]: setting["value"] for setting in settings}
+    assert values["server.static.hosts"] == "gpu1.lab.example, alice@gpu2.lab.example:2222"
 
 
 def test_init_writes_no_example_of_settings_that_config_yaml_has(

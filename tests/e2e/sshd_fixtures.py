@@ -30,8 +30,8 @@ def start_sshd(
         return started[-1]
 
     yield one
-    for box in started:
-        docker("rm", "-f", "-v", box.name)
+    if started:
+        docker("rm", "-f", "-v", *(box.name for box in started))
 
 
 @pytest.fixture(scope="module")

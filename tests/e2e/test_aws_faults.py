@@ -215,6 +215,7 @@ def test_ssh_never_opens(bed: Bed) -> None:
 # While it ends.
 
 
+@pytest.mark.long
 def test_a_termination_that_is_not_confirmed(bed: Bed) -> None:
     lab = bed.lab()
     lab.up_until_ssh()
@@ -305,6 +306,7 @@ def test_two_labs_of_one_name_leave_each_other_alone(bed: Bed) -> None:
     theirs.labctl(*DOWN)
 
 
+@pytest.mark.long
 def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
     bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

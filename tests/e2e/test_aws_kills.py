@@ -64,8 +64,10 @@ def test_orphans_end_it(bed: Bed, action: str) -> None:
     lab.labctl(*ORPHANS)
 
 
-@pytest.mark.parametrize("third", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
-def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path, third: int) -> None:
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 6))]
+)
+def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path, first: int) -> None:
     """Once there is a server, a kill costs seconds; so only --long tries all effects."""
     # The first one writes down for all others what AWS offers.
     for file in (tmp_path / "first", tmp_path / "trace"):
@@ -81,7 +83,7 @@ def test_before_each_effect_on_this_machine(bed: Bed, tmp_path: Path, third: int
         lab.killed_before(effect, tmp_path)
         assert not bed.living(), effect
     lab.labctl(*DOWN)
-    for number, effect in enumerate(effects[made + third :: 3]):
+    for number, effect in enumerate(effects[made + first :: 6]):
         lab = bed.lab()
         lab.killed_before(effect, tmp_path)
         assert len(bed.living()) == 1, effect

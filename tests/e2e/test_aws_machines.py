@@ -83,6 +83,7 @@ def test_a_new_server_loads_a_kept_image_and_builds_nothing(
     lab.labctl(*DOWN)
 
 
+@pytest.mark.long
 def test_a_built_image_goes_to_the_lab_s_store_and_comes_from_there(
     machines: Bed, small_image: str
 ) -> None:
@@ -150,6 +151,7 @@ print(Lab.load(".", reporter=Agreeing()).up().alias)
 """
 
 
+@pytest.mark.long
 def test_a_program_goes_on_after_the_host_key_was_replaced(machines: Bed) -> None:
     """Its commands go over one connection of its own, made with the key that is replaced."""
     lab = machines.lab()
@@ -210,6 +212,7 @@ def test_a_console_is_shown_where_ssh_never_opens(machines: Bed) -> None:
     assert "the server was removed again" in said
 
 
+@pytest.mark.long
 def test_a_server_that_is_not_what_was_asked_for_is_told_with_its_price(machines: Bed) -> None:
     lab = machines.lab()
     said = lab.labctl(*UP, "--gpu", "any", code=3)

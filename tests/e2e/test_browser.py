@@ -49,6 +49,7 @@ def test_tensorboard_shows_the_runs_scalars(
         keep_picture(browser_page, "tensorboard")
 
 
+@pytest.mark.long
 def test_jupyterlab_opens_with_its_token_and_runs_code(
     service_lab: ServiceLab, recorder: Recorder, browser_page: Page
 ) -> None:

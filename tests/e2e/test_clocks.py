@@ -24,9 +24,8 @@ pytestmark = pytest.mark.engine
 
 DAY_S = 86400
 LONG_S = 3600.0
-SHIFTS = pytest.mark.parametrize("shift_s", [3 * DAY_S, -3 * DAY_S], ids=["ahead", "behind"])
 # For tests of 10 seconds or more: a clock that goes back only with --long.
-FORWARD_SHIFT = pytest.mark.parametrize(
+SHIFTS = pytest.mark.parametrize(
     "shift_s",
     [3 * DAY_S, pytest.param(-3 * DAY_S, marks=pytest.mark.long)],
     ids=["ahead", "behind"],
@@ -86,7 +85,7 @@ def test_a_jump_of_the_servers_clock_moves_no_limit(shiftable: WatchLab, shift_s
 
 
 @pytest.mark.long
-@FORWARD_SHIFT
+@SHIFTS
 def test_a_terminal_at_rest_is_no_work_after_a_jump(shiftable: WatchLab, shift_s: int) -> None:
     """Somebody typed before the clock was set back: that does not keep a server for three days."""
     shiftable.guard(f"rests{shift_s}", idle_s=40.0, ttl_s=LONG_S)
@@ -109,7 +108,7 @@ def test_a_watchdog_that_starts_after_a_jump_goes_on_counting(
         assert after.ttl_left_s == pytest.approx(before.ttl_left_s, abs=300)
 
 
-@FORWARD_SHIFT
+@SHIFTS
 def test_a_ttl_that_runs_out_after_a_jump_saves_first(shiftable: WatchLab, shift_s: int) -> None:
     """The run's checkpoint is whole, though its files are days older or younger than the clock."""
     run = "jumped-ahead" if shift_s > 0 else "jumped-behind"
@@ -167,6 +166,7 @@ def laptop(
     return LabDirectory(lab.root, lab.name, {**lab.environ, **shifted}, lab.server_id)
 
 
+@pytest.mark.long
 def test_a_laptop_whose_clock_is_off_runs_edits_and_pulls(
     laptop: LabDirectory, request: pytest.FixtureRequest
 ) -> None:

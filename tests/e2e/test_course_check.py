@@ -133,6 +133,7 @@ def test_on_another_machine_ones_own_key_asks_or_nothing_is_said(
     assert (lost.ok, lost.skipped) == (False, False)
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_the_image_is_tried_on_a_server_and_never_by_its_name(
     bed: CourseBed, server_image: str

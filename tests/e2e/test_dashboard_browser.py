@@ -163,6 +163,7 @@ def test_a_log_is_live_and_does_nothing_but_stand_there(page: Page, live: Live) 
     keep_picture(page, "dashboard-log", full_page=True)
 
 
+@pytest.mark.long
 def test_a_run_that_prints_without_end_takes_bounded_memory(page: Page, live: Live) -> None:
     """The log grows by about 60 MB a second, of which the page shows the end."""
     begin(live.staff, live.server, "flood", FLOOD)

@@ -121,6 +121,7 @@ def test_bf16_by_autocast_takes_less() -> None:
     assert 0.4 < half.item_bytes / full.item_bytes < 0.95
 
 
+@pytest.mark.long
 def test_autocast_normalizes_in_fp32_as_on_a_gpu() -> None:
     """The norm's input and output take 4 bytes each; with 2 it were 0.6 of the whole."""
     full, half = count("group_norm"), count("group_norm", precision="bf16")

@@ -163,6 +163,7 @@ def test_the_example_evaluates_as_printed(lab: LabDirectory) -> None:
     assert evaluate(lab, "tensors") == (0.75, "a.safetensors", 4)
 
 
+@pytest.mark.long
 def test_submit_knows_what_is_older_than_what(
     lab: LabDirectory, followed: Callable[[str, str], Process], tmp_path: Path
 ) -> None:

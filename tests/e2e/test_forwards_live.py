@@ -130,6 +130,7 @@ def test_it_comes_back_after_sshd_was_killed(
         assert works(forwarding.local_port)
 
 
+@pytest.mark.long
 def test_it_comes_back_after_the_service_was_lost(
     service_lab: ServiceLab, recorder: Recorder
 ) -> None:

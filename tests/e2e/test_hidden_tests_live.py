@@ -398,6 +398,7 @@ def test_the_page_about_grading_shows_what_a_dry_run_prints(
     assert "\n".join(replay(GUIDE, "server", session)) == ""
 
 
+@pytest.mark.long
 def test_staffs_own_solution_is_tried_in_a_container_on_this_machine(
     tmp_path: Path, base_image: str, image_with_pytest: str
 ) -> None:
@@ -413,6 +414,7 @@ def test_staffs_own_solution_is_tried_in_a_container_on_this_machine(
     assert name[1] not in session.run("docker ps --all --format '{{.Names}}'")
 
 
+@pytest.mark.long
 def test_an_image_built_again_under_its_name_reaches_the_grading_server(
     tmp_path: Path, base_image: str, small_image: str, image_with_pytest: str
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_second_lab_on_a_new_server_loads_what_the_first_built(labs: TwoLabs) 
     assert len(ids) == 1
 
 
+@pytest.mark.long
 def test_a_server_beside_another_one_starts_with_its_images(labs: TwoLabs) -> None:
     third = copy_lab(labs.first, "e2e-images-3")
     # A volume of an ended server that never had the image: a copy is better.

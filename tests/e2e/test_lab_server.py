@@ -152,6 +152,7 @@ def test_orphans_are_reaped(lab_server: LabServer) -> None:
     wait_for(lambda: "Z" not in lab_server.sh("ps -eo stat="))
 
 
+@pytest.mark.long
 def test_reboot_is_one(loaded: LabServer, small_image: str) -> None:
     """Files, images and containers stay; processes end as at a shutdown; the boot id is new."""
     catch = 'trap "echo saved; exit 7" TERM; while :; do sleep 0.1; done'

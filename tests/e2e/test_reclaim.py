@@ -162,6 +162,7 @@ def drilled(
         lab.labctl("down", "--yes", "--discard")
 
 
+@pytest.mark.long
 def test_what_could_not_go_on_is_not_killed(drilled: LabDirectory) -> None:
     assert "no run is active" in drilled.labctl("rehearse", "reclaim", "--yes", code=4).stderr
     drilled.labctl("run", "--detach", "--id", "unsaved")

@@ -252,6 +252,7 @@ head -c 200000000 /dev/zero | tail -c 150000000 >/dev/null || echo memory refuse
 i=0; while [ $i -lt 80 ]; do sleep 60 & i=$((i+1)); done"""
 
 
+@pytest.mark.long
 def test_one_cannot_starve_the_other(alice: Person, bob: Person, bed: SharedServer) -> None:
     """Memory, disk and forks end at the account's own share, over all its containers."""
     mib = 1024**2
@@ -431,6 +432,7 @@ print(reply.status, sent >> 20, json.load(reply)["message"])
 """
 
 
+@pytest.mark.long
 def test_an_upload_ends_before_the_disk_is_full(alice: Person, bed: SharedServer) -> None:
     """There was room for it when it began. What had come of it is gone."""
     root = bed.host.sh("docker info --format '{{.DockerRootDir}}'").strip()

@@ -445,6 +445,7 @@ def boto3_there(box: Box, tmp_path: Path) -> None:
     box.sshd.sh("tar -xf /tmp/boto3.tar -C /usr/lib/python3/dist-packages; rm /tmp/boto3.tar")
 
 
+@pytest.mark.long
 def test_a_public_bucket_is_fetched_page_by_page_and_only_once(
     box: Box, site: Callable[[], list[str]], boto3_there: None
 ) -> None:

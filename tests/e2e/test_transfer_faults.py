@@ -129,16 +129,23 @@ def assert_resumed(box: Box, lab: Path) -> None:
     assert box.hashes("code") == local_hashes(lab)
 
 
-# Both signals and both sides; the other two pairs only with --long.
-KILLED_PROGRAMS = pytest.mark.parametrize(
-    ("side", "number"),
-    [
-        pytest.param("here", signal.SIGKILL, id="here-19"),
-        pytest.param("there", signal.SIGTERM, id="there-20"),
-        pytest.param("here", signal.SIGTERM, id="here-20", marks=pytest.mark.long),
-        pytest.param("there", signal.SIGKILL, id="there-19", marks=pytest.mark.long),
-    ],
-)
+def killed_programs(side: str, number: int) -> pytest.MarkDecorator:
+    """Kill rsync on this side with this signal; the other pairs only with --long."""
+    return pytest.mark.parametrize(
+        ("side", "number"),
+        [
+            pytest.param(
+                each_side,
+                each,
+                id=f"{each_side}-{each}",
+                marks=[] if (each_side, each) == (side, number) else pytest.mark.long,
+            )
+            for each_side in ("here", "there")
+            for each in (int(signal.SIGKILL), int(signal.SIGTERM))
+        ],
+    )
+
+
 TRANSFERRING = "pgrep -f 'rsync --serve[r]' || true"
 
 
@@ -161,7 +168,7 @@ def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
     assert_resumed(box, lab)
 
 
-@KILLED_PROGRAMS
+@killed_programs("here", signal.SIGKILL)
 def test_19_20_a_push_whose_program_is_killed_loses_nothing(
     box: Box, lab: Path, slow: None, side: str, number: signal.Signals
 ) -> None:
@@ -217,7 +224,7 @@ def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
     assert_pull_resumed(box, lab, model)
 
 
-@KILLED_PROGRAMS
+@killed_programs("there", signal.SIGTERM)
 def test_19_20_a_pull_whose_program_is_killed_loses_nothing(
     box: Box, lab: Path, slow: None, side: str, number: signal.Signals
 ) -> None:

@@ -275,9 +275,19 @@ def test_only_the_pinned_host_key_is_believed(make: Make, sshd: Sshd, tmp_path: 
     assert "no host key is pinned" in unknown.value.what
 
 
+@pytest.fixture(scope="module")
+def sshd_of_all_kinds(sshd: Sshd) -> Sshd:
+    """The server, with a host key of each kind."""
+    sshd.sh("ssh-keygen -q -A")
+    sshd.stop_sshd()
+    sshd.start_sshd()
+    return sshd
+
+
 @pytest.mark.parametrize("pinned", ["ecdsa", "rsa"])
 @real_transports
-def test_other_kinds_of_host_keys(make: Make, sshd: Sshd, pinned: str) -> None:
+def test_other_kinds_of_host_keys(make: Make, sshd_of_all_kinds: Sshd, pinned: str) -> None:
+    sshd = sshd_of_all_kinds
     text = sshd.sh(f"cat /etc/ssh/ssh_host_{pinned}_key.pub")
     assert make(sshd.endpoint(host_key=text.strip())).run("echo in").stdout == "in\n"
 

@@ -391,6 +391,7 @@ def test_it_takes_next_to_no_time_of_the_machine(looking: WatchLab) -> None:
 # Shared machines
 
 
+@pytest.mark.long
 def test_a_shared_machine_is_given_back_and_stays_on(watched: WatchLab) -> None:
     holder = lease.Holder(
         token="aabbccdd", lab="shared", lab_id="99", owner="student", created_at=time.time()

@@ -53,6 +53,7 @@ def request(lab: ServiceLab, service: Service, method: str, path: str) -> str:
     return lab.box.sh(f'echo "{program}" | python3 - {words}')
 
 
+@pytest.mark.long
 def test_kernels_count_and_the_server_alone_does_not(service_lab: ServiceLab) -> None:
     service = service_lab.ensure("jupyter")
     limits = GuardLimits(ttl_s=3600, idle_s=20)

@@ -73,6 +73,7 @@ def test_only_what_the_group_allows_gets_in(machine: Machine) -> None:
     assert machine.opens()
 
 
+@pytest.mark.long
 def test_a_reboot_keeps_address_and_disk(machine: Machine) -> None:
     address = machine.address
     before = machine.ssh("touch kept; cat /proc/sys/kernel/random/boot_id").stdout
@@ -82,6 +83,7 @@ def test_a_reboot_keeps_address_and_disk(machine: Machine) -> None:
     assert machine.address == address
 
 
+@pytest.mark.long
 def test_a_reclaim_is_announced_to_the_machine(machine: Machine) -> None:
     assert machine.metadata("meta-data/spot/instance-action") == ""
     machine.setup.rehearsal.reclaim(machine.id, notice_s=10.0, rebalance_s=0.3)

@@ -31,6 +31,7 @@ def render(*, has_dataset: bool) -> dict[str, object]:
         base_image="python:3.11-slim",
         cpu=True,
         cuda_base="nvidia",
+        provider_example="",
         has_dataset=has_dataset,
     )
     lab: dict[str, object] = yaml.safe_load(text)

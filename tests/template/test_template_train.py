@@ -180,7 +180,7 @@ class TestDefaultRun:
         ((20,), ()),  # at the end of one
         ((1, 2, 19, 31), ()),
         ((5, 9), ("--accumulate", "3")),  # whose last group of an epoch is smaller
-        ((14,), ("--workers", "2", "--epochs", "2")),
+        pytest.param((14,), ("--workers", "2", "--epochs", "2"), marks=pytest.mark.long),
         pytest.param((14,), ("--batch-size", "auto"), marks=pytest.mark.long),
         pytest.param((14,), ("--amp", "bf16", "--epochs", "2"), marks=pytest.mark.long),
     ],
