@@ -109,9 +109,14 @@ def test_a_run_killed_on_the_machine_is_reported(labctl: Labctl, machine: Sshd) 
     assert (run["state"], run["told"]) == ("exited", "its process was killed from outside")
 
 
-def test_an_image_is_refused_before_anything_starts(labctl: Labctl) -> None:
-    refused = labctl("run", "--image", "python:3.12", "--", "true", code=255)
+def test_an_image_is_refused_before_anything_starts(labctl: Labctl, project: Path) -> None:
+    file = project / "lab.yaml"
+    text = file.read_text()
+    file.write_text(text + "image: python:3.12\nlimits: {memory: 1GB}\n")
+    refused = labctl("run", "--", "true", code=255)
+    file.write_text(text)
     assert "image: needs a container" in refused.stderr
+    assert "limits.memory: needs a container" in refused.stderr
 
 
 def test_a_service_needs_a_container(labctl: Labctl) -> None:
