@@ -295,8 +295,9 @@ class Run(Value, frozen=True):
     `oom_limit_bytes` is the memory limit at which it was killed: 0 for the server's own memory. It
     is missing in JSON if the run was not, and in records of earlier versions.
     `image_id` is the image that it actually ran in, `image_digest` that image's name in its
-    registry; "" for an image that was built on the server. `executor` is "docker", or "process" if
-    it is a plain process; then `container` names its attempt.
+    registry; "" for an image that was built on the server. `executor` is "process"
+    for a plain process, and missing in JSON for a container. `container` is its name, or that of
+    the attempt of a process.
     """
 
     id: str
@@ -319,7 +320,12 @@ class Run(Value, frozen=True):
     image_digest: str = ""
     gpu_lost_at: float | None = None
     oom_limit_bytes: int | UnsetType = UNSET
-    executor: str = "docker"
+    executor: str | UnsetType = UNSET
+
+    @property
+    def is_container(self) -> bool:
+        """Whether it is a container; otherwise a plain process."""
+        return self.executor in (UNSET, "docker")
 
     @property
     def has_ended(self) -> bool:

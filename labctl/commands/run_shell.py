@@ -43,13 +43,13 @@ exit 255
 
 
 def build_exec_line(
-    executor: str, run: str, attempt: str, words: Sequence[str], *, tty: bool
+    is_container: bool, run: str, attempt: str, words: Sequence[str], *, tty: bool
 ) -> str:
     """Return the line that runs a command beside a run, with the command's own exit code.
 
     It exits with 255 and says so if the run's last attempt does not run any more.
     """
-    if executor == "process":
+    if not is_container:
         return _PROCESS_EXEC.format(
             attempt=render_words(attempt).render(),
             command=render_words(*words).render(),

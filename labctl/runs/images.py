@@ -57,8 +57,9 @@ def image_reference(context: LabContext) -> str:
     if not context.config.uses_containers:
         raise UsageError(
             "this needs a container, and the runs of this lab are plain processes",
-            why="`executor: process` in lab.yaml is for servers without Docker",
-            hint="remove it, and run labctl up: it installs Docker where the account may do that",
+            why="`executor: process` in lab.yaml is for servers without Docker; without that line, "
+            "labctl up installs Docker where the account may do that",
+            hint="labctl config   # shows where executor is set",
         )
     image = context.config.image
     if image.reference:

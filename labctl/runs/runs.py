@@ -27,6 +27,7 @@ from labctl.servers.context import LabContext
 from labctl.text import duration_text
 from labctl.wire.runs import (
     CANCEL_RUN,
+    DOCKER,
     FOLLOW_RUN,
     RUN,
     START_RUN,
@@ -320,7 +321,7 @@ def to_run(record: RunRecord, server_id: str) -> Run:
         image_digest=record.image_digest,
         gpu_lost_at=record.gpu_lost_at,
         oom_limit_bytes=msgspec.UNSET if record.oom_limit_bytes is None else record.oom_limit_bytes,
-        executor=record.executor,
+        executor=msgspec.UNSET if record.executor == DOCKER else record.executor,
     )
 
 

@@ -79,6 +79,7 @@ class KeptRunRecord(NamedTuple):
     image_digest: str = ""
     gpu_lost_at: Optional[float] = None
     oom_limit_bytes: Optional[int] = None
+    executor: Optional[str] = None
 
 
 class KeeperCheckRecord(NamedTuple):

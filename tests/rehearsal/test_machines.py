@@ -121,7 +121,7 @@ def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: Rehearsa
     real.ec2.terminate_instances(InstanceIds=[second.id])
     real.rehearsal.wait(second.id, "terminated")
     real.ec2.delete_volume(VolumeId=volume)
-    assert _containers(real.rehearsal) == []
+    assert [_containers(real.rehearsal, each.id) for each in (first, second)] == [[], []]
 
 
 def test_an_instance_that_ends_while_it_boots_leaves_nothing(real: RehearsalSetup) -> None:
@@ -129,7 +129,7 @@ def test_an_instance_that_ends_while_it_boots_leaves_nothing(real: RehearsalSetu
     real.ec2.terminate_instances(InstanceIds=ids)
     for instance_id in ids:
         real.rehearsal.wait(instance_id, "terminated")
-    assert _containers(real.rehearsal) == []
+        assert _containers(real.rehearsal, instance_id) == []
 
 
 def test_machines_that_only_accept_ssh(images: Building, tmp_path: Path) -> None:
