@@ -124,7 +124,7 @@ def test_a_store_that_cannot_be_reached_for_a_while(stored: StoreLab) -> None:
 
 @pytest.mark.long
 def test_a_store_that_is_full(stored: StoreLab) -> None:
-    stored.store.sh("head -c 100000000 /dev/zero > ~/labs/other-1/filling 2>/dev/null || :")
+    stored.store.sh("head -c 100000000 /dev/zero > ~/labs/filling 2>/dev/null || :")
     try:
         # The first that does not fit may be the index alone, and then nothing is behind yet.
         stored.shown(lambda mirror: "full" in mirror.failed and mirror.behind_bytes > 0)
@@ -132,7 +132,7 @@ def test_a_store_that_is_full(stored: StoreLab) -> None:
         names = {*stored.index(RUN)}
         assert any("manifest.json" in name for name in names), "what was there stays"
     finally:
-        stored.store.sh("rm ~/labs/other-1/filling")
+        stored.store.sh("rm ~/labs/filling")
     stored.shown(lambda mirror: not mirror.failed)
     verified(stored)
 
