@@ -35,8 +35,8 @@ def test_a_run_that_wants_none_has_none(gpu_lab: LabDirectory) -> None:
 def refused(lab: LabDirectory, need: str) -> str:
     """What is said; nothing was pushed and no run directory made."""
     with lab.holding("unsent.txt", "unsent\n"), lab.gpu(need):
-        said = lab.labctl("run", "--id", "refused", "--", "true", code=255).stderr
-    assert "refused" not in lab.student(f"ls -a {lab.place('')}").split()
+        said = lab.labctl("run", "--id", "gpu-refused", "--", "true", code=255).stderr
+    assert "gpu-refused" not in lab.student(f"ls -a {lab.place('')}").split()
     code = f"/home/student/labctl/{lab.name}/code"
     assert "unsent.txt" not in lab.student(f"ls -a {code}").split()
     return said
