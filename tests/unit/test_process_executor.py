@@ -8,12 +8,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from labctl.agent.host.engine_objects import Image
 from labctl.agent.host.paths import lab_dir, labctl_home
 from labctl.agent.reply import Failure
 from labctl.agent.runs import runs
+from labctl.agent.runs.executor import NewAttempt
 from labctl.agent.runs.process_executor import ProcessExecutor
 from labctl.agent.runs.run_state import inspect_run, status
 from labctl.wire.runs import (
@@ -54,13 +57,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ProcessExecutor().remove(attempt.name)
 
 
-def make_spec(*command: str, **changes: object) -> RunSpec:
+def make_spec(*command: str, **changes: Any) -> RunSpec:
     run = f"night-{os.getpid()}"
     spec = RunSpec(run, "digits", LAB_ID, command, "", {}, executor=PROCESS)
     return spec._replace(**changes)
 
 
-def start(*command: str, **changes: object) -> Path:
+def start(*command: str, **changes: Any) -> Path:
     return start_reply(make_spec(*command, **changes))[1]
 
 
@@ -133,6 +136,28 @@ def test_a_repeated_start_finds_the_run(root: Path) -> None:
     assert again.run is not None
     assert again.run.container == reply.run.container
     assert read_log(directory) == "once\n"
+
+
+def test_an_attempt_that_never_began_does_not_begin_beside_the_next(root: Path) -> None:
+    """As if the call that started the first one had been killed before its session began."""
+    directory = start("sh", "-c", "echo once; sleep 60")
+    first = inspect_run(directory, {}).container
+    wait_for(lambda: read_log(directory))
+    earlier = labctl_home() / ".attempts" / f"{first.rpartition('-')[0]}-0"
+    earlier.mkdir()
+    for name in ("attempt.json", "enter.sh"):
+        text = (earlier.with_name(first) / name).read_text()
+        (earlier / name).write_text(text.replace(first, earlier.name))
+    cancel(directory)
+    (directory / ".labctl" / "record.json").unlink()
+    (directory / ".labctl" / "exit.json").unlink()
+    spec = make_spec("sh", "-c", "echo once; sleep 60")
+    attempt = NewAttempt(f"{first.rpartition('-')[0]}-2", root, directory, spec, Image(""))
+    assert ProcessExecutor().create(attempt)
+    late = subprocess.run(["sh", str(earlier / "enter.sh"), "true"], capture_output=True)
+    assert late.returncode != 0
+    assert not earlier.exists()
+    assert ProcessExecutor().inspect([first])[first].status == "ended"
 
 
 def test_it_outlives_the_process_that_started_it(root: Path) -> None:
@@ -240,7 +265,7 @@ def test_data_of_the_server_is_where_the_run_looks(root: Path) -> None:
     ],
 )
 def test_what_needs_a_container_is_refused_and_leaves_nothing(
-    root: Path, changes: dict[str, object], words: str
+    root: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(Failure) as caught:
         start("true", **changes)

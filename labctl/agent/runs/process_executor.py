@@ -12,13 +12,14 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
 from ...wire.codec import to_json
 from ...wire.runs import PROCESS, ProcessAttemptRecord, ProcessRecord, RunSpec
+from ...wire.verbs import CONFIG_FILE
 from ..host.background import build_scope_words
 from ..host.engine_objects import Image
 from ..host.paths import drop_tree, labctl_home, read_record, require_name, write_json, write_text
@@ -55,6 +56,7 @@ class ProcessExecutor:
         record = ProcessAttemptRecord(
             spec.id, spec.lab_id, str(attempt.directory), read_boot_token()
         )
+        _drop_unstarted(attempt)
         link_server_data(attempt.root, spec)
         write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
         write_json(directory / "attempt.json", to_json(record))
@@ -148,7 +150,9 @@ def require_supported(spec: RunSpec) -> None:
     if lacking:
         what = f"run {spec.id} cannot have {' and '.join(lacking)} on this server"
         why = "runs are plain processes here, without a container"
-        raise Failure("policy", what, why)
+        raise Failure(
+            "policy", what, why, ("remove that, or `executor: process`, from ", CONFIG_FILE)
+        )
 
 
 def link_server_data(root: Path, spec: RunSpec) -> None:
@@ -184,6 +188,19 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
     entry = shlex.quote(str(run / ".labctl" / "entry.sh"))
     code = shlex.quote(str(run / "code"))
     return "\n".join(["#!/bin/sh", *lines, f"cd {code} || exit 125", f'exec sh {entry} "$@"', ""])
+
+
+def _drop_unstarted(attempt: NewAttempt) -> None:
+    """Drop earlier attempts of the run that were created and never began.
+
+    The call that started one may have been killed meanwhile. Without its directory, such an attempt
+    cannot begin any more, so that two never run.
+    """
+    for directory in (labctl_home() / ".attempts").iterdir():
+        record = _read_attempt(directory.name)
+        is_own = record is not None and record.directory == str(attempt.directory)
+        if is_own and directory.name != attempt.name and not (directory / STARTED).exists():
+            drop_tree(directory)
 
 
 def _attempt_directory(name: str) -> Path:
@@ -248,10 +265,7 @@ def _read_start_ticks(pid: int) -> int | None:
 
 def _list_session(process: ProcessRecord) -> list[int]:
     """List the processes of a session; its first may have ended before the others."""
-    return list(_iterate_session(process))
-
-
-def _iterate_session(process: ProcessRecord) -> Iterator[int]:
+    members = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             pid = int(entry.name)
@@ -259,7 +273,8 @@ def _iterate_session(process: ProcessRecord) -> Iterator[int]:
             with suppress(OSError):
                 # A number may be used again, but no process of a session is older than its leader.
                 if os.getsid(pid) == process.pid and ticks and ticks >= process.start_ticks:
-                    yield pid
+                    members.append(pid)
+    return members
 
 
 def _kill_session(process: ProcessRecord) -> None:
