@@ -109,7 +109,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
         limits=plan_changes.describe_server_limits(config),
-        cautions=(*_list_cautions(staff, at), *list_part_cautions(config, parts)),
+        cautions=(*_list_cautions(staff, at, starters), *list_part_cautions(config, parts)),
         costs=costs,
         starters=starters,
         assignments=tuple(plan_changes.describe_assignments(config)),
@@ -173,8 +173,12 @@ def _list_running(staff: CourseOperator) -> list[tuple[str, str]]:
     ]
 
 
-def _list_cautions(staff: CourseOperator, at: float) -> list[str]:
-    return [*_warn_former_servers(staff), *plan_changes.list_cautions(staff.folder.config, at)]
+def _list_cautions(
+    staff: CourseOperator, at: float, starters: Sequence[StarterSummary]
+) -> list[str]:
+    own_images = [starter.assignment for starter in starters if starter.has_image]
+    cautions = plan_changes.list_cautions(staff.folder.config, at, own_images)
+    return [*_warn_former_servers(staff), *cautions]
 
 
 def _warn_former_servers(staff: CourseOperator) -> list[str]:
