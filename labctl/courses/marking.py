@@ -159,6 +159,12 @@ def list_marking_tasks(folder: CourseFolder, assignment: str) -> list[MarkingTas
     return [task for task in tasks if task is not None]
 
 
+def has_unmarked(folder: CourseFolder, assignment: str) -> bool:
+    """Whether the assignment has a rubric, and a submission lacks marks."""
+    has_rubric = bool(find_rules(folder, assignment).rubric)
+    return has_rubric and bool(list_marking_tasks(folder, assignment))
+
+
 def list_seat_grades(folder: CourseFolder, assignment: str) -> list[tuple[Seat, list[Grade]]]:
     """Return the seats with something to mark, and the grades of their students.
 

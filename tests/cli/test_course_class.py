@@ -155,6 +155,7 @@ def test_ssh_passes_codes_on_and_says_its_own_as_ssh_does(labctl: Any, course: P
     assert "next: labctl course up --only alice" in said.err
     assert "labctl course ssh --all -- uptime" in labctl("course", "ssh", "--all").err
     assert labctl("course", "ssh").code == 255
+    assert labctl("course", "--as", "ann", "ssh").code == 255
 
 
 @pytest.mark.parametrize(

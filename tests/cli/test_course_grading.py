@@ -66,7 +66,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
 @pytest.mark.parametrize(
     ("found", "code", "says"),
     [
-        (graded(ALICE, BOB), 0, "1 graded, 0 failed, 0 not graded, 1 missing; 1 run now."),
+        (graded(ALICE, BOB), 0, "1 graded, 0 failed, 0 not graded, 1 missing. New: 1."),
         (graded(SeatGrade(seat="bob", state="error", why="it crashed")), 1, "retries those"),
         (
             graded(ALICE, unreached=("bob",), why="no answer"),

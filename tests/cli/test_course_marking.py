@@ -149,6 +149,55 @@ def test_next_can_be_skipped_and_stopped(run: Labctl, course: CourseFolder) -> N
     assert "bob (Bob)" in out
 
 
+def test_next_says_what_is_left_and_how_to_release(run: Labctl, course: CourseFolder) -> None:
+    run("mark", "essay", "alice", "text", "8")
+    run("mark", "essay", "bob", "text", "8")
+    code, _, err = answer_in_a_terminal(course, "17\n\ns\n")
+    assert (code, "1 mark given; 1 item left" in err) == (0, True), err
+    code, _, err = answer_in_a_terminal(course, "17\n\n")
+    assert (code, "1 mark given; nothing is left" in err) == (0, True), err
+    assert "  next: labctl course grades essay --release" in err
+    code, out, err = answer_in_a_terminal(course, "")
+    assert (code, out, err) == (0, "", "Every submission for essay is marked.\n")
+
+
+def test_ctrl_c_stops_marking_and_what_was_given_stays(run: Labctl, course: CourseFolder) -> None:
+    run("mark", "essay", "alice", "text", "8")
+    run("mark", "essay", "bob", "text", "8")
+    code, out, err = answer_in_a_terminal(course, "17\n\n\x04")  # Ctrl-D; \x03 needs a session
+    assert (code, "1 mark given; 1 item left" in err) == (130, True), err
+    assert "down" not in err, "no server is left by marking"
+    assert "alice: talk 17 of 20" in out
+
+
+def test_a_wrong_answer_repeats_what_can_be_entered(run: Labctl, course: CourseFolder) -> None:
+    run("mark", "essay", "alice", "text", "8")
+    _, _, err = answer_in_a_terminal(course, "17,5\nQ\n")
+    wrong = err.splitlines().index("'17,5' is not a number of points")
+    assert "such as 7 or 7.5, s to skip an item, or q to stop" in err.splitlines()[wrong + 1]
+
+
+def test_a_mark_for_a_released_grade_says_that_the_student_sees_the_old_one(run: Labctl) -> None:
+    for item, points in (("text", "8"), ("talk", "17")):
+        assert "released" not in run("mark", "essay", "alice", item, points).err
+    run("grades", "essay", "--release")
+    said = run("mark", "essay", "alice", "text", "9")
+    assert said.out == "alice: text 9 of 10 (was 8, by ann)\n"
+    assert said.err.splitlines() == [
+        "Students still see the released grades. The next release changes:",
+        "  alice: 25 -> 26 (text marked 9)",
+        "  next: labctl course grades essay --release",
+        "        (asks first)",
+    ]
+    assert "alice: 25 -> no grade" in run("mark", "essay", "alice", "text", "--undo").err
+    assert "released" not in run("mark", "essay", "bob", "text", "9").err
+    said = run("mark", "essay", "alice", "text", "8", "--note", "clear")
+    assert said.err.splitlines() == [
+        "alice can read this after the next release.",
+        "  next: labctl course grades essay --release",
+    ]
+
+
 def test_grading_an_assignment_of_a_rubric_alone_leads_to_marking(run: Labctl) -> None:
     refused = run("grade", "essay")
     assert refused.code == 2
