@@ -12,7 +12,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
-from labctl.cli.wrapping import indent_words
+from labctl.cli.wrapping import indent_words, wrap_lines
 from labctl.config.scalars import limit_text
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, duration_text
@@ -248,8 +248,8 @@ def print_feedback(feedback: Feedback, path: Path, root: Path) -> None:
     score = f"{feedback.score:g} of {feedback.points:g} points"
     click.echo(click.style(f"{clean(feedback.assignment)}: {score}", bold=True))
     click.echo(f"submission {feedback.number}")
-    for line in feedback.text.splitlines():
-        click.echo(clean(line))
+    for line in wrap_lines(clean(feedback.text), has_commands=False, err=False):
+        click.echo(line)
     click.echo(f"complete feedback: {_relative_path(str(path), root)}")
 
 

@@ -255,6 +255,9 @@ def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> 
     assert "essay alice, request 1" in said.out
     assert "  | bob, request 9" in said.out
     assert "\x1b" not in said.out
+    answer = 'labctl course regrades essay alice --answer "..."'
+    assert said.err.splitlines()[:2] == [f"  next: {answer} --accept", f"        {answer}"]
+    assert said.err.splitlines()[2].strip() == "(declines)"
     refused = run("regrades", "essay", "--answer", "x")
     assert refused.code == 2
     said = run("regrades", "essay", "alice", "--answer", "you are right", "--accept")

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from terminal import open_terminal
 from test_grading_guide import COURSES, FILES, prepare_course
 from transcripts import make_program, make_session
 
 from labctl.courses.records.folder import make_private
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -115,3 +117,23 @@ def test_the_path_of_a_join_file_is_never_cut(tmp_path: Path) -> None:
     file = str(into / "machine-learning-2026-ada.join")
     assert [line.strip() for line in lines[:3]] == ["STUDENT  FILE", "ada", file]
     assert f"ada      {file}" in piped
+
+
+def test_feedback_is_wrapped_at_words(tmp_path: Path) -> None:
+    note = "clear names, but the function needs a docstring that says what it does with a zero"
+    text = f"code: 18 of 20 (ann): {note}"
+    feedback = Feedback(assignment="hw1", number=1, score=18, points=20, text=text, page="")
+    show = f"""
+from pathlib import Path
+import msgspec
+from labctl.cli.submit_output import print_feedback
+from labctl.submissions.feedback import Feedback
+feedback = msgspec.json.decode({msgspec.json.encode(feedback)!r}, type=Feedback)
+print_feedback(feedback, Path("feedback.html"), Path("."))
+"""
+    (tmp_path / "show.py").write_text(show)
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    with open_terminal(tmp_path, environ, COLUMNS) as terminal:
+        lines = terminal.run(f"{sys.executable} show.py", [], COMMAND_S).splitlines()
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert text in " ".join(lines)

@@ -60,7 +60,7 @@ def test_a_grade_without_all_marks_is_not_complete(graded: Path) -> None:
     assert (grade.score, grade.points) == (None, 100)
     assert grade.feedback.splitlines() == [
         "not marked yet: talk",
-        "code: 17 of 20 (ann) clear",
+        "code: 17 of 20 (ann): clear",
         "talk: not marked yet, of 20",
         "55 of 60 right",
     ]
@@ -74,7 +74,7 @@ def test_marks_are_added_and_the_penalty_is_of_all_points(graded: Path) -> None:
 def test_marks_without_an_automatic_grade_are_shown(tmp_path: Path) -> None:
     grade = read(tmp_path, mark("code", 17), mark("talk", 20))
     assert grade.score is None
-    assert "code: 17 of 20 (ann) clear" in grade.feedback
+    assert "code: 17 of 20 (ann): clear" in grade.feedback
     assert not grade.released
 
 
