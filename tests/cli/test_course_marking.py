@@ -248,6 +248,14 @@ def test_a_release_in_a_large_class_names_a_few_who_wait(run: Labctl, course: Co
     assert line.endswith("s12 and 27 more")
 
 
+def test_a_repeated_release_adds_nothing_to_the_ledger(run: Labctl, course: CourseFolder) -> None:
+    for item, points in (("text", "8"), ("talk", "17")):
+        run("mark", "essay", "alice", item, points)
+    for _ in range(2):
+        assert run("grades", "essay", "--release").code == 0
+    assert len(course.ledger.list_entries(kind="released")) == 1
+
+
 def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> None:
     words = "why?\nbob, request 9\nI want \x1b[31mmore"
     course.ledger.append_all([draft_request_line("essay", "alice", 1, words)])

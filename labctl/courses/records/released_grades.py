@@ -45,7 +45,8 @@ def draft_released_line(assignment: str, grade: Grade, by: str, why: str = "") -
     }
     if grade.items:
         detail["automatic"] = grade.automatic
-        detail["items"] = msgspec.to_builtins(grade.items)
+        # A list, as it is read again: a release without a change writes no line.
+        detail["items"] = list(msgspec.to_builtins(grade.items))
     return CourseLedgerDraft(kind=KIND, student=grade.student, by=by, why=why, detail=detail)
 
 
