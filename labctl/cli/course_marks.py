@@ -109,12 +109,17 @@ def _record_mark(folder: CourseFolder, options: MarkOptions) -> GivenMark:
         return marking.take_back_mark(*who, by=by, alone=options.alone)
     return marking.give_mark(
         *who,
-        options.points,
+        read_points(options.points),
         note=options.note,
         by=by,
         alone=options.alone,
         replace=options.replace,
     )
+
+
+def read_points(text: str) -> str:
+    """Return points with a decimal point: many people type a comma."""
+    return text.strip().replace(",", ".")
 
 
 def print_mark(given: GivenMark) -> None:
@@ -214,7 +219,7 @@ def _ask_points(
     """Ask for an item until it has a mark; [] if the person skips it, None if they stop."""
     while True:
         question = f"{item.name} (0-{points_text(item.points)})"
-        points: str = click.prompt(question, default="s", show_default=False).strip()
+        points = read_points(click.prompt(question, default="s", show_default=False))
         if points.lower() in ("s", "q"):
             return None if points.lower() == "q" else []
         try:

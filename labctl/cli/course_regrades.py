@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_marks import print_mark
+from labctl.cli.course_marks import print_mark, read_points
 from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import json_option
@@ -77,7 +77,13 @@ def regrades_command(
     if answer is not None:
         by = find_acting_person()
         answered = regrades.answer_regrade(
-            folder, assignment, student, answer, accepted=accept, marks=dict(marks), by=by
+            folder,
+            assignment,
+            student,
+            answer,
+            accepted=accept,
+            marks={item: read_points(points) for item, points in marks},
+            by=by,
         )
         if json_:
             print_json({"regrade": answered.request, "marks": answered.marks})

@@ -68,7 +68,8 @@ class MarkingView(Value, frozen=True):
     `grade` is that of its first student without an excuse. `marked_points` are the marks so far,
     `graded_points` what the automatic grading is worth. `regrades` have no answer yet. `problem`
     says why the submission cannot be read. `bundle_sha256` is that of the submission that counts,
-    also if it cannot be read. `seen` is the grade that students see, if it is another one.
+    also if it cannot be read. `failure` says why the automatic grading failed. `seen` is the grade
+    that students see, if it is another one.
     """
 
     assignment: str
@@ -87,6 +88,7 @@ class MarkingView(Value, frozen=True):
     bundle_sha256: str
     regrades: tuple[RegradeView, ...] = ()
     problem: str = ""
+    failure: str = ""
     seen: Grade | None = None
 
     def list_kind(self, kind: Kind) -> list[PartView]:
@@ -161,6 +163,8 @@ class MarkingReader:
             listed = list_seat_grades(folder, assignment)
             own = next((grades for one, grades in listed if one.name == seat.name), None)
             grade = own[0] if own else self._read_grade(folder, assignment, seat)
+            store = GradeStore(folder, assignment)
+            record = store.read_record(grade.owner) if grade.owner else None
             return MarkingView(
                 assignment=assignment,
                 seat=seat,
@@ -175,12 +179,13 @@ class MarkingReader:
                 grade=grade,
                 marked_points=sum_marks(grade.items),
                 graded_points=rules.graded_points,
-                tests=read_tests(GradeStore(folder, assignment), grade),
+                tests=read_tests(store, grade),
                 comments=comments,
                 saved=tuple(list_saved_comments(folder)),
                 bundle_sha256=find_bundle_sha256(folder, assignment, seat),
                 regrades=_list_open_regrades(folder, assignment, seat),
                 problem=problem,
+                failure=record.message if record else "",
                 seen=_find_seen_grade(grade, entries, assignment),
             )
 

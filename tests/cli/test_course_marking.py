@@ -172,9 +172,11 @@ def test_ctrl_c_stops_marking_and_what_was_given_stays(run: Labctl, course: Cour
 
 def test_a_wrong_answer_repeats_what_can_be_entered(run: Labctl, course: CourseFolder) -> None:
     run("mark", "essay", "alice", "text", "8")
-    _, _, err = answer_in_a_terminal(course, "17,5\nQ\n")
-    wrong = err.splitlines().index("'17,5' is not a number of points")
+    _, out, err = answer_in_a_terminal(course, "17.\n17,5\n\nQ\n")
+    wrong = err.splitlines().index("'17.' is not a number of points")
     assert "such as 7 or 7.5, s to skip an item, or q to stop" in err.splitlines()[wrong + 1]
+    assert "alice: talk 17.5 of 20" in out
+    assert run("mark", "essay", "alice", "text", "7,5").out.startswith("alice: text 7.5 of 10")
 
 
 def test_a_mark_for_a_released_grade_says_that_the_student_sees_the_old_one(run: Labctl) -> None:
