@@ -198,7 +198,7 @@ def _require_tests_alone(assignment: str, has_others: bool) -> None:
     if has_others:
         raise UsageError(
             "--tests cannot be combined with --format, --out or --release",
-            why="it shows staff what each test gave",
+            why="it only lists the tests that failed",
             hint=f"labctl course grades {assignment} --tests",
         )
 

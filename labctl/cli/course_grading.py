@@ -137,7 +137,7 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         print_message(clean(text), fg="red")
     if collection.strangers:
         strangers = ", ".join(collection.strangers)
-        print_message(f"ignored, no seat in this course: {clean(strangers)}")
+        print_message(f"ignored, because they have no seat in this course: {clean(strangers)}")
     if collection.accepted:
         name = collection.assignment
         is_by_hand = not folder.config.assignments[name].graded_points
@@ -166,7 +166,7 @@ def _received_text(received: str, zone: tzinfo) -> str:
 
 def _late_text(submission: collect.SeatSubmission) -> str:
     if submission.in_grace_s:
-        return f"{late_text(submission.in_grace_s)}, in grace"
+        return f"{late_text(submission.in_grace_s)}, in the grace period"
     if not submission.late_s:
         return ""
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
@@ -344,7 +344,9 @@ def _print_failures(grading: GradingResult, grades: Path) -> None:
         print_message("Every submission failed alike, so none has a grade:")
         print_message(f"  {clean(grading.withheld)}")
     if failed:
-        others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
+        others = (
+            f", and {len(failed) - 1} more in the directories beside it" if len(failed) > 1 else ""
+        )
         print_message(f"  output: {_find_output(grades / name / failed[0])}{others}")
     if grading.withheld:
         print_next(

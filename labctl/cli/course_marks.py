@@ -73,7 +73,8 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
         return
     if options["name"] or (options["next_"] and (options["list_"] or json_)):
         raise UsageError(
-            "--list and --next stand alone", hint=f"labctl course mark {assignment} --list"
+            "--list and --next take only an assignment",
+            hint=f"labctl course mark {assignment} --list",
         )
     if options["list_"]:
         _print_tasks(folder, assignment, json_)

@@ -217,7 +217,7 @@ def _add_prices(
     if not fitting:
         least_usd = offers[0].price_usd_per_hour if offers else None
         cheapest = "" if least_usd is None else f"; the cheapest costs {price_text(least_usd)}"
-        problem = f"nothing fits under {price_text(most)}" if most else "nothing is offered"
+        problem = f"no server costs at most {price_text(most)}" if most else "no server is offered"
         return msgspec.structs.replace(
             plan, problem=problem + cheapest, problem_next=f"edit {config.path}: server.max_price"
         )

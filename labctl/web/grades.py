@@ -214,7 +214,9 @@ def _read_grade(file: Path, size: int, assignment: str, points: float) -> GradeV
     except OSError:
         return msgspec.structs.replace(empty, feedback=f"{file.name} cannot be read")
     if record is None:
-        return msgspec.structs.replace(empty, feedback="the record has another version")
+        return msgspec.structs.replace(
+            empty, feedback="the record is from another version of labctl"
+        )
     return _convert_record(record)
 
 

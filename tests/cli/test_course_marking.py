@@ -90,7 +90,7 @@ def test_what_is_unmarked_is_listed_and_not_released(run: Labctl) -> None:
         (("essay", "alice"), 2, "a mark needs"),
         (("essay", "alice", "text", "1", "--undo"), 2, "a mark needs"),
         (("essay", "--next"), 2, "not a terminal"),
-        (("essay", "alice", "--list"), 2, "stand alone"),
+        (("essay", "alice", "--list"), 2, "take only an assignment"),
         (("essay", "alice", "text", "--undo"), 4, "no mark"),
     ],
 )

@@ -242,4 +242,4 @@ def test_a_damaged_record_is_shown_as_one(tmp_path: Path) -> None:
     file = tmp_path / "grade.json"
     file.write_bytes(b'{"version": 1, "seat": "\xff"}')
     shown = _read_grade(file, file.stat().st_size, "hw3", 100.0)
-    assert (shown.score, shown.feedback) == (None, "the record has another version")
+    assert (shown.score, shown.feedback) == (None, "the record is from another version of labctl")
