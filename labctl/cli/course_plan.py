@@ -103,7 +103,7 @@ def _print_changes(plan: CoursePlan) -> None:
         _print_item("+", f"new seats: {names_text(plan.new_seats, MAX_NAMES)}")
     if plan.gone_seats:
         _print_item(
-            "-", f"seats whose students have left: {names_text(plan.gone_seats, MAX_NAMES)}"
+            "-", f"seats without students: {names_text(plan.gone_seats, MAX_NAMES)}"
         )
 
 
