@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+from shared_agent import link_agent
 
 from labctl.agent import reply
 from labctl.config import Paths, find_paths, load_lab
@@ -204,6 +205,7 @@ class Machine:
         self.home = home
         self.error: LabError | None = None
         self.lines: list[str] = []
+        link_agent(home)
 
     def transport(self) -> FakeTransport:
         wire = FakeTransport()
