@@ -208,6 +208,7 @@ def assert_pull_resumed(box: Box, lab: Path, model: Path) -> None:
     assert hashlib.sha256(model.read_bytes()).hexdigest() in box.hashes("runs/r1").values()
 
 
+@pytest.mark.long
 @pytest.mark.timed
 def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
     box: Box, lab: Path, slow: None
