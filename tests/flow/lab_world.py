@@ -370,7 +370,7 @@ def world(directory: Path, kind: type[Cloud] = DiskCloud) -> World:
     home = directory / "home"
     (home / "lab").mkdir(parents=True)
     (home / "lab" / "lab.yaml").write_text("lab: digits\nrun: [python, train.py]\n")
-    (directory / "machine").mkdir()
+    (directory / "machine").mkdir(exist_ok=True)
     key = ensure_key_pair(directory / "host").rpartition(" ")[0]
     return World(home, kind(key), Machine(directory / "machine"))
 
