@@ -102,9 +102,7 @@ def _print_changes(plan: CoursePlan) -> None:
     if plan.new_seats:
         _print_item("+", f"new seats: {names_text(plan.new_seats, MAX_NAMES)}")
     if plan.gone_seats:
-        _print_item(
-            "-", f"seats without students: {names_text(plan.gone_seats, MAX_NAMES)}"
-        )
+        _print_item("-", f"seats without students: {names_text(plan.gone_seats, MAX_NAMES)}")
 
 
 def _print_starters(plan: CoursePlan) -> None:
