@@ -219,7 +219,7 @@ def _ask_points(
 ) -> list[GivenMark] | None:
     """Ask for an item until it has a mark; [] if the person skips it, None if they stop."""
     while True:
-        question = f"{item.name} (0-{points_text(item.points)})"
+        question = f"{task.describe_item(item)} (0-{points_text(item.points)})"
         points = read_points(click.prompt(question, default="s", show_default=False))
         if points.lower() in ("s", "q"):
             return None if points.lower() == "q" else []

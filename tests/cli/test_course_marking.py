@@ -200,6 +200,16 @@ def test_a_mark_for_a_released_grade_says_that_the_student_sees_the_old_one(run:
     ]
 
 
+def test_who_of_a_team_lacks_a_mark_is_named(run: Labctl, course: CourseFolder) -> None:
+    course.roster_file.write_text("id,name,team\nalice,Alice,owls\nbob,Bob,owls\n")
+    run("mark", "essay", "owls", "text", "8")
+    run("mark", "essay", "alice", "talk", "17", "--alone")
+    assert "talk of bob (20)" in run("mark", "essay", "--list").out
+    _, out, _ = answer_in_a_terminal(course, "12\n\n")
+    assert "talk of bob (0-20):" in out
+    assert "bob: talk 12 of 20" in out
+
+
 def test_grading_an_assignment_of_a_rubric_alone_leads_to_marking(run: Labctl) -> None:
     refused = run("grade", "essay")
     assert refused.code == 2
