@@ -201,7 +201,8 @@ def _print_synchronization(estimate: Estimate) -> None:
     details, plan = estimate.details, estimate.plan
     if details.synchronization_seconds is None:
         return
-    size, time = bytes_text(details.sent_bytes), timing_text(details.synchronization_seconds)
+    size = decimal_bytes_text(details.sent_bytes)
+    time = timing_text(details.synchronization_seconds)
     compressed = f", compressed by {plan.compress}," if plan.compress else ""
     print_text(f"Each GPU sends {size} of gradients{compressed} per step: {time} over {plan.link}.")
     if details.step_seconds is None:
@@ -210,7 +211,7 @@ def _print_synchronization(estimate: Estimate) -> None:
     if details.synchronization_seconds > details.step_seconds:
         print_text(
             f"That is longer than the step computes ({computed} on {details.time_on}): the link "
-            "limits the training. A larger --batch helps, a faster --link, or --compress."
+            "limits the training. Use a larger --batch, a faster --link, or --compress."
         )
     else:
         print_text(f"The step computes {computed} on {details.time_on} meanwhile.")
