@@ -11,7 +11,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
-from labctl.cli.screen import age_text, print_json, print_table, wrap_text
+from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
@@ -230,21 +230,13 @@ def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
 
 def _print_decisions(watch: WatchRecord | None) -> None:
     """Print the decisions in a table whose last column wraps, because each word of it counts."""
-    decisions = watch.decisions if watch else ()
-    times = [time.strftime("%m-%d %H:%M:%S", time.localtime(each.at)) for each in decisions]
-    headings = ("TIME", "DECISION", "WHY")
-    columns = (times, [each.what for each in decisions])
-    rows = []
-    indent = sum(
-        max(map(len, [heading, *cells])) + 2
-        for heading, cells in zip(headings, columns, strict=False)
-    )
-    for moment, decision in zip(times, decisions, strict=True):
-        first, *others = wrap_text(clean(decision.why), indent) or [""]
-        rows += [(moment, decision.what, first), *(("", "", line) for line in others)]
+    rows = [
+        (time.strftime("%m-%d %H:%M:%S", time.localtime(each.at)), each.what, each.why)
+        for each in (watch.decisions if watch else ())
+    ]
     click.echo()
     if rows:
-        print_table(rows, headings)
+        print_table(rows, ("TIME", "DECISION", "WHY"), cut=False)
     else:
         click.echo("The watchdog has taken no action.")
 

@@ -314,6 +314,25 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
 
 
+def test_status_says_that_a_run_was_stopped_because_its_gpu_time_ended(
+    labctl: Any, home: Path
+) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    summary = "stopped: its GPU time ended; the outputs saved by then are kept"
+    for name, state, stopped_by in (("night", "lost", "GPU lease"), ("day", "lost", "")):
+        run = Run(
+            id=name, lab_id=lab.id, server_id=server.id, state=state, summary=summary,
+            stopped_by=stopped_by,
+        )  # fmt: skip
+        lab.context.state.save_run(run)
+    lab.context.state.close()
+    rows = {line.split()[0]: line for line in labctl("status").out.splitlines() if "GPU" in line}
+    assert rows["night"].split()[1] == "stopped"
+    assert rows["night"].endswith(summary)
+    assert rows["day"].split()[1] == "lost"
+
+
 def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     offer = Offer(provider="local", type="container")
@@ -665,6 +684,8 @@ def test_the_reasons_of_decisions_are_whole_at_80_columns(
     watch = {"decisions": [{"at": 0.0, "elapsed_s": 0.0, "what": "limits", "why": why}]}
     monkeypatch.setattr(Lab, "status", lambda self, **_: {**real(self), "watch": watch})
     monkeypatch.setenv("COLUMNS", "80")
+    assert labctl("status", "--why").out.splitlines()[-1].endswith(why), "not a terminal"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     said = labctl("status", "--why")
     rows = said.out.splitlines()[-2:]
     assert [len(row) <= 80 for row in rows] == [True, True]
