@@ -7,6 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from labctl import Lab
+from labctl.model import Endpoint, Offer, Server
+from labctl.state.ledgers import HANDED
+
 Labctl = Callable[..., Any]
 # Nothing listens on port 1.
 LAB_YAML = f"""\
@@ -55,3 +61,23 @@ def test_a_keeper_that_cannot_be_reached_is_not_a_server_that_up_could_find(
     assert refused.err.startswith("labctl: 127.0.0.1 refuses connections to port 1\n")
     assert "  next: ssh -p 1 ann@127.0.0.1\n" in refused.err
     assert "labctl up" not in refused.err
+
+
+def test_down_says_that_the_keeper_is_unreachable_before_it_asks(
+    home: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    server = Server(
+        id="box", provider="local", lab="digits", lab_id=lab.id, alias="digits", state="stopped",
+        created_at=1.0, endpoint=Endpoint(host="127.0.0.1"),
+        offer=Offer(provider="local", type="container"),
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    lab.context.state.record(HANDED, lab_id=lab.id, detail={"keeper": "ann@127.0.0.1:1"})
+    lab.context.state.close()
+    monkeypatch.setattr("labctl.lifecycle.down.adoption.adopt", lambda context: server)
+    refused = labctl("down")
+    assert refused.code == 3
+    assert refused.err.splitlines()[0].startswith("labctl: cannot reach the keeper at ann@127.0.")
+    assert "remove the server" not in refused.err
+    assert "  next: labctl down\n" in refused.err
