@@ -6,6 +6,9 @@ A watchdog's report is a WatchRecord; None if the server has no watchdog.
 from __future__ import annotations
 
 import time
+from typing import Any
+
+import msgspec
 
 from labctl.model import Need, Server
 from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
@@ -69,13 +72,40 @@ def arm(
         mirror_s=context.config.mirror_s,
     )
     watch = context.open_agent(server).call(GUARD, request).watch
-    if not before:
+    if not before or _has_changed(before[-1].detail, limits):
         detail = {"limits": to_json(limits)}
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
     _settle_disk(context, server, watch)
     if not deadlines.is_timer_denied(context, server):
         deadlines.move_timer(context, server, watch)
     return watch
+
+
+def _has_changed(detail: dict[str, Any], limits: GuardLimits) -> bool:
+    """Whether a person gave other limits than those on record; a default replaces none."""
+    recorded = detail.get("limits")
+    return recorded is not None and not limits.ttl_is_default and recorded != to_json(limits)
+
+
+def restore_limits(context: LabContext, need: Need, server_id: str) -> Need:
+    """Return the need with the limits that a server was given, if it names none itself.
+
+    They may come from the options of the `up` that created the server.
+    """
+    events = context.state.list_events(server_id=server_id, kind=EVENT, limit=1)
+    recorded = events[0].detail.get("limits") if events else None
+    if recorded is None:
+        return need
+    idle_s = need.idle_s or recorded.get("idle_s")
+    need = msgspec.structs.replace(need, idle_s=idle_s)
+    if recorded.get("ttl_is_default") or not deadlines.has_no_limit(need):
+        return need
+    return msgspec.structs.replace(
+        need,
+        ttl_s=recorded.get("ttl_s"),
+        max_ttl_s=recorded.get("ceiling_s"),
+        budget_usd=recorded.get("budget_whole_usd"),
+    )
 
 
 def _settle_disk(context: LabContext, server: Server, watch: WatchRecord | None) -> None:
