@@ -652,7 +652,7 @@ def test_orphans_lists_the_image_caches_that_down_counts(
     said = labctl("orphans", "--terminate", "--yes")
     assert (said.code, said.out) == (
         0,
-        "Found nothing but image caches that labctl created.\n"
+        "Found nothing at local but image caches that labctl created.\n"
         f"image cache labctl-cache-1: free, {note}\n",
     )
 
@@ -742,7 +742,7 @@ def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
     monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
     said = labctl("orphans", "--terminate", "--yes")
-    assert (said.code, said.out) == (0, "Found nothing that labctl created for you.\n")
+    assert (said.code, said.out) == (0, "Found nothing at local that labctl created for you.\n")
     assert (
         "1 server of another user is not listed; to list all: labctl orphans --everyone" in said.err
     )

@@ -81,3 +81,38 @@ def test_down_says_that_the_keeper_is_unreachable_before_it_asks(
     assert refused.err.splitlines()[0].startswith("labctl: cannot reach the keeper at ann@127.0.")
     assert "remove the server" not in refused.err
     assert "  next: labctl down\n" in refused.err
+
+
+@pytest.fixture
+def static_lab(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lab whose machine is off: nothing listens on port 1."""
+    hosts = "[{host: 127.0.0.1, port: 1, user: ann}]"
+    text = f"lab: digits\nserver: {{provider: static, static: {{hosts: {hosts}}}}}\n"
+    (home / "digits" / "lab.yaml").write_text(text)
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    server = Server(
+        id="static-127-0-0-1-1-tok", provider="static", lab="digits", lab_id=lab.id, created_at=1.0,
+        alias="digits", endpoint=Endpoint(host="127.0.0.1", port=1, user="ann"), state="running",
+        offer=Offer(provider="static", type="gpu1"),
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    lab.context.state.close()
+    monkeypatch.setattr("labctl.servers.adoption.adopt", lambda context: server)
+    return home / "digits"
+
+
+def test_a_static_machine_that_is_off_is_not_one_that_labctl_removes(
+    static_lab: Path, labctl: Labctl
+) -> None:
+    said = labctl("status", "--refresh")
+    assert "digits: NOT REACHABLE, static gpu1\n" in said.out
+    assert "  labctl down --discard    end your lease, without its results\n" in said.out
+    assert "remove the server" not in said.out
+
+
+def test_doctor_says_to_turn_a_static_machine_on(static_lab: Path, labctl: Labctl) -> None:
+    out = labctl("doctor").out
+    assert "after you checked that 127.0.0.1:1 is on and its sshd runs" in out
+    assert "labctl down --discard\n" in out
+    assert "another address" not in out
+    assert "finds a restarted server" not in out
