@@ -8,7 +8,15 @@ from contextlib import suppress
 
 import msgspec
 
-from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError, UsageError
+from labctl.errors import (
+    ConnectError,
+    DnsError,
+    HostKeyError,
+    LabError,
+    PolicyError,
+    UnreachableError,
+    UsageError,
+)
 from labctl.model import Server
 from labctl.providers import Explains, Joinable, Leasable, get_provider_class
 from labctl.retry import poll_until
@@ -165,8 +173,11 @@ def is_leased_by(provider: str) -> bool:
 
 
 def suggest_other_machine(context: LabContext, error: LabError) -> None:
-    """Have the error of a leased machine that does not answer say how to use another one."""
-    if isinstance(error, ConnectError) and is_leased(context):
+    """Have the error of a leased machine that does not answer say how to use another one.
+
+    Other errors, such as that of a jump host, have a better next step.
+    """
+    if isinstance(error, DnsError | UnreachableError) and is_leased(context):
         error.hint = lambda subject: (
             f"{subject.up}   # after the machine answers again; or, to use another machine:\n"
             f"{subject.down} --discard   # gives up its results that you have not downloaded"

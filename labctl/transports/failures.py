@@ -79,7 +79,7 @@ def make_unknown_jump_key_error(endpoint: Endpoint, why: str) -> UnknownHostKeyE
     return UnknownHostKeyError(
         f"{_describe_hop(endpoint)} has a host key that your ssh does not know",
         why=why,
-        hint=_suggest_hop_login(endpoint),
+        hint=f"{_suggest_hop_login(endpoint)}   # once, so that ssh can ask you about the key",
     )
 
 

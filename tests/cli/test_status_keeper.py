@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from labctl import Lab
@@ -116,3 +117,17 @@ def test_doctor_says_to_turn_a_static_machine_on(static_lab: Path, labctl: Labct
     assert "labctl down --discard\n" in out
     assert "another address" not in out
     assert "finds a restarted server" not in out
+
+
+def test_a_jump_host_that_is_off_is_the_next_thing_to_look_at(
+    static_lab: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab.load(static_lab, environ={"HOME": str(static_lab.parent)})
+    server = lab.context.get_server()
+    key = f"ssh-ed25519 {'A' * 68}"
+    endpoint = msgspec.structs.replace(server.endpoint, jump="ann@127.0.0.1:1", host_key=key)
+    lab.context.state.save_server(msgspec.structs.replace(server, endpoint=endpoint))
+    lab.context.state.close()
+    line = next(text for text in labctl("doctor").out.split("!!  ") if text.startswith("digits:"))
+    assert "cannot be reached through the jump host ann@127.0.0.1:1" in line
+    assert "next: ssh -p 1 ann@127.0.0.1\n" in line
