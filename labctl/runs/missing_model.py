@@ -98,7 +98,7 @@ def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command
         return NotFoundError(
             what,
             why=f"it ended before it saved one: {run.summary or run.state_text}",
-            hint="labctl eval RUN   # another run; labctl status lists them",
+            hint="labctl status   # lists the runs\nlabctl eval RUN   # another one",
         )
     if model is None:
         return NotFoundError(

@@ -190,7 +190,18 @@ def _is_unsaved(context: LabContext) -> bool:
 
 def _can_lose_disk(context: LabContext) -> bool:
     """Whether a keeper or a store saves a server's results, or it has none."""
-    return bool(context.saver_s or context.config.store) or not context.has_results
+    return bool(context.saver_s) or _can_send_to_store(context) or not context.has_results
+
+
+def _can_send_to_store(context: LabContext) -> bool:
+    """Whether the lab has a store that its servers can write to.
+
+    Only a server's own permissions open a bucket; with them it can keep its disk, too.
+    """
+    provider, store = context.provider, context.config.store
+    if store.startswith("s3://") and isinstance(provider, Keep):
+        return provider.can_keep_itself
+    return bool(store)
 
 
 def _should_hold_disk(context: LabContext, server: Server) -> bool:

@@ -133,7 +133,7 @@ def test_a_run_that_was_canceled_before_its_first_checkpoint(
     said = labctl("eval")
     assert said.code == 4
     assert "  it ended before it saved one: canceled (SIGTERM)\n" in said.err
-    assert "  next: labctl eval RUN\n" in said.err
+    assert "        labctl eval RUN\n" in said.err
     assert "save the model there" not in said.err
 
 

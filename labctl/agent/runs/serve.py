@@ -100,7 +100,7 @@ def _find_checkpoints(root: Path, model: ServedModel) -> Path:
     directory = root / "models" / run if is_pushed else run_dir(root, run) / "checkpoints"
     if not directory.is_dir() or not any(entry.name[0] != "." for entry in directory.iterdir()):
         message = f"run {run} has no checkpoints on this server"
-        hint = "labctl serve RUN   # one that has saved a model; labctl status lists the runs"
+        hint = "labctl status   # lists the runs\nlabctl serve RUN   # one that has saved a model"
         raise Failure("missing", message, "", hint)
     if model.checkpoint and not resolve_inside(directory, model.checkpoint).exists():
         available = ", ".join(
