@@ -6,7 +6,6 @@ A watchdog's report is a WatchRecord; None if the server has no watchdog.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,7 @@ from labctl.model import Need, Server
 from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
 from labctl.servers import cost, deadlines, disk_retention
 from labctl.servers.context import LabContext
+from labctl.state import LedgerEntry
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import (
     EXTEND,
@@ -72,7 +72,7 @@ def arm(
         mirror_s=context.config.mirror_s,
     )
     watch = context.open_agent(server).call(GUARD, request).watch
-    if not before or _has_changed(before[-1].detail, limits):
+    if not before or _has_changed(before[-1], limits):
         detail = {"limits": to_json(limits)}
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
     _settle_disk(context, server, watch)
@@ -81,9 +81,9 @@ def arm(
     return watch
 
 
-def _has_changed(detail: dict[str, Any], limits: GuardLimits) -> bool:
+def _has_changed(event: LedgerEntry, limits: GuardLimits) -> bool:
     """Whether a person gave other limits than those on record; a default replaces none."""
-    recorded = detail.get("limits")
+    recorded = event.detail.get("limits")
     return recorded is not None and not limits.ttl_is_default and recorded != to_json(limits)
 
 
