@@ -97,10 +97,22 @@ def parse_size(text: str) -> int:
 
 def format_size(size: int) -> str:
     """Write bytes as `parse_size` reads them: 8GB."""
+    count, unit = _split_size(size)
+    return f"{count}{unit}" if unit else str(size)
+
+
+def limit_text(size: int) -> str:
+    """Write a limit that a user has set, for people: 500 MB. Nothing of it is rounded."""
+    count, unit = _split_size(size)
+    return f"{count} {unit}" if unit else f"{count:,} bytes"
+
+
+def _split_size(size: int) -> tuple[int, str]:
+    """Return a size as a whole number of the largest unit; "" for plain bytes."""
     for unit, factor in sorted(_SIZE_UNITS.items(), key=lambda item: -item[1]):
         if factor > 1 and size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return str(size)
+            return size // factor, unit
+    return size, ""
 
 
 def parse_price(text: str) -> float:
