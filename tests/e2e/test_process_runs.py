@@ -83,6 +83,7 @@ def test_a_run_prints_its_log_and_its_results_come_home(labctl: Labctl, project:
     assert (project / "runs" / "first" / "checkpoints" / "model").read_text() == "weights"
     run = read_run(labctl, "first")
     assert (run["state"], run["executor"], run["image"]) == ("exited", "process", "")
+    assert "  runs are plain processes (executor: process)\n" in labctl("status").stdout
 
 
 def test_the_exit_code_is_the_commands_own(labctl: Labctl) -> None:
