@@ -8,7 +8,7 @@ import time
 
 from labctl.errors import UsageError
 from labctl.model import NAME_PATTERN, Server
-from labctl.runs import images
+from labctl.runs import images, server_environments
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
 from labctl.wire.runs import RunSpec
@@ -33,7 +33,7 @@ def build_spec(
         lab=config.name,
         lab_id=context.lab_id,
         command=command or config.run,
-        image=images.image_reference(context) if config.uses_containers else "",
+        image=_find_image(context),
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
@@ -45,6 +45,15 @@ def build_spec(
         data=config.server_data,
         executor=config.server.executor,
     )
+
+
+def _find_image(context: LabContext) -> str:
+    """Return the image of a run; "" for a plain process that needs no environment."""
+    if context.config.uses_containers:
+        return images.image_reference(context)
+    if context.config.environment_file:
+        return server_environments.environment_reference(context)
+    return ""
 
 
 def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) -> None:

@@ -9,7 +9,7 @@ from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service
-from labctl.runs import images
+from labctl.runs import images, wheelhouse
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_gpus_option
@@ -93,7 +93,7 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
         wanted,
         context.reporter,
         provide_image=provide,
-        provide_wheels=lambda: images.push_wheelhouse(context, server, remote),
+        provide_wheels=lambda: wheelhouse.push_wheelhouse(context, server, remote),
         suggest_wheels=lambda output: images.suggest_wheels(context, server, output),
     )
 

@@ -10,6 +10,8 @@ from .verbs import LabRequest, StreamingVerb, Verb
 
 # The names of the executors.
 DOCKER, PROCESS = "docker", "process"
+# The environments of plain processes are named after this and a hash of their content.
+ENVIRONMENT = "labctl/environment"
 
 
 class RunSpec(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,11 @@ print("training in", os.getcwd(), flush=True)
 time.sleep(float(sys.argv[2]))
 save()
 """
+PACKAGES = ("uv-", "pyyaml-", "setuptools-")
+IMPORTS = """
+import sys, birds, yaml
+print(birds.NAME, yaml.safe_load("[1]"), sys.prefix)
+"""
 Labctl = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -45,6 +51,7 @@ def machine(sshd_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def project(machine: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("home") / "plain"
     directory.mkdir()
+    (directory.parent / "wheels").mkdir()
     host = f"{{host: 127.0.0.1, port: {machine.port}, user: student, identity: '{machine.key}'}}"
     (directory / "lab.yaml").write_text(
         f"lab: plain\nserver:\n  provider: static\n  executor: process\n"
@@ -58,6 +65,7 @@ def project(machine: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def labctl(project: Path) -> Labctl:
     ensure_key_pair(project.parent / ".ssh" / "id_ed25519")
     environ = {"HOME": str(project.parent), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+    environ["LABCTL_WHEELHOUSE"] = str(project.parent / "wheels")
 
     def call(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "labctl", *words]
@@ -110,6 +118,58 @@ def test_a_run_killed_on_the_machine_is_reported(labctl: Labctl, machine: Sshd) 
     assert (run["state"], run["told"]) == ("exited", "its process was killed from outside")
 
 
+@pytest.fixture
+def lists_packages(labctl: Labctl, project: Path) -> Iterator[None]:
+    """The lab has a list of packages, with a project of its own, and a wheelhouse."""
+    if not os.environ.get("LABCTL_WHEELHOUSE"):
+        pytest.skip("LABCTL_WHEELHOUSE is not set")
+    wheels = project.parent / "wheels"
+    for wheel in Path(os.environ["LABCTL_WHEELHOUSE"]).glob("*.whl"):
+        if wheel.name.startswith(PACKAGES):
+            shutil.copy(wheel, wheels)
+    (project / "birdlib").mkdir(exist_ok=True)
+    (project / "birdlib" / "setup.py").write_text(
+        "from setuptools import setup\nsetup(name='birdlib', version='1', py_modules=['birds'])\n"
+    )
+    (project / "birdlib" / "birds.py").write_text("NAME = 'first'\n")
+    (project / "requirements.txt").write_text("PyYAML\n-e ./birdlib\n")
+    (project / "imports.py").write_text(IMPORTS)
+    file = project / "lab.yaml"
+    text = file.read_text()
+    file.write_text(text + "image: {requirements: requirements.txt}\n")
+    labctl("trust", "--yes")
+    yield
+    file.write_text(text)
+
+
+@pytest.mark.usefixtures("lists_packages")
+def test_packages_are_installed_once_and_each_run_has_its_own_code(
+    labctl: Labctl, project: Path, machine: Sshd
+) -> None:
+    first = labctl("run", "--id", "packages", "--", "python", "imports.py")
+    assert "✓ building the environment" in first.stderr
+    environment = machine.sh("ls -d /home/student/labctl/.environments/*/env").strip()
+    assert f"first [1] {environment}\n" in first.stdout
+    (project / "birdlib" / "birds.py").write_text("NAME = 'second'\n")
+    again = labctl("run", "--id", "packages-2", "--", "python", "imports.py")
+    assert "building the environment" not in again.stderr
+    assert f"second [1] {environment}\n" in again.stdout
+    run = read_run(labctl, "packages")
+    assert run["image"] == f"labctl/environment:{Path(environment).parent.name}"
+
+
+@pytest.mark.usefixtures("lists_packages")
+def test_a_failed_installation_says_why_and_leaves_nothing(
+    labctl: Labctl, project: Path, machine: Sshd
+) -> None:
+    (project / "requirements.txt").write_text("no-such-package\n")
+    failed = labctl("run", "--id", "broken", "--", "true", code=255)
+    assert "the environment of the run could not be built" in failed.stderr
+    assert "pip download -d" in failed.stderr
+    digest = failed.stderr.partition("environment-")[2].partition(".log")[0]
+    assert digest not in machine.sh("ls /home/student/labctl/.environments")
+
+
 def test_an_image_is_refused_before_anything_starts(labctl: Labctl, project: Path) -> None:
     file = project / "lab.yaml"
     text = file.read_text()
@@ -126,4 +186,5 @@ def test_a_service_needs_a_container(labctl: Labctl) -> None:
 
 def test_down_gives_the_machine_back(labctl: Labctl, machine: Sshd) -> None:
     labctl("down", "--yes")
+    assert machine.sh("ls /home/student/labctl/.environments || true") == ""
     assert machine.sh("pgrep -u student -f entry.sh || true") == ""

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from labctl.agent.host.engine_objects import Image
 from labctl.agent.host.paths import lab_dir, labctl_home
 from labctl.agent.reply import Failure
 from labctl.agent.runs import runs
-from labctl.agent.runs.executor import NewAttempt
+from labctl.agent.runs.ended_runs import clear
+from labctl.agent.runs.executor import Environment, NewAttempt
 from labctl.agent.runs.process_executor import ProcessExecutor
 from labctl.agent.runs.run_state import inspect_run, status
 from labctl.wire.runs import (
@@ -32,6 +32,7 @@ from labctl.wire.verbs import LabRequest
 
 LAB_ID = "0f1e2d3c4b5a"
 DEADLINE_S = 30.0
+ENVIRONMENT_REFERENCE = "labctl/environment:0123456789abcdef"
 CHECKPOINT_ON_TERM = """
 import os, signal, sys, time
 def save(*_):
@@ -110,6 +111,30 @@ def test_its_exit_code_and_standard_error_are_kept(root: Path) -> None:
     assert read_log(directory) == "oh no\n"
 
 
+def make_environment() -> Path:
+    """Make an environment with a program, and code of the lab in editable mode."""
+    directory = labctl_home() / ".environments" / "0123456789abcdef"
+    for name in ("labs", "env/bin", "env/lib/python3.11/site-packages"):
+        (directory / name).mkdir(parents=True)
+    program = directory / "env" / "bin" / "python"
+    program.write_text('#!/bin/sh\necho "$VIRTUAL_ENV $PYTHONPATH"\n')
+    program.chmod(0o755)
+    paths = directory / "env" / "lib" / "python3.11" / "site-packages" / "birds.pth"
+    paths.write_text(f"{directory}/code/src\n/elsewhere\nimport sys\n")
+    return directory
+
+
+def test_programs_and_code_come_from_its_environment_and_its_own_copy(root: Path) -> None:
+    environment = make_environment()
+    spec = make_spec("python", image=ENVIRONMENT_REFERENCE, env={"PYTHONPATH": "tools"})
+    reply, directory = start_reply(spec)
+    assert reply.missing == ENVIRONMENT_REFERENCE  # nobody has built it to its end
+    (environment / "whole").touch()
+    _, directory = start_reply(spec)
+    wait_for_end(directory)
+    assert read_log(directory) == f"{environment}/env tools:{directory}/code/src\n"
+
+
 def test_a_program_that_does_not_exist_is_127(root: Path) -> None:
     ended = wait_for_end(directory := start("pyton", "train.py"))
     assert ended.exit_code == 127
@@ -152,7 +177,7 @@ def test_an_attempt_that_never_began_does_not_begin_beside_the_next(root: Path) 
     (directory / ".labctl" / "record.json").unlink()
     (directory / ".labctl" / "exit.json").unlink()
     spec = make_spec("sh", "-c", "echo once; sleep 60")
-    attempt = NewAttempt(f"{first.rpartition('-')[0]}-2", root, directory, spec, Image(""))
+    attempt = NewAttempt(f"{first.rpartition('-')[0]}-2", root, directory, spec, Environment())
     assert ProcessExecutor().create(attempt)
     late = subprocess.run(["sh", str(earlier / "enter.sh"), "true"], capture_output=True)
     assert late.returncode != 0
@@ -276,6 +301,6 @@ def test_what_needs_a_container_is_refused_and_leaves_nothing(
 
 def test_ended_runs_are_cleared_with_their_records(root: Path) -> None:
     wait_for_end(directory := start("true"))
-    assert runs.clear(LabRequest("digits", LAB_ID)).cleared == (directory.name,)
+    assert clear(LabRequest("digits", LAB_ID)).cleared == (directory.name,)
     assert not list((labctl_home() / ".attempts").iterdir())
     assert read_log(directory) == ""

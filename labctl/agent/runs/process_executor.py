@@ -21,12 +21,12 @@ from ...wire.codec import to_json
 from ...wire.runs import PROCESS, ProcessAttemptRecord, ProcessRecord, RunSpec
 from ...wire.verbs import CONFIG_FILE
 from ..host.background import build_scope_words
-from ..host.engine_objects import Image
 from ..host.paths import drop_tree, labctl_home, read_record, require_name, write_json, write_text
 from ..host.server_data import resolve_all
 from ..reply import Failure
 from . import secrets_tmpfs
-from .executor import LiveAttempt, NewAttempt, ProgramState
+from .environments import list_code_paths, use_environment
+from .executor import Environment, LiveAttempt, NewAttempt, ProgramState
 
 ENTER = "enter.sh"
 STARTED = "started"
@@ -37,12 +37,12 @@ POLL_S = 0.02
 
 
 class ProcessExecutor:
-    """See `Executor`. An attempt's image is `Image("")`: it uses the programs of the server."""
+    """See `Executor`. What an attempt runs in is an Environment."""
 
     noun = "process"
 
-    def find_image(self, reference: str) -> Image | None:
-        return Image("")
+    def find_image(self, spec: RunSpec) -> Environment | None:
+        return use_environment(spec.image, spec.lab_id)
 
     def create(self, attempt: NewAttempt) -> bool:
         require_supported(attempt.spec)
@@ -185,9 +185,27 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
     if spec.gpus != "all":
         variables["CUDA_VISIBLE_DEVICES"] = spec.gpus
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    assert isinstance(attempt.image, Environment)
+    lines += build_environment_lines(attempt.image, run / "code")
     entry = shlex.quote(str(run / ".labctl" / "entry.sh"))
     code = shlex.quote(str(run / "code"))
     return "\n".join(["#!/bin/sh", *lines, f"cd {code} || exit 125", f'exec sh {entry} "$@"', ""])
+
+
+def build_environment_lines(environment: Environment, code: Path) -> list[str]:
+    """Return the lines that put the programs and packages of an environment before the server's."""
+    if environment.directory is None:
+        return []
+    prefix = shlex.quote(str(environment.directory / "env"))
+    lines = [
+        f'export PATH={prefix}/bin:"$PATH" VIRTUAL_ENV={prefix} CONDA_PREFIX={prefix}',
+        "export PYTHONNOUSERSITE=1",
+    ]
+    paths = list_code_paths(environment, code)
+    if paths:
+        own = shlex.quote(":".join(paths))
+        lines.append(f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{own}')
+    return lines
 
 
 def _drop_unstarted(attempt: NewAttempt) -> None:
