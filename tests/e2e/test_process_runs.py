@@ -98,13 +98,21 @@ def test_the_exit_code_is_the_commands_own(labctl: Labctl) -> None:
     labctl("run", "--id", "failing", "--", "sh", "-c", "exit 7", code=7)
 
 
-def test_a_command_beside_a_run_and_its_cancel(labctl: Labctl, project: Path) -> None:
+def test_a_command_beside_a_run_its_measurements_and_its_cancel(
+    labctl: Labctl, project: Path, machine: Sshd
+) -> None:
     labctl("run", "--detach", "--id", "long", "--", "python3", "train.py", "143", "60")
     beside = labctl("exec", "long", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 3", code=3)
     assert beside.stdout == "long\n"
     wait_for(lambda: "training" in labctl("logs", "long").stdout)
+    (shown,) = json.loads(labctl("top", "--json").stdout)["server"]["runs"]
+    assert (shown["run"], shown["person"], shown["processes"]) == ("long", "student", 2)
+    telemetry = "/home/student/labctl/plain/runs/long/logs/telemetry.jsonl"
+    wait_for(lambda: machine.sh(f"cat {telemetry} || true") != "")
     assert "canceled" in labctl("cancel", "long").stdout
     labctl("pull", "long")
+    measured = (project / "runs" / "long" / "logs" / "telemetry.jsonl").read_text().splitlines()
+    assert json.loads(measured[0])["processes"] == 2
     assert (project / "runs" / "long" / "checkpoints" / "model").read_text() == "weights"
     refused = labctl("exec", "long", "--", "true", code=255)
     assert "labctl: run long has ended" in refused.stderr

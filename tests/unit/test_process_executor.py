@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
+from labctl.agent.host import engine, telemetry
+from labctl.agent.host.gpus import Gpus, select_given
+from labctl.agent.host.host_usage import HostUsageReader, load_psutil, name_session
+from labctl.agent.host.other_programs import OtherPrograms
 from labctl.agent.host.paths import lab_dir, labctl_home
+from labctl.agent.host.top import TopView
 from labctl.agent.reply import Failure
 from labctl.agent.runs import runs
 from labctl.agent.runs.ended_runs import clear
 from labctl.agent.runs.executor import Environment, NewAttempt
-from labctl.agent.runs.process_executor import ProcessExecutor
+from labctl.agent.runs.process_executor import ProcessExecutor, read_process
 from labctl.agent.runs.run_state import inspect_run, status
 from labctl.wire.runs import (
     PROCESS,
@@ -28,6 +33,7 @@ from labctl.wire.runs import (
     StartRunRequest,
     StatusRequest,
 )
+from labctl.wire.telemetry import GpuRecord
 from labctl.wire.verbs import LabRequest
 
 LAB_ID = "0f1e2d3c4b5a"
@@ -50,6 +56,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The lab's directory on a server that has neither Docker nor tmux; what runs ends after it."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine")
+    monkeypatch.setattr(engine, "ATTEMPTS_S", 0.0)  # it waits for one that is being restarted
     directory = lab_dir("digits", LAB_ID)
     (directory / "code").mkdir(parents=True)
     yield directory
@@ -87,6 +94,12 @@ def wait_for_end(directory: Path) -> RunRecord:
 
 def read_log(directory: Path) -> str:
     return (directory / "logs" / "run.log").read_text()
+
+
+def read_leader(directory: Path) -> int:
+    process = read_process(inspect_run(directory, {}).container)
+    assert process is not None
+    return process.pid
 
 
 def cancel(directory: Path, grace_s: int = 10) -> RunRecord:
@@ -226,10 +239,8 @@ def test_cancel_ends_what_the_command_left_behind(root: Path) -> None:
 def test_a_process_killed_from_outside_is_reported_as_such(root: Path) -> None:
     directory = start("sleep", "60")
     name = inspect_run(directory, {}).container
-    process = labctl_home() / ".attempts" / name / "process.json"
-    wait_for(process.exists)
-    leader = int(process.read_text().split('"pid":')[1].split(",")[0])
-    os.killpg(leader, signal.SIGKILL)
+    wait_for((labctl_home() / ".attempts" / name / "process.json").exists)
+    os.killpg(read_leader(directory), signal.SIGKILL)
     ended = wait_for_end(directory)
     assert (ended.state, ended.exit_code) == ("exited", None)
     assert ended.summary == "its process was killed from outside"
@@ -258,6 +269,75 @@ def test_a_command_beside_it_has_its_environment(root: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (127, "labctl: the server has no program pyton\n")
     assert inspect_run(directory, {}).state == "running"
+
+
+BUSY = """
+import subprocess, sys
+held = bytearray(64 * 1024**2)
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+open("/dev/null", "w").write(str(len(held)))
+print("ready", flush=True)
+while True: pass
+"""
+
+
+def test_telemetry_measures_all_processes_of_it(root: Path) -> None:
+    directory = start("python3", "-c", BUSY)
+    idle = start("sleep", "60", id="idle")
+    wait_for(lambda: "ready" in read_log(directory))
+    recorded = telemetry.list_recorded({})
+    assert {run.directory for run in recorded.values()} == {directory, idle}
+    run = next(run for run in recorded.values() if run.directory == directory)
+    runs = {session: each.directory.name for session, each in recorded.items()}
+    psutil = load_psutil()
+    gpus, host = Gpus(), HostUsageReader(labctl_home(), psutil)
+    programs = OtherPrograms(psutil, gpus)
+    programs.refresh()
+    assert run.build_line([], host.read(), programs, runs)
+    time.sleep(1)
+    programs.refresh()
+    line = run.build_line([], host.read(), programs, runs)
+    assert line is not None
+    assert line.attempt == 1
+    assert line.processes == 3  # with its entry script
+    assert (line.cpu_cores or 0) > 0.2
+    assert 64 * 1024**2 < (line.memory_bytes or 0) < 200 * 1024**2
+    assert line.other_runs == 1
+    assert "night" not in "".join(other.run for other in line.others)
+    of_idle = recorded[name_session(read_leader(idle))].build_line([], host.read(), programs, runs)
+    assert of_idle is not None
+    assert directory.name in [other.run for other in of_idle.others]
+    assert telemetry.list_recorded(recorded) == recorded
+    cancel(directory, grace_s=0)
+    assert [each.directory for each in telemetry.list_recorded(recorded).values()] == [idle]
+    assert run.build_line([], host.read(), programs, runs) is None
+
+
+def test_top_shows_it(root: Path) -> None:
+    directory = start("python3", "-c", BUSY)
+    wait_for(lambda: "ready" in read_log(directory))
+    (directory / "logs" / "progress.json").write_text('{"step": 3, "total_steps": 8}')
+    view = TopView()
+    view.read()
+    time.sleep(0.5)
+    sample = view.read()
+    (row,) = sample.runs
+    assert (row.run, row.lab, row.lab_id) == (directory.name, "digits", LAB_ID)
+    assert (row.step, row.total_steps) == (3, 8)
+    assert row.cpu_cores is not None
+    assert row.started_at.startswith("20")
+    assert {each.run for each in sample.processes if "while True" in each.command} == {
+        directory.name
+    }
+
+
+@pytest.mark.parametrize(("gpus", "given"), [("", 0), ("all", 2), ("GPU-b", 1)])
+def test_its_gpus_are_those_that_it_sees(root: Path, gpus: str, given: int) -> None:
+    start("sleep", "60", gpus=gpus)
+    (run,) = telemetry.list_recorded({}).values()
+    cards = [GpuRecord(index="0", uuid="GPU-a"), GpuRecord(index="1", uuid="GPU-b")]
+    assert len(select_given(cards, run.usage_reader.container)) == given
+    assert run.probe is None
 
 
 @pytest.mark.parametrize(("gpus", "visible"), [("", "[]"), ("GPU-1,GPU-2", "[GPU-1,GPU-2]")])

@@ -23,6 +23,7 @@ from ...wire.verbs import CONFIG_FILE
 from ..host.background import build_scope_words
 from ..host.paths import drop_tree, labctl_home, read_record, require_name, write_json, write_text
 from ..host.server_data import resolve_all
+from ..host.sessions import is_alive, kill_session, list_session
 from ..reply import Failure
 from . import secrets_tmpfs
 from .environments import list_code_paths, use_environment
@@ -76,23 +77,23 @@ class ProcessExecutor:
             time.sleep(POLL_S)
 
     def stop(self, name: str, grace_s: int) -> None:
-        process = _read_process(name)
+        process = read_process(name)
         if process is None:
             return
         self.send_signal(name, signal.SIGTERM)
         deadline_s = time.monotonic() + grace_s
-        while _list_session(process):
+        while list_session(process):
             if time.monotonic() > deadline_s:
-                _kill_session(process)
+                kill_session(process)
                 return
             time.sleep(POLL_S)
 
     def send_signal(self, name: str, number: int) -> None:
         """Send it to the entry script, which passes it on; SIGKILL to the whole session."""
-        process = _read_process(name)
+        process = read_process(name)
         if process and number == signal.SIGKILL:
-            _kill_session(process)
-        elif process and _is_alive(process):
+            kill_session(process)
+        elif process and is_alive(process):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
@@ -116,9 +117,9 @@ class ProcessExecutor:
         return live
 
     def remove(self, name: str) -> None:
-        process = _read_process(name)
+        process = read_process(name)
         if process:
-            _kill_session(process)
+            kill_session(process)
         drop_tree(_attempt_directory(name))
 
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
@@ -126,8 +127,8 @@ class ProcessExecutor:
         return ["env", "LABCTL_ENTER=1", "sh", enter, *command]
 
     def build_wait_words(self, name: str) -> list[str]:
-        process = _read_process(name)
-        if process is None or not _is_alive(process):
+        process = read_process(name)
+        if process is None or not is_alive(process):
             return ["true"]
         return ["tail", "--sleep-interval=0.1", f"--pid={process.pid}", "-f", "/dev/null"]
 
@@ -245,10 +246,10 @@ def _inspect(name: str) -> ProgramState | None:
     record = _read_attempt(name)
     if record is None:
         return None
-    process = _read_process(name)
+    process = read_process(name)
     if process is None:
         return ProgramState(name, "created")
-    if record.boot == read_boot_token() and _list_session(process):
+    if record.boot == read_boot_token() and list_session(process):
         return ProgramState(name, "running")
     return ProgramState(name, "ended", exit_code=None)
 
@@ -257,45 +258,6 @@ def _read_attempt(name: str) -> ProcessAttemptRecord | None:
     return read_record(ProcessAttemptRecord, _attempt_directory(name) / "attempt.json")
 
 
-def _read_process(name: str) -> ProcessRecord | None:
+def read_process(name: str) -> ProcessRecord | None:
+    """Read the first process of an attempt; None if it has not been started."""
     return read_record(ProcessRecord, _attempt_directory(name) / "process.json")
-
-
-def _is_alive(process: ProcessRecord) -> bool:
-    return _read_start_ticks(process.pid) == process.start_ticks
-
-
-def _read_start_ticks(pid: int) -> int | None:
-    """Return when a process of this account started, in clock ticks since boot.
-
-    None if it has ended, or belongs to others: the account can write the number of any process
-    into its records, and root's watchdog reads them.
-    """
-    try:
-        if Path(f"/proc/{pid}").stat().st_uid != labctl_home().stat().st_uid:
-            return None
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def _list_session(process: ProcessRecord) -> list[int]:
-    """List the processes of a session; its first may have ended before the others."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            pid = int(entry.name)
-            ticks = _read_start_ticks(pid)
-            with suppress(OSError):
-                # A number may be used again, but no process of a session is older than its leader.
-                if os.getsid(pid) == process.pid and ticks and ticks >= process.start_ticks:
-                    members.append(pid)
-    return members
-
-
-def _kill_session(process: ProcessRecord) -> None:
-    for pid in _list_session(process):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,66 @@
+"""The processes of a session: those that the first one started, unless they left it by setsid."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ...wire.runs import ProcessRecord
+from .paths import labctl_home
+
+
+class ProcessTimes(NamedTuple):
+    """When a process started, in clock ticks since boot, and what it and its ended children took.
+
+    `cpu_ticks` counts those children for which it has waited.
+    """
+
+    start_ticks: int
+    cpu_ticks: int
+
+
+def is_alive(process: ProcessRecord) -> bool:
+    times = read_times(process.pid)
+    return times is not None and times.start_ticks == process.start_ticks
+
+
+def read_times(pid: int) -> ProcessTimes | None:
+    """Read the times of a process of this account.
+
+    None if it has ended, or belongs to others: the account can write the number of any process
+    into its records, and root's watchdog reads them.
+    """
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != labctl_home().stat().st_uid:
+            return None
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    if fields[0] == "Z":
+        return None
+    return ProcessTimes(int(fields[19]), sum(map(int, fields[11:15])))
+
+
+def list_session(process: ProcessRecord) -> dict[int, ProcessTimes]:
+    """Return the processes of a session by number; its first may have ended before the others."""
+    members = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            pid = int(entry.name)
+            times = read_times(pid)
+            with suppress(OSError):
+                # A number may be used again, but no process of a session is older than its leader.
+                is_member = os.getsid(pid) == process.pid
+                if is_member and times and times.start_ticks >= process.start_ticks:
+                    members[pid] = times
+    return members
+
+
+def kill_session(process: ProcessRecord) -> None:
+    for pid in list_session(process):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
