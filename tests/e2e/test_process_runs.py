@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab_directory import LabDirectory
 from sshd_container import Sshd, start, wait_for
 from sync_lab import build_image
 
@@ -62,10 +66,15 @@ def project(machine: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def labctl(project: Path) -> Labctl:
-    ensure_key_pair(project.parent / ".ssh" / "id_ed25519")
+def environ(project: Path) -> dict[str, str]:
     environ = {"HOME": str(project.parent), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
     environ["LABCTL_WHEELHOUSE"] = str(project.parent / "wheels")
+    return environ
+
+
+@pytest.fixture(scope="module")
+def labctl(project: Path, environ: dict[str, str]) -> Labctl:
+    ensure_key_pair(project.parent / ".ssh" / "id_ed25519")
 
     def call(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "labctl", *words]
@@ -124,6 +133,51 @@ def test_a_run_killed_on_the_machine_is_reported(labctl: Labctl, machine: Sshd) 
     machine.sh("pkill -9 -f 'entry.sh [s]leep 600'; pkill -9 -x sleep -u student")
     run = read_run(labctl, "killed")
     assert (run["state"], run["told"]) == ("exited", "its process was killed from outside")
+
+
+def test_a_run_with_a_terminal_asks_and_keeps_its_exit_code(
+    labctl: Labctl, project: Path, environ: dict[str, str]
+) -> None:
+    line = "test -t 0 && stty size; read -r name; echo hello $name; exit 3"
+    lab = LabDirectory(project, "plain", environ)
+    with lab.in_terminal("run", "-it", "--id", "asks", "--", "sh", "-c", line) as terminal:
+        fcntl.ioctl(terminal.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
+        terminal.said("33 99")
+        terminal.type("ada\n")
+        terminal.said("hello ada")
+        assert terminal.popen.wait(60) == 3
+    run = read_run(labctl, "asks")
+    assert (run["state"], run["exit_code"]) == ("exited", 3)
+    assert "hello ada\n" in labctl("logs", "asks").stdout
+
+
+def test_a_run_with_a_terminal_outlives_its_connection(
+    labctl: Labctl, project: Path, environ: dict[str, str], machine: Sshd
+) -> None:
+    line = "echo rea''dy; sleep 1; echo still here; sleep 60"
+    lab = LabDirectory(project, "plain", environ)
+    words = ("run", "-it", "--id", "cut", "--", "sh", "-c", line)
+    with lab.in_terminal(*words) as terminal:
+        terminal.said("ready")
+        machine.sh("pkill -9 -u student -x sshd")
+        terminal.popen.wait(60)
+    wait_for(lambda: "still here" in labctl("logs", "cut").stdout)
+    assert read_run(labctl, "cut")["state"] == "running"
+    with lab.in_terminal(*words) as terminal:
+        terminal.said("run cut has a terminal already")
+    assert "canceled" in labctl("cancel", "cut").stdout
+
+
+def test_ctrl_c_reaches_a_program_in_its_terminal(
+    labctl: Labctl, project: Path, environ: dict[str, str]
+) -> None:
+    lab = LabDirectory(project, "plain", environ)
+    code = "import time\ntry:\n  print('rea' 'dy', flush=True)\n  time.sleep(60)\n"
+    code += "except KeyboardInterrupt:\n  time.sleep(0.5)\n  exit(5)"
+    with lab.in_terminal("run", "-it", "--id", "stopped", "--", "python3", "-c", code) as terminal:
+        terminal.said("ready")
+        terminal.type("\x03")
+        assert terminal.popen.wait(60) == 5
 
 
 @pytest.fixture

@@ -366,7 +366,6 @@ def test_data_of_the_server_is_where_the_run_looks(root: Path) -> None:
     [
         ({"memory_bytes": 2**30}, "limits.memory"),
         ({"cpus": 1.5, "memory_bytes": 1}, "limits.memory and limits.cpus"),
-        ({"tty": True}, "a terminal"),
     ],
 )
 def test_what_needs_a_container_is_refused_and_leaves_nothing(

@@ -107,9 +107,9 @@ class SessionUsageReader(ContainerUsageReader):
         if time.monotonic() >= self._memory_due_s:
             self._memory_due_s = time.monotonic() + MEMORY_EVERY_S
             self._memory_bytes = sum(map(_read_memory, members))
-        for pid, times in members.items():
-            self._traffic[pid, times.start_ticks] = _read_traffic(pid)
-        cpu_ticks = sum(times.cpu_ticks for times in members.values())
+        for pid, stat in members.items():
+            self._traffic[pid, stat.start_ticks] = _read_traffic(pid)
+        cpu_ticks = sum(stat.cpu_ticks for stat in members.values())
         shm_bytes, shm_limit_bytes = self._measure_shm()
         return ContainerUsageRecord(
             cores=self.cores,

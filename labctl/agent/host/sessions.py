@@ -12,7 +12,7 @@ from ...wire.runs import ProcessRecord
 from .paths import labctl_home
 
 
-class ProcessTimes(NamedTuple):
+class ProcessStat(NamedTuple):
     """When a process started, in clock ticks since boot, and what it and its ended children took.
 
     `cpu_ticks` counts those children for which it has waited.
@@ -23,12 +23,12 @@ class ProcessTimes(NamedTuple):
 
 
 def is_alive(process: ProcessRecord) -> bool:
-    times = read_times(process.pid)
-    return times is not None and times.start_ticks == process.start_ticks
+    stat = read_stat(process.pid)
+    return stat is not None and stat.start_ticks == process.start_ticks
 
 
-def read_times(pid: int) -> ProcessTimes | None:
-    """Read the times of a process of this account.
+def read_stat(pid: int) -> ProcessStat | None:
+    """Read what the kernel says of a process of this account.
 
     None if it has ended, or belongs to others: the account can write the number of any process
     into its records, and root's watchdog reads them.
@@ -42,21 +42,21 @@ def read_times(pid: int) -> ProcessTimes | None:
     fields = text.rpartition(")")[2].split()
     if fields[0] == "Z":
         return None
-    return ProcessTimes(int(fields[19]), sum(map(int, fields[11:15])))
+    return ProcessStat(int(fields[19]), sum(map(int, fields[11:15])))
 
 
-def list_session(process: ProcessRecord) -> dict[int, ProcessTimes]:
+def list_session(process: ProcessRecord) -> dict[int, ProcessStat]:
     """Return the processes of a session by number; its first may have ended before the others."""
     members = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             pid = int(entry.name)
-            times = read_times(pid)
+            stat = read_stat(pid)
             with suppress(OSError):
                 # A number may be used again, but no process of a session is older than its leader.
                 is_member = os.getsid(pid) == process.pid
-                if is_member and times and times.start_ticks >= process.start_ticks:
-                    members[pid] = times
+                if is_member and stat and stat.start_ticks >= process.start_ticks:
+                    members[pid] = stat
     return members
 
 

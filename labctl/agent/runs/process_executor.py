@@ -2,7 +2,8 @@
 
 An attempt has a directory of its own outside of the run's, which the program does not see: what
 was created (attempt.json), the script that sets its environment (enter.sh), the mark that it was
-started (started/) and its first process (process.json), which is the leader of the session.
+started (started/) and its first process (process.json), which is the leader of the session. With
+`-it`, start.sh starts it in the user's terminal.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -30,6 +32,8 @@ from .environments import list_code_paths, use_environment
 from .executor import Environment, LiveAttempt, NewAttempt, ProgramState
 
 ENTER = "enter.sh"
+# Of an attempt with a terminal: the script by which the terminal starts it.
+START = "start.sh"
 STARTED = "started"
 # seconds that a new session may take to record its first process; systemd-run itself gives up
 # after 25
@@ -60,6 +64,8 @@ class ProcessExecutor:
         _drop_unstarted(attempt)
         link_server_data(attempt.root, spec)
         write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
+        if spec.tty:
+            write_text(directory / START, build_start_script(directory, attempt), 0o700)
         write_json(directory / "attempt.json", to_json(record))
         return True
 
@@ -144,7 +150,6 @@ def require_supported(spec: RunSpec) -> None:
         for text, is_wanted in (
             ("limits.memory", spec.memory_bytes > 0),
             ("limits.cpus", spec.cpus > 0),
-            ("a terminal (-it)", spec.tty),
         )
         if is_wanted
     ]
@@ -191,6 +196,15 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
     entry = shlex.quote(str(run / ".labctl" / "entry.sh"))
     code = shlex.quote(str(run / "code"))
     return "\n".join(["#!/bin/sh", *lines, f"cd {code} || exit 125", f'exec sh {entry} "$@"', ""])
+
+
+def build_start_script(attempt_directory: Path, attempt: NewAttempt) -> str:
+    """Return the script that starts an attempt in a terminal, which may be lost before its end."""
+    terminal = [sys.executable, "-I", "-S", str(Path(__file__).with_name("terminal.py"))]
+    log = str(attempt.directory / "logs" / "run.log")
+    program = ["sh", str(attempt_directory / ENTER), *attempt.spec.command]
+    words = [*build_scope_words(), *terminal, log, *program]
+    return f"#!/bin/sh\nexec {' '.join(map(shlex.quote, words))}\n"
 
 
 def build_environment_lines(environment: Environment, code: Path) -> list[str]:
