@@ -12,10 +12,10 @@ from ...wire.runs import ProcessRecord
 from .paths import labctl_home
 
 
-class ProcessStat(NamedTuple):
-    """When a process started, in clock ticks since boot, and what it and its ended children took.
+class SessionMember(NamedTuple):
+    """A process: when it started, in clock ticks since boot, and how long it has computed.
 
-    `cpu_ticks` counts those children for which it has waited.
+    `cpu_ticks` has the time of its ended children too, if it has waited for them.
     """
 
     start_ticks: int
@@ -27,7 +27,7 @@ def is_alive(process: ProcessRecord) -> bool:
     return stat is not None and stat.start_ticks == process.start_ticks
 
 
-def read_stat(pid: int) -> ProcessStat | None:
+def read_stat(pid: int) -> SessionMember | None:
     """Read what the kernel says of a process of this account.
 
     None if it has ended, or belongs to others: the account can write the number of any process
@@ -42,10 +42,10 @@ def read_stat(pid: int) -> ProcessStat | None:
     fields = text.rpartition(")")[2].split()
     if fields[0] == "Z":
         return None
-    return ProcessStat(int(fields[19]), sum(map(int, fields[11:15])))
+    return SessionMember(int(fields[19]), sum(map(int, fields[11:15])))
 
 
-def list_session(process: ProcessRecord) -> dict[int, ProcessStat]:
+def list_session(process: ProcessRecord) -> dict[int, SessionMember]:
     """Return the processes of a session by number; its first may have ended before the others."""
     members = {}
     for entry in Path("/proc").iterdir():
