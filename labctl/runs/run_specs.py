@@ -33,7 +33,7 @@ def build_spec(
         lab=config.name,
         lab_id=context.lab_id,
         command=command or config.run,
-        image=_find_image(context),
+        image=find_run_image(context),
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
@@ -47,7 +47,7 @@ def build_spec(
     )
 
 
-def _find_image(context: LabContext) -> str:
+def find_run_image(context: LabContext) -> str:
     """Return the image of a run; "" for a plain process that needs no environment."""
     if context.config.uses_containers:
         return images.image_reference(context)

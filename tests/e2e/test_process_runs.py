@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -242,11 +243,92 @@ def test_an_image_is_refused_before_anything_starts(labctl: Labctl, project: Pat
     assert "limits.memory: needs a container" in refused.stderr
 
 
-def test_a_service_needs_a_container(labctl: Labctl) -> None:
-    assert "the runs of this lab are plain processes" in labctl("forward", "jupyter", code=2).stderr
+SERVICE = """\
+services:
+  web: {port: 8123, command: python3 -m http.server --bind 127.0.0.1 8123}
+"""
+FIND_LISTENER = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8123))'"
 
 
+@pytest.fixture
+def has_service(labctl: Labctl, project: Path) -> Iterator[None]:
+    file = project / "lab.yaml"
+    text = file.read_text()
+    file.write_text(text + SERVICE)
+    labctl("trust", "--yes")
+    yield
+    file.write_text(text)
+
+
+def open_forward(labctl: Labctl) -> str:
+    (opened,) = json.loads(labctl("forward", "web", "--detach", "--json").stdout)["forwards"]
+    with urllib.request.urlopen(opened["url"], timeout=30) as page:
+        return str(page.read().decode())
+
+
+@pytest.mark.usefixtures("has_service")
+def test_a_service_is_a_process_that_a_forward_reaches(labctl: Labctl, machine: Sshd) -> None:
+    assert "train.py" in open_forward(labctl)
+    assert machine.sh("pgrep -u student -f http.server").count("\n") == 1
+    labctl("forward", "--stop")
+    machine.sh("pkill -u student -f http.server")
+    assert "train.py" in open_forward(labctl)
+    labctl("forward", "--stop")
+
+
+@pytest.mark.usefixtures("has_service")
+def test_a_port_that_another_program_has_is_not_taken(labctl: Labctl, machine: Sshd) -> None:
+    machine.sh("pkill -u student -f http.server || true")
+    server = "python3 -m http.server --bind 127.0.0.1 8123"
+    machine.sh(f"{server} >/dev/null 2>&1 &", user="noisy")
+    wait_for(lambda: machine.sh(f"{FIND_LISTENER} 2>/dev/null && echo yes || true") != "")
+    refused = labctl("forward", "web", "--detach", code=1)
+    machine.sh("pkill -u noisy -f http.server")
+    assert "port 8123 of the server, which web needs, is in use" in refused.stderr
+
+
+def test_a_service_that_is_not_installed_says_what_to_add(labctl: Labctl) -> None:
+    refused = labctl("forward", "jupyter", "--detach", code=4)
+    assert "there is no jupyterlab for the service jupyter on the server" in refused.stderr
+    assert "add jupyterlab to the list of packages" in refused.stderr
+
+
+@pytest.mark.long
+def test_tensorboard_and_jupyter_come_from_the_packages_of_the_lab(
+    labctl: Labctl, project: Path, machine: Sshd
+) -> None:
+    if not os.environ.get("LABCTL_WHEELHOUSE"):
+        pytest.skip("LABCTL_WHEELHOUSE is not set")
+    for wheel in Path(os.environ["LABCTL_WHEELHOUSE"]).glob("*.whl"):
+        shutil.copy(wheel, project.parent / "wheels")
+    packages = "tensorboard\njupyterlab\njupyter-server>=2.20\nipykernel\n"
+    (project / "requirements.txt").write_text(packages)
+    file = project / "lab.yaml"
+    text = file.read_text()
+    file.write_text(text + "image: {requirements: requirements.txt}\n")
+    labctl("trust", "--yes")
+    opened = json.loads(labctl("forward", "tensorboard", "jupyter", "--detach", "--json").stdout)[
+        "forwards"
+    ]
+    urls = {each["service"]: each["url"] for each in opened}
+    with urllib.request.urlopen(urls["tensorboard"], timeout=60) as page:
+        assert b"TensorBoard" in page.read()
+    base, _, token = urls["jupyter"].partition("/lab?token=")
+    with urllib.request.urlopen(f"{base}/api/contents?token={token}", timeout=60) as page:
+        names = [each["name"] for each in json.load(page)["content"]]
+    assert {"code", "runs"} <= set(names)
+    listening = machine.sh("cat /proc/net/tcp").splitlines()
+    ports = {line.split()[1] for line in listening[1:] if line.split()[3] == "0A"}
+    addresses = {port.split(":")[0] for port in ports if port.split(":")[1] in ("178A", "22B8")}
+    assert addresses == {"0100007F"}
+    labctl("forward", "--stop")
+    file.write_text(text)
+
+
+@pytest.mark.usefixtures("has_service")
 def test_down_gives_the_machine_back(labctl: Labctl, machine: Sshd) -> None:
+    labctl("forward", "web", "--detach")
     labctl("down", "--yes")
+    assert machine.sh("pgrep -u student -f http.server || true") == ""
     assert machine.sh("ls /home/student/labctl/.environments || true") == ""
     assert machine.sh("pgrep -u student -f entry.sh || true") == ""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ...wire.runs import ProcessRecord
 from .paths import labctl_home
+
+POLL_S = 0.05
 
 
 class SessionMember(NamedTuple):
@@ -64,3 +67,16 @@ def kill_session(process: ProcessRecord) -> None:
     for pid in list_session(process):
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+
+
+def stop_session(process: ProcessRecord, grace_s: float) -> None:
+    """Send SIGTERM to a session, and SIGKILL after `grace_s` seconds; return once it has ended."""
+    for pid in list_session(process):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + grace_s
+    while list_session(process):
+        if time.monotonic() > deadline_s:
+            kill_session(process)
+            return
+        time.sleep(POLL_S)

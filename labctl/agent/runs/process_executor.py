@@ -62,7 +62,7 @@ class ProcessExecutor:
             spec.id, spec.lab_id, str(attempt.directory), read_boot_token()
         )
         _drop_unstarted(attempt)
-        link_server_data(attempt.root, spec)
+        link_server_data(attempt.root, spec.data)
         write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
         if spec.tty:
             write_text(directory / START, build_start_script(directory, attempt), 0o700)
@@ -73,7 +73,7 @@ class ProcessExecutor:
         directory = _attempt_directory(attempt.name)
         words = [*build_scope_words(), "sh", str(directory / ENTER), *attempt.spec.command]
         log = str(attempt.directory / "logs" / "run.log")
-        _spawn_session(words, log)
+        spawn_session(words, log)
         deadline_s = time.monotonic() + STARTS_WITHIN_S
         while not (directory / "process.json").exists():
             if time.monotonic() > deadline_s:
@@ -161,10 +161,10 @@ def require_supported(spec: RunSpec) -> None:
         )
 
 
-def link_server_data(root: Path, spec: RunSpec) -> None:
+def link_server_data(root: Path, data: dict[str, str]) -> None:
     """Put a link to each data set of the server beside the pushed ones, where the run looks."""
     (root / "data").mkdir(exist_ok=True)
-    for name, directory in resolve_all(spec.data).items():
+    for name, directory in resolve_all(data).items():
         link = root / "data" / require_name(name)
         if link.is_symlink():
             link.unlink()
@@ -243,8 +243,8 @@ def _attempt_directory(name: str) -> Path:
     return labctl_home() / ".attempts" / name
 
 
-def _spawn_session(words: Sequence[str], log: str) -> None:
-    """Start a program as the leader of a new session, its output in the run's log."""
+def spawn_session(words: Sequence[str], log: str) -> int:
+    """Start a program as the leader of a new session, its output in a log; return its number."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644),
@@ -254,6 +254,7 @@ def _spawn_session(words: Sequence[str], log: str) -> None:
     pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsid=True)
     # This process may outlive it, and must not keep it as a zombie, which others take for alive.
     threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
+    return pid
 
 
 def _inspect(name: str) -> ProgramState | None:
