@@ -491,12 +491,16 @@ def test_json_is_one_object_with_a_version(labctl: Any, home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Bad_Name", "-x", "a" * 40, "My Lab/"])
 def test_init_refuses_names_that_no_lab_can_have(labctl: Any, home: Path, name: str) -> None:
+    (home / "code").mkdir()
+    (home / "code" / "train.py").write_text("print(1)\n")
     said = labctl("init", "--provider", "local", "--", f"{home}/{name}")
     assert said.code == 2
     assert not (home / name).exists()
     suggested = shlex.split(said.err.rpartition("next: ")[2])
     assert suggested[:2] == ["labctl", "init"]
     assert Path(suggested[2]).parent == home
+    # With code in it, so that no data set of the sample is made for each name.
+    (home / "code").rename(suggested[2])
     assert labctl(*suggested[1:], "--provider", "local").code == 0
 
 

@@ -208,7 +208,11 @@ def test_a_model_from_code_in_words(labctl: Any, home: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
-        ("Tagger", "write a function without parameters that returns the model"),
+        pytest.param(
+            "Tagger",
+            "write a function without parameters that returns the model",
+            marks=pytest.mark.long,
+        ),
         ("two_inputs", "return (model, (first input, second input)) from the function"),
     ],
 )

@@ -626,12 +626,14 @@ def test_files_that_nobody_would_write_end_neither_init_nor_the_wait(
     ("place", "words", "enter"),
     [
         (".", ["init", "birds"], "  cd birds\n"),
-        (".", ["-C", "new", "init", "birds"], "  cd new/birds\n"),
+        pytest.param(
+            ".", ["-C", "new", "init", "birds"], "  cd new/birds\n", marks=pytest.mark.long
+        ),
         (".", ["-C", "code", "init"], "  cd code\n"),
         (".", ["init", "code/"], "  cd code\n"),
         ("code", ["init", "."], ""),
         ("code", ["init", "../code"], ""),
-        ("new", ["init", "."], ""),
+        pytest.param("new", ["init", "."], "", marks=pytest.mark.long),
     ],
 )
 def test_the_next_commands_work_where_they_are_typed(

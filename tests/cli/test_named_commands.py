@@ -190,13 +190,26 @@ def list_hints(tree: ast.Module) -> Iterator[ast.expr]:
                 yield node.value
 
 
-def list_hint_lines(file: Path) -> Iterator[str]:
+@cache
+def parse_file(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@cache
+def list_hint_lines(file: Path) -> frozenset[str]:
     """Each line of a hint that the screen shows."""
-    tree = ast.parse(file.read_text())
+    tree = parse_file(file)
     values = find_values(tree)
-    for hint in list_hints(tree):
-        for text in fill_in_hint(hint, values):
-            yield from format_next(text)
+    hints = [text for hint in list_hints(tree) for text in fill_in_hint(hint, values)]
+    return frozenset(line for text in hints for line in format_next(text))
+
+
+@cache
+def list_text_lines(file: Path) -> frozenset[str]:
+    """Each line of every string in a module, with X for each value that is filled in."""
+    nodes = ast.walk(parse_file(file))
+    texts = (node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr))
+    return frozenset(line for node in texts for text in fill_in(node) for line in text.splitlines())
 
 
 def find_values(tree: ast.Module) -> dict[str, list[ast.expr]]:
@@ -242,10 +255,7 @@ def test_no_command_is_shown_in_the_middle_of_a_sentence() -> None:
     texts = {
         re.split(" {2,}", line)[0]
         for file in SOURCES
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Constant | ast.JoinedStr)
-        for text in fill_in(node)
-        for line in text.splitlines()
+        for line in list_text_lines(file)
         if re.match("labctl [a-z]", line) and command_of((line.split()[1],)) is not None
     }
     assert len(texts) > 200
@@ -303,14 +313,7 @@ def test_a_command_of_a_hint_is_alone_on_its_line() -> None:
 
 def test_a_command_after_next_is_alone_on_its_line() -> None:
     """Nothing stands before `next:`, and after it either prose or a command."""
-    lines = {
-        line
-        for file in SOURCES
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Constant | ast.JoinedStr)
-        for text in fill_in(node)
-        for line in text.splitlines()
-    }
+    lines = {line for file in SOURCES for line in list_text_lines(file)}
     shown = [line for line in lines if re.search(r"\bnext(, on [^:]+)?: ", line, re.IGNORECASE)]
     assert len(shown) > 15
     wrong = [

@@ -133,6 +133,7 @@ def test_token_of_an_ended_server_is_no_server(case: AwsCase) -> None:
         case.create(request)
 
 
+@pytest.mark.long
 def test_server_that_is_not_shown_yet_is_found_later(case: AwsCase, rehearsal: Rehearsal) -> None:
     rehearsal.change(delays=Delays(visible=2.0))
     server = case.create()
@@ -155,6 +156,7 @@ def test_quota_throttle_and_denial_are_told_apart(case: AwsCase, rehearsal: Rehe
     assert case.ours() == []
 
 
+@pytest.mark.long
 def test_deadline_at_aws_ends_a_machine_that_hangs(case: AwsCase) -> None:
     assert isinstance(case.provider, AwsProvider)
     role = "arn:aws:iam::123456789012:role/labctl-deadline"
@@ -166,6 +168,7 @@ def test_deadline_at_aws_ends_a_machine_that_hangs(case: AwsCase) -> None:
     case.gone(server.id)
 
 
+@pytest.mark.long
 def test_removal_of_a_group_in_use_is_for_later_and_then_succeeds(case: AwsCase) -> None:
     server = case.create()
     [group] = [

@@ -1,4 +1,4 @@
-"""Builds the images that the end-to-end tests start containers from, so that no test waits for one.
+"""Builds the images that most end-to-end tests need, so that no test waits for one.
 
 scripts/test runs it beside the static checks. A test that finds its image missing builds it itself.
 """
@@ -22,8 +22,7 @@ from labctl.rehearsal.images import default_building, ensure_image
 def build_servers() -> None:
     server = lab_servers.build_server_image(lab_servers.base_image())
     lab_servers.build_gpu_image(server)
-    lab_servers.build_clock_image(server)
-    systemd_machine.build_gpu_image(server)
+    systemd_machine.build_image(server)
     with engine.connect() as client:
         ensure_image(client, default_building())
 

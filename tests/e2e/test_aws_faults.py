@@ -166,6 +166,7 @@ def test_every_call_loses_its_reply_once(bed: Bed, kind: str) -> None:
     assert bed.left() == []
 
 
+@pytest.mark.long
 def test_throttled_all_the_way(bed: Bed) -> None:
     with bed.set(throttle=(Throttle(action="ec2:*", rate=8, burst=3),)), bed.changes() as made:
         bed.lab().labctl(*UP, code=75, settings=QUICK)
@@ -182,7 +183,7 @@ def test_describe_lags_create(bed: Bed) -> None:
     lab.labctl(*DOWN)
 
 
-@pytest.mark.parametrize("command", [DOWN, ORPHANS])
+@pytest.mark.parametrize("command", [DOWN, pytest.param(ORPHANS, marks=pytest.mark.long)])
 def test_what_is_not_shown_yet_is_waited_for(bed: Bed, command: tuple[str, ...]) -> None:
     lab = bed.lab(LABCTL_SERVER_AWS_SETTLE="3s")
     with bed.set(delays=Delays(visible=2.0)):
@@ -341,6 +342,7 @@ def test_a_record_cut_anywhere_is_rebuilt_from_the_tags(
 # What outlived its server.
 
 
+@pytest.mark.long
 def test_an_expired_kept_disk_goes_with_the_next_command_of_its_lab(bed: Bed) -> None:
     lab, others = bed.lab(), bed.lab("letters")
     lab.labctl("config")

@@ -205,6 +205,7 @@ def test_an_address_that_another_server_has_now_is_no_login(machines: Bed) -> No
     theirs.labctl(*ORPHANS, "--kept-too")
 
 
+@pytest.mark.long
 def test_a_console_is_shown_where_ssh_never_opens(machines: Bed) -> None:
     lab = machines.lab(LABCTL_SERVER_AWS_SSH_FROM="192.0.2.0/24")
     said = lab.labctl(*UP, code=75, settings={SSH_DEADLINE: 3})

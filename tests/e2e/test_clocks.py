@@ -20,14 +20,14 @@ from watch_lab import CHECKPOINT, FOREVER, WatchLab
 from labctl.providers.local import LocalSettings
 
 pytest_plugins = ["lab_fixture"]
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 DAY_S = 86400
 LONG_S = 3600.0
 # For tests of 10 seconds or more: a clock that goes back only with --long.
 SHIFTS = pytest.mark.parametrize(
     "shift_s",
-    [3 * DAY_S, pytest.param(-3 * DAY_S, marks=pytest.mark.long)],
+    [3 * DAY_S, pytest.param(-3 * DAY_S)],
     ids=["ahead", "behind"],
 )
 
@@ -84,7 +84,6 @@ def test_a_jump_of_the_servers_clock_moves_no_limit(shiftable: WatchLab, shift_s
     assert extended.ttl_left_s == pytest.approx((before.ttl_left_s or 0) + 600, abs=300)
 
 
-@pytest.mark.long
 @SHIFTS
 def test_a_terminal_at_rest_is_no_work_after_a_jump(shiftable: WatchLab, shift_s: int) -> None:
     """Somebody typed before the clock was set back: that does not keep a server for three days."""
@@ -153,9 +152,7 @@ def clock_library(clock_image: str, tmp_path_factory: pytest.TempPathFactory) ->
     return path
 
 
-@pytest.fixture(
-    params=[3 * DAY_S, pytest.param(-3 * DAY_S, marks=pytest.mark.long)], ids=["ahead", "behind"]
-)
+@pytest.fixture(params=[3 * DAY_S, pytest.param(-3 * DAY_S)], ids=["ahead", "behind"])
 def laptop(
     lab: LabDirectory, clock_library: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> LabDirectory:
@@ -166,7 +163,6 @@ def laptop(
     return LabDirectory(lab.root, lab.name, {**lab.environ, **shifted}, lab.server_id)
 
 
-@pytest.mark.long
 def test_a_laptop_whose_clock_is_off_runs_edits_and_pulls(
     laptop: LabDirectory, request: pytest.FixtureRequest
 ) -> None:

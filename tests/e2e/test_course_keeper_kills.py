@@ -22,6 +22,7 @@ from labctl.providers.local import cache, engine
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.long,
     pytest.mark.skipif(
         not (Path(SSHD).exists() and shutil.which("ssh")),
         reason="there is no sshd on this machine",
@@ -94,7 +95,7 @@ def going_up(bed: CourseBed, lab: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("reached", [attempted, pytest.param(containers, marks=pytest.mark.long)])
+@pytest.mark.parametrize("reached", [attempted, containers])
 def test_a_keeper_killed_inside_a_create_leaves_one_server(
     reached: Callable[[CourseBed], object], bed: CourseBed, lab: Path, log: IO[str]
 ) -> None:
@@ -124,7 +125,6 @@ def test_a_keeper_killed_inside_a_create_leaves_one_server(
             assert keeper.wait(COMMAND_S) == 0
 
 
-@pytest.mark.long
 def test_staff_ends_a_server_while_its_student_waits_for_it(
     bed: CourseBed, lab: Path, log: IO[str]
 ) -> None:

@@ -69,12 +69,14 @@ def test_two_layers_are_as_counted_by_hand() -> None:
     assert found.item_flops == 2 * (2 * 1000 * 2000) + 3 * (2 * 2000 * 10)
 
 
+@pytest.mark.long
 def test_frozen_parameters_get_neither_gradient_nor_state() -> None:
     found = count("frozen")
     assert found.parameters == 100 * 50 + 50 + 50 * 10 + 10
     assert found.trained_parameters == 50 * 10 + 10
 
 
+@pytest.mark.long
 def test_in_use_nothing_is_kept() -> None:
     found = count("two_layers", optimizer="")
     assert found.item_bytes == 4 * (1000 + 2000 + 2000)

@@ -102,6 +102,7 @@ BODY = {
 }
 
 
+@pytest.mark.long
 def test_on_the_server_it_is_shut_in(lab: LabDirectory) -> None:
     line = "cd /lab/run/checkpoints; mkdir step-2 step-3; touch step-2/w step-3/w; "
     line += f"echo '{json.dumps(BODY)}' >body.json"

@@ -300,6 +300,7 @@ def test_a_detached_one_that_cannot_connect_says_why(
     assert list_forwards(state) == []
 
 
+@pytest.mark.long
 def test_the_guide_shows_what_labctl_prints_on_a_lab_machine(
     service_lab: ServiceLab, tmp_path: Path
 ) -> None:

@@ -15,7 +15,15 @@ pytest_plugins = ["lab_fixture"]
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("need", ["auto", "any", "T4", "T4:2"])
+@pytest.mark.parametrize(
+    "need",
+    [
+        "auto",
+        pytest.param("any", marks=pytest.mark.long),
+        pytest.param("T4", marks=pytest.mark.long),
+        "T4:2",
+    ],
+)
 def test_a_run_sees_the_gpus(gpu_lab: LabDirectory, need: str) -> None:
     run = "gpu-" + need.lower().replace(":", "-")
     with gpu_lab.gpu(need):

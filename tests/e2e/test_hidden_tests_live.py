@@ -354,6 +354,7 @@ def test_escapes_and_scripts_of_outputs_are_shown_as_text(
     assert "<script" not in page
 
 
+@pytest.mark.long
 def test_an_autograder_in_gradescopes_form_runs_as_it_is(staff: CourseOperator) -> None:
     receiver = Receiver(staff.folder.drop)
     hand_in_code(receiver, "upload", "alice", {"model.py": RIGHT})
@@ -371,6 +372,7 @@ def test_an_autograder_in_gradescopes_form_runs_as_it_is(staff: CourseOperator) 
     assert not re.search("[\x1b]|<script", feedback.page)
 
 
+@pytest.mark.long
 def test_public_tests_give_points_and_load_nothing_of_the_student(staff: CourseOperator) -> None:
     receiver = Receiver(staff.folder.drop)
     hand_in_code(receiver, "open", "alice", {"model.py": RIGHT})
@@ -381,6 +383,7 @@ def test_public_tests_give_points_and_load_nothing_of_the_student(staff: CourseO
     assert (test["name"], test["visibility"]) == ("test_add.py::test_add", "visible")
 
 
+@pytest.mark.long
 def test_the_page_about_grading_shows_what_a_dry_run_prints(
     tmp_path: Path, lab_server: LabServer, image_with_pytest: str
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_server_beside_another_one_starts_with_its_images(labs: TwoLabs) -> No
         third.labctl("down", "--yes", "--discard")
 
 
+@pytest.mark.long
 def test_up_loads_an_image_in_advance(labs: TwoLabs) -> None:
     labs.forget_image(labs.second)
     labs.second.labctl("up", "--yes")

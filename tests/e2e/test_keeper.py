@@ -89,6 +89,7 @@ def ended_amid_a_recovery(lab: AwsLab, box: KeeperBox, server: str) -> None:
     assert len(lab.bed.living()) == 1
 
 
+@pytest.mark.long
 def test_the_keeper_recovers_while_the_laptop_is_gone(lab: AwsLab, box: KeeperBox) -> None:
     box.start()
     first = lab.json("status")["server"]["id"]

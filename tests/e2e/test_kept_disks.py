@@ -86,6 +86,7 @@ def hash_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.long
 def test_results_that_are_nowhere_else_outlive_the_server_and_come_home(
     lab: AwsLab, machines: Bed
 ) -> None:

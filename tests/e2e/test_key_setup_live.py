@@ -69,6 +69,7 @@ def open_lab(home: Path, box: Sshd, monkeypatch: pytest.MonkeyPatch, user: Typis
     return Lab.load(home / "digits", reporter=user, in_process=False)
 
 
+@pytest.mark.long
 def test_a_password_once_and_then_the_key(
     box: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_key_is_added_once_below_the_others(box: Sshd, user: str) -> None:
     assert box.sh(f"stat -c %a {folder} {folder}/authorized_keys") == "755\n644\n"
 
 
+@pytest.mark.long
 def test_sshd_may_ask_for_the_password_as_a_question(restarted: Sshd) -> None:
     restarted.stop_sshd()
     restarted.start_sshd(*WITH_PAM)

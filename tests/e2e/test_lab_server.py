@@ -206,6 +206,7 @@ def test_limits_of_the_settings_reach_the_engine(limited: LabServer, small_image
     assert state_of(limited, "eater")["ExitCode"] == 137
 
 
+@pytest.mark.long
 def test_power_loss_leaves_a_server_that_boots(limited: LabServer, small_image: str) -> None:
     """What is for its first boot has run once."""
     limited.ssh(f"docker run --detach --name cut {small_image} sleep 600")

@@ -386,6 +386,7 @@ def test_nobody_leaves_typed_text_without_confirming(context: BrowserContext, be
     assert len(questions) == 1  # what was saved asks nobody
 
 
+@pytest.mark.long
 def test_typed_text_survives_a_restart_of_the_dashboard(
     context: BrowserContext, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def stored(bed: Bed) -> list[str]:
     return [one["Key"] for one in found.get("Contents", [])]
 
 
+@pytest.mark.long
 def test_a_recommendation_is_mirrored_and_a_drill_s_notice_ends_the_run_in_time(
     spot: AwsLab,
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_killed_engine_leaves_the_run_and_the_follower(
     ends_whole(lab, "engine", process)
 
 
+@pytest.mark.long
 def test_a_container_removed_by_hand_is_told(lab: LabDirectory, followed: Followed) -> None:
     process = followed("removed")
     process.said("line 3\n")

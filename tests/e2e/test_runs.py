@@ -108,6 +108,7 @@ def test_a_push_changes_nothing_in_a_run(lab: LabDirectory, followed: Followed) 
     (lab.root / "late.txt").unlink()
 
 
+@pytest.mark.long
 def test_new_files_outside_the_outputs_are_named_and_can_be_had(lab: LabDirectory) -> None:
     line = "echo m > model.pth; echo e > /lab/run/extra.bin; echo c > /lab/run/checkpoints/c"
     done = lab.run(line, "--id", "leaves")

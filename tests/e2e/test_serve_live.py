@@ -82,6 +82,7 @@ def asked(url: str, content: bytes | None = None) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_model_answers_through_a_forward_and_a_pickle_in_its_place_is_refused(
     served: ServiceLab,
 ) -> None:

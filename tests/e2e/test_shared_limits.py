@@ -74,6 +74,7 @@ def test_a_container_that_is_not_started_loses_its_gpu(
     assert log.count("GPU-") == 2
 
 
+@pytest.mark.long
 def test_what_is_no_accounts_keeps_no_lease_from_ending(alice: Person, bed: SharedServer) -> None:
     """Labels of an image make it look like an account's; the engine lists it with the others."""
     labels = "--label labctl.uid=nobody --label labctl.gpus=GPU-x"
@@ -124,6 +125,7 @@ def test_no_spelling_of_a_name_replaces_what_staff_gave(alice: Person, bed: Shar
     bed.host.sh(f"docker rmi --force {TINY}")
 
 
+@pytest.mark.long
 def test_a_pull_is_bounded_while_it_goes_on(alice: Person, bob: Person, bed: SharedServer) -> None:
     start_registry(bed)
     bed.host.sh(f"docker rmi --force {TINY}", check=False)  # of an earlier server

@@ -444,6 +444,7 @@ def test_an_upload_ends_before_the_disk_is_full(alice: Person, bed: SharedServer
     wait_for(lambda: "docker-import" not in bed.host.sh(f"ls {root}/tmp"))
 
 
+@pytest.mark.long
 def test_an_image_gives_neither_leases_nor_places_nor_disk(
     alice: Person, bob: Person, bed: SharedServer
 ) -> None:
@@ -487,6 +488,7 @@ def test_no_place_is_taken_before_its_owner_comes(
     assert "169.254.169.254/32" in rules
 
 
+@pytest.mark.long
 def test_a_crowd_of_one_leaves_the_broker_to_the_others(alice: Person, bob: Person) -> None:
     """Connections that say nothing, more than an account has, while they are open."""
     with ThreadPoolExecutor(1) as thread:

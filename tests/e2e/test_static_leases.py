@@ -222,7 +222,13 @@ def test_an_alias_of_the_users_own_config(machines: list[Sshd], tmp_path: Path) 
     alice.leave()
 
 
-@pytest.mark.parametrize("is_target_known", [False, True], ids=["new machine", "known machine"])
+@pytest.mark.parametrize(
+    "is_target_known",
+    [
+        pytest.param(False, id="new machine"),
+        pytest.param(True, id="known machine", marks=pytest.mark.long),
+    ],
+)
 def test_an_unknown_jump_host_blocks_only_the_machines_behind_it(
     start_sshd: Callable[..., Sshd],
     tmp_path: Path,

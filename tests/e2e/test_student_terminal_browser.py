@@ -130,6 +130,7 @@ def test_a_program_that_prints_without_end_takes_bounded_memory(
     expect(terminal.locator(".xterm-rows")).to_contain_text("still 2 here")
 
 
+@pytest.mark.long
 def test_what_was_typed_outlives_the_session(campus: Campus, context: BrowserContext) -> None:
     terminal = open_terminal(enter(campus, context))
     screen, help_text = terminal.locator(".xterm-rows"), terminal.locator("#terminal-help")
@@ -155,6 +156,7 @@ def test_what_was_typed_outlives_the_session(campus: Campus, context: BrowserCon
     expect(screen).to_contain_text(re.compile(r"(?<!echo )half a command"))
 
 
+@pytest.mark.long
 def test_a_new_lab_has_a_directory_for_its_code(
     campus: Campus, context: BrowserContext, server: Sshd
 ) -> None:
@@ -186,6 +188,7 @@ def test_another_student_gets_nothing(campus: Campus, context: BrowserContext) -
     expect(page.locator("h1")).to_have_text(re.compile("no such lab", re.IGNORECASE))
 
 
+@pytest.mark.long
 def test_without_tmux_it_is_a_shell(campus: Campus, context: BrowserContext, server: Sshd) -> None:
     server.sh("mv /usr/bin/tmux /usr/bin/tmux.away; usermod -s /usr/bin/fish student")
     try:

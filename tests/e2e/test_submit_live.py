@@ -141,7 +141,9 @@ def test_a_cut_link_costs_a_part_and_not_the_whole(machine: Machine, student: St
     assert machine.wire.passed - before < SIZE + 9 * MIB
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_ended_in_the_middle_it_goes_on_there(
     machine: Machine, student: Student, number: signal.Signals
 ) -> None:

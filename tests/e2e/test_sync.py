@@ -116,7 +116,9 @@ def test_changes_and_removals_arrive(box: Box, lab: Path) -> None:
     assert box.hashes("code") == local_hashes(lab)
 
 
-@pytest.mark.parametrize("way", ["ssh", "noisy shell", "fabric"])
+@pytest.mark.parametrize(
+    "way", ["ssh", pytest.param("noisy shell", marks=pytest.mark.long), "fabric"]
+)
 def test_much_arrives_whichever_way_it_goes(
     box: Box, lab: Path, connections: Connections, way: str
 ) -> None:
@@ -329,7 +331,7 @@ def test_a_pull_brings_outputs_once(box: Box, lab: Path) -> None:
     assert not (lab / "runs" / "r1" / ".labctl-partial").exists()
 
 
-@pytest.mark.parametrize("way", ["ssh", "fabric"])
+@pytest.mark.parametrize("way", ["ssh", pytest.param("fabric", marks=pytest.mark.long)])
 def test_much_is_pulled_whichever_way_it_goes(box: Box, lab: Path, way: str) -> None:
     box.make_run("r1")
     box.sh(f"head -c {40 * MIB} /dev/urandom > {HOME}/runs/r1/logs/big.bin")

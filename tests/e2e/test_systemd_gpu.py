@@ -25,7 +25,7 @@ from labctl.servers.agent import build_program
 from labctl.wire.verbs import Verb
 from labctl.wire.watchdog import GUARD, RELOAD_UNITS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 FIRST, SECOND, THIRD = "remote-first", "remote-second", "remote-third"
 CGROUP_DRIVER = """\
@@ -144,7 +144,6 @@ def test_a_reload_of_units_is_put_off_and_made_up_for(box: Sshd, gpu_container: 
     box.sh(f"test ! -e {PUT_OFF}")
 
 
-@pytest.mark.long
 def test_a_gpu_that_a_reload_takes_is_noticed(
     box: Sshd, tmp_path: Path, base_image: str, small_image: str
 ) -> None:
@@ -192,7 +191,6 @@ def share(box: Sshd, folder: Path, memory: str) -> tuple[str, int]:
 NOTICE = "systemd has not reloaded its changed files"
 
 
-@pytest.mark.long
 def test_a_shared_servers_role_puts_its_reload_off(
     box: Sshd, tmp_path: Path, small_image: str
 ) -> None:

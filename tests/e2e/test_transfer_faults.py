@@ -168,6 +168,7 @@ def test_18_a_link_cut_during_a_push_is_noticed_and_the_transfer_goes_on(
     assert_resumed(box, lab)
 
 
+@pytest.mark.long
 @killed_programs("here", signal.SIGKILL)
 def test_19_20_a_push_whose_program_is_killed_loses_nothing(
     box: Box, lab: Path, slow: None, side: str, number: signal.Signals
@@ -207,6 +208,7 @@ def assert_pull_resumed(box: Box, lab: Path, model: Path) -> None:
     assert hashlib.sha256(model.read_bytes()).hexdigest() in box.hashes("runs/r1").values()
 
 
+@pytest.mark.long
 @pytest.mark.timed
 def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
     box: Box, lab: Path, slow: None
@@ -224,6 +226,7 @@ def test_18_a_link_cut_during_a_pull_is_noticed_and_the_transfer_goes_on(
     assert_pull_resumed(box, lab, model)
 
 
+@pytest.mark.long
 @killed_programs("there", signal.SIGTERM)
 def test_19_20_a_pull_whose_program_is_killed_loses_nothing(
     box: Box, lab: Path, slow: None, side: str, number: signal.Signals
@@ -346,6 +349,7 @@ def test_22_a_full_disk_there_is_told_before_anything_is_sent(box: Box, lab: Pat
     assert box.sh(f"cat {HOME}/code/model.bin") == "the good one"
 
 
+@pytest.mark.long
 def test_22_a_disk_there_that_fills_up_meanwhile_is_told(box: Box, lab: Path, slow: None) -> None:
     push_code(box, lab, Recorder())
     write_big(lab / "model.bin")

@@ -191,7 +191,19 @@ SIGNS = [
 ]
 
 
-@pytest.mark.parametrize(("work", "sentence"), SIGNS, ids=[sign[0].__name__ for sign in SIGNS])
+# A run, a person and a GPU; the others with --long.
+SOME_WORK = (a_run, tmux, a_gpu)
+
+
+@pytest.mark.parametrize(
+    ("work", "sentence"),
+    [
+        pytest.param(
+            *sign, id=sign[0].__name__, marks=() if sign[0] in SOME_WORK else pytest.mark.long
+        )
+        for sign in SIGNS
+    ],
+)
 def test_each_sign_of_work_is_seen_and_named(
     looking: WatchLab, work: Callable[[WatchLab], object], sentence: str
 ) -> None:
@@ -199,6 +211,7 @@ def test_each_sign_of_work_is_seen_and_named(
         looking.busy(sentence)
 
 
+@pytest.mark.long
 def test_the_session_beside_a_run_is_no_typing(looking: WatchLab) -> None:
     """A run's start opens a tmux session with three terminals, in which nobody has typed."""
     looking.start("alone", FOREVER)

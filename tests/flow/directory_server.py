@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from shared_agent import link_agent
 
 from labctl.commands import rsync
 from labctl.model import Endpoint
@@ -35,7 +36,7 @@ KILLED_PROGRAMS = pytest.mark.parametrize(
     ("side", "number"),
     [
         ("here", signal.SIGKILL),
-        ("there", signal.SIGTERM),
+        pytest.param("there", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("here", signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("there", signal.SIGKILL, marks=pytest.mark.long),
     ],
@@ -57,7 +58,7 @@ class DirectoryServer(Transport):
         self.shells = 0
         self.on_line: Callable[[str], None] = lambda line: None
         self.before_transfer: Callable[[], None] = lambda: None
-        home.mkdir(parents=True, exist_ok=True)
+        link_agent(home)
         self.path = os.environ["PATH"] if has_rsync else str(_programs_without_rsync(home))
 
     def _execute(self, execution: Execution) -> tuple[int, bytes]:

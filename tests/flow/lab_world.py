@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+from shared_agent import link_agent
 
 from labctl.agent import reply
 from labctl.config import Paths, find_paths, load_lab
@@ -204,6 +205,7 @@ class Machine:
         self.home = home
         self.error: LabError | None = None
         self.lines: list[str] = []
+        link_agent(home)
 
     def transport(self) -> FakeTransport:
         wire = FakeTransport()
@@ -368,7 +370,7 @@ def world(directory: Path, kind: type[Cloud] = DiskCloud) -> World:
     home = directory / "home"
     (home / "lab").mkdir(parents=True)
     (home / "lab" / "lab.yaml").write_text("lab: digits\nrun: [python, train.py]\n")
-    (directory / "machine").mkdir()
+    (directory / "machine").mkdir(exist_ok=True)
     key = ensure_key_pair(directory / "host").rpartition(" ")[0]
     return World(home, kind(key), Machine(directory / "machine"))
 

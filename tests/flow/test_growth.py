@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import pytest
 from lab_world import LAB_ID, Cloud, World, world
 
 from labctl.lifecycle.status import read_status
@@ -137,6 +138,7 @@ def test_one_command_on_all_servers(tmp_path: Path) -> None:
     linear(tmp_path, prepare)
 
 
+@pytest.mark.long
 def test_the_end_of_every_server(tmp_path: Path) -> None:
     def prepare(context: LabContext, count: int) -> Callable[[], object]:
         cloud = context.provider

@@ -94,6 +94,7 @@ def test_a_reclaim_is_announced_to_the_machine(machine: Machine) -> None:
     assert _containers(machine.setup.rehearsal, machine.id) == []
 
 
+@pytest.mark.long
 def test_power_off_inside_ends_the_instance_and_a_kept_disk_stays(real: RehearsalSetup) -> None:
     first = real.running()
     first.ssh("echo precious > result")

@@ -168,6 +168,7 @@ print(newest, partials)
 """
 
 
+@pytest.mark.long
 def test_kill_9_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     script = tmp_path / "killed_writers.py"
     script.write_text(KILLED_WRITERS)

@@ -58,6 +58,7 @@ def profiled(
     )
 
 
+@pytest.mark.long
 def test_the_sample_project_is_profiled_and_ended_after_its_steps(
     tmp_path: Path, small: Path
 ) -> None:

@@ -115,6 +115,7 @@ def run_hidden_tests(folder: CourseFolder, code: Path, work: Path) -> dict[str, 
     return {test["name"].partition("::test_")[2]: test["score"] for test in results["tests"]}
 
 
+@pytest.mark.long
 def test_the_hidden_tests_give_mistakes_fewer_points(
     folder: CourseFolder, starter: Starter, tmp_path: Path
 ) -> None:

@@ -176,8 +176,8 @@ class TestDefaultRun:
 @pytest.mark.parametrize(
     ("stops", "more"),
     [
-        ((14,), ()),  # in the middle of an epoch
-        ((20,), ()),  # at the end of one
+        pytest.param((14,), (), marks=pytest.mark.long),  # in the middle of an epoch
+        pytest.param((20,), (), marks=pytest.mark.long),  # at the end of one
         ((1, 2, 19, 31), ()),
         ((5, 9), ("--accumulate", "3")),  # whose last group of an epoch is smaller
         pytest.param((14,), ("--workers", "2", "--epochs", "2"), marks=pytest.mark.long),

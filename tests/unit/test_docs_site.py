@@ -38,6 +38,7 @@ def test_every_page_is_built_and_found_by_the_search(site: Path) -> None:
     assert 'href="student/"' in home
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_no_page_is_wider_than_a_phone(site: Path) -> None:
     with open_browser() as browser:

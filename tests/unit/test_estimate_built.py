@@ -115,13 +115,19 @@ def test_a_python_that_is_not_there(code: Callable[..., ModelSource]) -> None:
     [
         ("def other(): ...\nimport os\nfrom os.path import join\n", NotFoundError, "no function"),
         ("def build_model(): return 7\n", LabError, "did not return a PyTorch module"),
-        ("def build_model(): raise ValueError('broken here')\n", LabError, "failed"),
-        ("def build_model(:\n", LabError, "failed"),
+        pytest.param(
+            "def build_model(): raise ValueError('broken here')\n",
+            LabError,
+            "failed",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("def build_model(:\n", LabError, "failed", marks=pytest.mark.long),
         ("import no_such_package\n", LabError, "cannot be imported"),
-        (
+        pytest.param(
             "import torch\ndef build_model(): return torch.nn.Identity()\n",
             UsageError,
             "input shape of",
+            marks=pytest.mark.long,
         ),
         (
             "import torch\nclass Words(torch.nn.Linear):\n"

@@ -84,11 +84,15 @@ def list_optional_protocols() -> set[str]:
 
 def list_names(tree: ast.AST) -> set[str]:
     """Every name that a module uses, imports or reaches as an attribute."""
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    from_providers = [node for node in imports if (node.module or "").startswith("labctl.provider")]
-    return names | {alias.name for node in from_providers for alias in node.names}
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("labctl.provider"):
+            names.update(alias.name for alias in node.names)
+    return names
 
 
 def test_only_servers_know_what_providers_can_optionally_do() -> None:

@@ -126,7 +126,10 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind == "time" else ()) for kind in BROKEN],
+)
 def test_what_breaks_the_reader_is_refused_and_the_receiver_goes_on(
     tmp_path: Path,
     take_over: Callable[[str], None],
