@@ -6,6 +6,10 @@
 set -eu
 export UV_SYSTEM_CERTS=1 UV_PYTHON_PREFERENCE=system UV_PYTHON_INSTALL_DIR="$TOOLS/python"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# Beside the environment, since /tmp may be small: uv only links what it unpacks on the same disk.
+cache="${ENVIRONMENT%/*}/cache"
+mkdir -p "$cache"
+export UV_CACHE_DIR="$cache" TMPDIR="$cache"
 # A version that comes from git's tags is not known here: labctl sends no .git.
 export SETUPTOOLS_SCM_PRETEND_VERSION=0
 # With it, setuptools installs the lab's own code as a line in a .pth file, as others do. Each run finds
@@ -50,7 +54,7 @@ fi
 
 if [ -n "$uv" ]; then
   echo "Step 2/3 : RUN uv venv ${PYTHON:+--python $PYTHON}"
-  if ! "$uv" venv --no-cache ${PIP_NO_INDEX:+--no-python-downloads} ${PYTHON:+--python "$PYTHON"} \
+  if ! "$uv" venv ${PIP_NO_INDEX:+--no-python-downloads} ${PYTHON:+--python "$PYTHON"} \
       "$ENVIRONMENT"; then
     echo "This server has $(python3 -V), and Python $PYTHON could not be downloaded."
     echo "In lab.yaml, set image.python to a version that is available."
@@ -85,7 +89,9 @@ read_pip_setting() {
 
 echo "Step 3/3 : RUN ${uv:+uv }pip install --requirements $FILE"
 if [ -z "$uv" ]; then
-  exec "$ENVIRONMENT/bin/python" -m pip install --no-cache-dir --requirement "$FILE"
+  "$ENVIRONMENT/bin/python" -m pip install --no-cache-dir --requirement "$FILE"
+  rm -rf "$cache"
+  exit
 fi
 if [ -z "${PIP_NO_INDEX:-}" ]; then
   : "${PIP_INDEX_URL:=$(read_pip_setting index-url)}"
@@ -99,5 +105,6 @@ set -- ${PIP_NO_INDEX:+--no-index}
 for address in ${PIP_EXTRA_INDEX_URL:-}; do set -- "$@" --index "$address"; done
 for address in ${PIP_FIND_LINKS:-}; do set -- "$@" --find-links "$address"; done
 # The best version of all indexes counts, as with pip.
-exec "$uv" pip install --python "$ENVIRONMENT/bin/python" --no-cache --compile-bytecode \
+"$uv" pip install --python "$ENVIRONMENT/bin/python" --compile-bytecode \
   --index-strategy unsafe-best-match --config-setting "$PIP_CONFIG_SETTINGS" "$@" --requirements "$FILE"
+rm -rf "$cache"

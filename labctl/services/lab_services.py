@@ -88,7 +88,8 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
 
     def provide() -> None:
         lab_files.push(context, server, force=False)
-        images.ensure_image(context, server, remote, wanted.image)
+        if wanted.image:
+            images.ensure_image(context, server, remote, wanted.image)
 
     return services.ensure_service(
         remote,

@@ -14,6 +14,10 @@ NEEDS_PREDICT = (
 WRITE_PREDICT = "labctl serve --push   # once predict.py is beside lab.yaml"
 
 
+# What `missing` names where the lab's code has never been pushed.
+CODE = "code"
+
+
 class ServedModel(NamedTuple):
     """The model that labctl's own server program serves.
 
@@ -66,11 +70,11 @@ class ServiceRequest(NamedTuple):
 class ServiceReply(NamedTuple):
     """The service, once its port answers; or why it was not started.
 
-    `missing` is the image if it is not on the server. `lacks` is the service if the image has to be
-    extended with it first, and `tag` is the name of the extended image. `found` is whether the
-    service was running already, `stale` whether it runs with other settings than the requested
-    ones, `replaced` whether it replaced one with other settings. The other fields are those of
-    ServiceRecord.
+    `missing` is the image if it is not on the server, or CODE for a plain process without one.
+    `lacks` is the service if the image has to be extended with it first, and `tag` is the name of
+    the extended image. `found` is whether the service was running already, `stale` whether it runs
+    with other settings than the requested ones, `replaced` whether it replaced one with other
+    settings. The other fields are those of ServiceRecord.
     """
 
     name: str = ""

@@ -152,6 +152,7 @@ def test_a_run_with_a_terminal_asks_and_keeps_its_exit_code(
     assert "hello ada\n" in labctl("logs", "asks").stdout
 
 
+@pytest.mark.long
 def test_a_run_with_a_terminal_outlives_its_connection(
     labctl: Labctl, project: Path, environ: dict[str, str], machine: Sshd
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_run_with_a_terminal_outlives_its_connection(
     assert "canceled" in labctl("cancel", "cut").stdout
 
 
+@pytest.mark.long
 def test_ctrl_c_reaches_a_program_in_its_terminal(
     labctl: Labctl, project: Path, environ: dict[str, str]
 ) -> None:
@@ -213,6 +215,8 @@ def test_packages_are_installed_once_and_each_run_has_its_own_code(
     assert "✓ building the environment" in first.stderr
     environment = machine.sh("ls -d /home/student/labctl/.environments/*/env").strip()
     assert f"first [1] {environment}\n" in first.stdout
+    kept = machine.sh(f"ls {Path(environment).parent}").split()
+    assert kept == ["build.sh", "code", "env", "labs", "whole"]
     (project / "birdlib" / "birds.py").write_text("NAME = 'second'\n")
     again = labctl("run", "--id", "packages-2", "--", "python", "imports.py")
     assert "building the environment" not in again.stderr

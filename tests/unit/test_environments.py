@@ -106,6 +106,7 @@ def test_it_stays_while_a_lab_uses_it(capfdbinary: pytest.CaptureFixture[bytes])
     assert not list((labctl_home() / ".environments").iterdir())
 
 
+@pytest.mark.long
 def test_a_server_without_uv_uses_venv_and_pip(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

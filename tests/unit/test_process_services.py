@@ -73,6 +73,12 @@ def test_it_runs_in_the_code_of_the_lab_and_is_found_again() -> None:
     assert [(one.name, one.running) for one in listed] == [("web", True)]
 
 
+def test_code_that_was_never_pushed_is_missing(root: Path) -> None:
+    (root / "code" / "train.py").unlink()
+    (root / "code").rmdir()
+    assert service_executors.start(make_request()).missing == "code"
+
+
 def test_other_settings_replace_it_only_on_request() -> None:
     request = make_request()
     first = service_executors.start(request)

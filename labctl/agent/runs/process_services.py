@@ -15,6 +15,7 @@ from pathlib import Path
 from ...wire.codec import to_json
 from ...wire.runs import ProcessRecord
 from ...wire.services import (
+    CODE,
     ListServicesReply,
     ListServicesRequest,
     ProcessServiceRecord,
@@ -61,8 +62,8 @@ def start(request: ServiceRequest) -> ServiceReply:
             _wait_until_ready(root, record, request)
             return ServiceReply(*_describe(root, name, record), found=True, stale=is_stale)
         environment = use_environment(request.image, request.lab_id)
-        if environment is None:
-            return ServiceReply(missing=request.image)
+        if environment is None or not (root / "code").is_dir():
+            return ServiceReply(missing=request.image or CODE)
         if record:
             stop_session(_first_process(record), GRACE_S)
         record = _launch(root, request, environment)
@@ -109,7 +110,6 @@ def _launch(root: Path, request: ServiceRequest, environment: Environment) -> Pr
     """Start the service's session and record it. Failure if its program or its port is missing."""
     name, port = request.name, _choose_port(request)
     link_server_data(root, request.data)
-    (root / "code").mkdir(exist_ok=True)
     script = root / ".labctl" / f"service-{name}.sh"
     write_text(script, _build_script(root, request, environment, port), 0o700)
     if name in KNOWN and not request.command:
