@@ -356,6 +356,11 @@ class LabConfig(Value, frozen=True):
         return self.server.executor == "docker"
 
     @property
+    def environment_file(self) -> str:
+        """The file of packages for runs without a container; "" if they use the server's alone."""
+        return "" if self.uses_containers else self.image.environment_file
+
+    @property
     def has_own_image(self) -> bool:
         """Whether a setting names the image, so that it is not the default."""
         return any(key == "image" or key.startswith("image.") for key in self.origins)

@@ -36,7 +36,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         yield from ((f"image.args.{key}", text) for key, text in config.image.args.items())
         yield "image.registry", config.image.registry
         yield "image.store", "yes" if config.should_store_images else "no"
-    else:
+    elif config.uses_containers:
         yield "image", config.image.reference
     yield "run", shlex.join(config.run)
     if config.launch.launcher:

@@ -8,7 +8,7 @@ import time
 
 from labctl.errors import UsageError
 from labctl.model import NAME_PATTERN, Server
-from labctl.runs import images
+from labctl.runs import images, server_environments
 from labctl.runs.launch import build_launch_command
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
@@ -37,7 +37,7 @@ def build_spec(
         lab=config.name,
         lab_id=context.lab_id,
         command=build_launch_command(config, command or config.run, gpu_count),
-        image=images.image_reference(context) if config.uses_containers else "",
+        image=find_run_image(context),
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
@@ -49,6 +49,15 @@ def build_spec(
         data=config.server_data,
         executor=config.server.executor,
     )
+
+
+def find_run_image(context: LabContext) -> str:
+    """Return the image of a run; "" for a plain process that needs no environment."""
+    if context.config.uses_containers:
+        return images.image_reference(context)
+    if context.config.environment_file:
+        return server_environments.environment_reference(context)
+    return ""
 
 
 def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) -> None:
