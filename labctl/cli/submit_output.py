@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
-from labctl.cli.wrapping import indent_words, wrap_lines
+from labctl.cli.wrapping import indent_words, read_output_width, wrap_lines
 from labctl.config.scalars import limit_text
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, duration_text
@@ -57,7 +56,7 @@ def print_terms(terms: Terms, *, offline: bool = False) -> None:
 
 
 def _print_labeled_lines(rows: list[tuple[str, str]]) -> None:
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = read_output_width()
     label_width = max(len(label) for label, _ in rows)
     for label, text in rows:
         lines = textwrap.wrap(clean(text), max(20, width - label_width - 4), break_on_hyphens=False)
@@ -143,7 +142,7 @@ def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_comma
     )
     print_table(rows, ("PART", "SIZE", f"OF RUN {run}" if run else "WITHOUT A RUN"))
     for note in (*contents.notes, *contents.stale):
-        width = shutil.get_terminal_size((100, 24)).columns
+        width = read_output_width()
         for line in textwrap.wrap(f"! {clean(note)}", width, subsequent_indent="  "):
             click.echo(click.style(line, fg="yellow"))
     if contents.stale:

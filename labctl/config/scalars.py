@@ -128,6 +128,21 @@ def parse_cpus(text: str) -> float:
     return float(text)
 
 
+def parse_process_count(text: str) -> int:
+    """Parse `auto`, which is 0 (one for each GPU), or a number of processes."""
+    if text == "auto":
+        return 0
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= 256:
+        raise ValueError(f"{quote(text)} is not a number of processes: write auto, or 1 to 256")
+    return int(text)
+
+
+def parse_restarts(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,2}", text):
+        raise ValueError(f"{quote(text)} is not a number of restarts from 0 to 99")
+    return int(text)
+
+
 def number_text(number: float) -> str:
     return f"{number:.6f}".rstrip("0").rstrip(".")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,9 @@ from terminal import open_terminal
 from test_grading_guide import COURSES, FILES, prepare_course
 from transcripts import make_program, make_session
 
+from labctl import Lab
 from labctl.courses.records.folder import make_private
+from labctl.model import Endpoint, Offer, Server
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 
@@ -67,6 +70,57 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     assert [line.strip() for line in hint if len(line) > COLUMNS] == [
         f"next: labctl run -- python train.py {options}"
     ]
+
+
+def test_a_table_is_cut_on_a_terminal_and_whole_in_a_pipe(lab: Path, tmp_path: Path) -> None:
+    """Also if the shell exports COLUMNS."""
+    command = "python train.py --learning-rate 0.001 --weight-decay 0.0005 --batch-size 128 --last"
+    (lab / "lab.yaml").write_text(f"lab: digits\nrun: {command}\n")
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    with open_terminal(lab, environ, COLUMNS) as terminal:
+        shown = terminal.run("labctl config", [], COMMAND_S)
+        terminal.run("labctl config | tee piped", [], COMMAND_S)
+        terminal.run(f"COLUMNS={COLUMNS} labctl config | tee exported", [], COMMAND_S)
+    assert max(map(len, shown.splitlines())) <= COLUMNS
+    assert "--last" not in shown
+    for piped in ("piped", "exported"):
+        rows = [line.split(maxsplit=2) for line in (lab / piped).read_text().splitlines()]
+        value = next(row[2] for row in rows if row[0] == "run")
+        assert value.endswith("--last")
+
+
+@pytest.mark.parametrize("options", ["", " --all"])
+def test_the_cost_of_spot_servers_fits_the_terminal(
+    lab: Path, tmp_path: Path, options: str
+) -> None:
+    """What the terminal has no room for is in the pipe."""
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    record_spot_server(Lab.load(lab, environ=environ))
+    with open_terminal(lab, environ, COLUMNS) as terminal:
+        lines = terminal.run(f"labctl cost{options}", [], COMMAND_S).splitlines()
+        terminal.run(f"labctl cost{options} | tee piped", [], COMMAND_S)
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert lines[1].split()[0] == "i-7934dcd0144a3ec73"
+    assert "$4.31" in lines[1]
+    assert "IDLE" not in lines[0]
+    headings, row = (lab / "piped").read_text().splitlines()[:2]
+    assert headings.endswith("  COST   SAVED  IDLE")
+    assert row.split()[-3:] == ["$4.31", "?", "?"]
+
+
+def record_spot_server(lab: Lab) -> None:
+    """Record a server that ran for most of a day."""
+    offer = Offer(
+        provider="aws", type="g4dn.12xlarge", price_usd_per_hour=0.1815, spot=True,
+        on_demand_usd_per_hour=0.526,
+    )  # fmt: skip
+    server = Server(
+        id="i-7934dcd0144a3ec73.us-east-1", provider="aws", lab="digits", lab_id=lab.id,
+        alias="digits", state="running", endpoint=Endpoint(host="127.0.0.1"), offer=offer,
+        created_at=time.time() - 23.75 * 3600,
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    lab.context.state.close()
 
 
 def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
