@@ -333,7 +333,12 @@ class Run(Value, frozen=True):
 
     @property
     def state_text(self) -> str:
-        """The state for people, in American spelling; what is stored keeps its spelling."""
+        """The state for people, in American spelling; what is stored keeps its spelling.
+
+        A run that a limit stopped was not lost: its outputs were saved first.
+        """
+        if self.state == "lost" and self.stopped_by:
+            return "stopped"
         return "canceled" if self.state == "cancelled" else self.state
 
     @property

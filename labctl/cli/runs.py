@@ -38,6 +38,7 @@ from labctl.errors import LabError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
 from labctl.text import bytes_text, names_text, price_or_free_text
+from labctl.wire.runs import GPU_LEASE
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -252,7 +253,9 @@ def print_run(run: Run) -> None:
         print_message(f"labctl logs -f {run.id}    follow its log")
         return
     print_message(f"run {run.id}: {clean(run.summary)}")
-    if run.stopped_by:
+    if run.stopped_by == GPU_LEASE:
+        print_message(f"labctl run --recover --id {run.id}    resume it when a GPU is free")
+    elif run.stopped_by:
         print_message(f"labctl up && labctl run --recover --id {run.id}    resume it")
     elif run.exit_code:
         print_message(f"labctl explain {run.id}    why, and what to try next")

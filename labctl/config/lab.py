@@ -218,6 +218,7 @@ class LabConfigReader:
             ),
             image=self.choose_image(file),
             run=file.run,
+            launch=file.launch,
             env=file.env,
             secrets=file.secrets,
             data={key: self.make_source(text) for key, text in file.data.items()},

@@ -6,6 +6,7 @@ import msgspec
 
 from labctl.events import AGREE_TO_PRICES, PolicyReporter
 from labctl.model import Server
+from labctl.servers import guard
 from labctl.servers.attempts import max_confirmed_usd_per_hour
 from labctl.servers.context import LabContext
 
@@ -23,8 +24,9 @@ def record_price_limit(context: LabContext, server: Server, run_id: str) -> None
 def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
     """Return a context in which a server for the run is created without asking, up to a limit.
 
-    The limit is max_price of lab.yaml, if set, else the recorded one; dearer offers are left out.
-    If no limit was recorded for this run, the user is asked about every price.
+    The server gets the limits of the run's last one. The price limit is max_price of lab.yaml, if
+    set, else the recorded one; dearer offers are left out. If no price limit was recorded for this
+    run, the user is asked about every price.
     """
     need = context.config.server.need
     agreements = context.state.list_events(
@@ -35,6 +37,7 @@ def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
         limit = agreements[0].detail.get("most_usd_per_hour")
     if limit is None or not agreements:
         return context
+    need = guard.restore_limits(context, need, agreements[0].server_id)
     need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
     server = msgspec.structs.replace(context.config.server, need=need)
     config = msgspec.structs.replace(context.config, server=server)

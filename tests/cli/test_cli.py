@@ -314,6 +314,25 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
 
 
+def test_status_says_that_a_run_was_stopped_because_its_gpu_time_ended(
+    labctl: Any, home: Path
+) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    summary = "stopped: its GPU time ended; the outputs saved by then are kept"
+    for name, state, stopped_by in (("night", "lost", "GPU lease"), ("day", "lost", "")):
+        run = Run(
+            id=name, lab_id=lab.id, server_id=server.id, state=state, summary=summary,
+            stopped_by=stopped_by,
+        )  # fmt: skip
+        lab.context.state.save_run(run)
+    lab.context.state.close()
+    rows = {line.split()[0]: line for line in labctl("status").out.splitlines() if "GPU" in line}
+    assert rows["night"].split()[1] == "stopped"
+    assert rows["night"].endswith(summary)
+    assert rows["day"].split()[1] == "lost"
+
+
 def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     offer = Offer(provider="local", type="container")
@@ -637,7 +656,7 @@ def test_orphans_lists_the_image_caches_that_down_counts(
     said = labctl("orphans", "--terminate", "--yes")
     assert (said.code, said.out) == (
         0,
-        "Found nothing but image caches that labctl created.\n"
+        "Found nothing at local but image caches that labctl created.\n"
         f"image cache labctl-cache-1: free, {note}\n",
     )
 
@@ -669,6 +688,8 @@ def test_the_reasons_of_decisions_are_whole_at_80_columns(
     watch = {"decisions": [{"at": 0.0, "elapsed_s": 0.0, "what": "limits", "why": why}]}
     monkeypatch.setattr(Lab, "status", lambda self, **_: {**real(self), "watch": watch})
     monkeypatch.setenv("COLUMNS", "80")
+    assert labctl("status", "--why").out.splitlines()[-1].endswith(why), "not a terminal"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     said = labctl("status", "--why")
     rows = said.out.splitlines()[-2:]
     assert [len(row) <= 80 for row in rows] == [True, True]
@@ -725,7 +746,7 @@ def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
     monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
     said = labctl("orphans", "--terminate", "--yes")
-    assert (said.code, said.out) == (0, "Found nothing that labctl created for you.\n")
+    assert (said.code, said.out) == (0, "Found nothing at local that labctl created for you.\n")
     assert (
         "1 server of another user is not listed; to list all: labctl orphans --everyone" in said.err
     )

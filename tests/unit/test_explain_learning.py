@@ -285,6 +285,8 @@ def test_what_is_not_known_is_shown_as_it_is() -> None:
     assert "lost" in findings(material(run=run(state="lost", exit_code=None, summary="lost: gone")))
     limit = run(state="lost", exit_code=None, summary="lost: its budget", stopped_by="budget")
     assert "budget" in findings(material(run=limit))["lost"].next
+    lease = run(state="lost", exit_code=None, summary="stopped", stopped_by="GPU lease")
+    assert "--recover --id" in findings(material(run=lease))["lost"].next
     assert findings(material(run=run(state="cancelled", exit_code=143))) == {}
 
 

@@ -121,6 +121,9 @@ def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
     with pytest.raises(Failure, match="has no checkpoints on this server"):
         build_mounts(root, pulled)
     (root / "models" / "old").mkdir(parents=True)
+    with pytest.raises(Failure, match="has no checkpoints on this server"):
+        build_mounts(root, pulled)
+    (root / "models" / "old" / "step-1").mkdir()
     sources = seen(build_mounts(root, pulled))
     assert sources["/lab/run/checkpoints"] == (str(root / "models" / "old"), True)
 
