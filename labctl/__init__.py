@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         TransferError,
         TurnedAwayError,
         UnknownHostKeyError,
+        UnreachableError,
         UsageError,
     )
     from labctl.lab import Lab
@@ -86,6 +87,7 @@ __all__ = [
     "TransferError",
     "TurnedAwayError",
     "UnknownHostKeyError",
+    "UnreachableError",
     "UsageError",
     "__version__",
 ]

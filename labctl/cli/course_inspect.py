@@ -105,7 +105,7 @@ def _print_status(course: CourseStatus, names: dict[str, str], *, refreshed: boo
     click.echo()
     click.echo(
         f"{course.running} of {count_text(len(course.seats), 'seat')} "
-        f"{'has' if len(course.seats) == 1 else 'have'} a server; "
+        f"{'has' if 1 in (course.running, len(course.seats)) else 'have'} a server; "
         f"{dollars_text(course.spent_usd)} so far{per_hour}"
     )
     for seat in course.seats:
@@ -132,7 +132,7 @@ def _print_age(course: CourseStatus) -> None:
 def _seat_cells(seat: SeatStatus, names: dict[str, str] | None, now: float) -> tuple[str, ...]:
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
-    left = optional_text(seat.ttl_left_s, duration_text)
+    left = "-" if seat.state == "stopped" else optional_text(seat.ttl_left_s, duration_text)
     budget = optional_text(seat.budget_usd, dollars_text)
     return (
         seat.seat,

@@ -29,7 +29,7 @@ def print_up(outcomes: list[SeatOutcome]) -> None:
     created = sum(outcome.made for outcome in ready)
     price = sum(outcome.server.offer.price_usd_per_hour for outcome in ready if outcome.server)
     cost = f", {price_text(price)} together" if price else ""
-    verb = "is" if len(outcomes) == 1 else "are"
+    verb = "is" if 1 in (len(ready), len(outcomes)) else "are"
     click.echo(
         f"{len(ready)} of {count_text(len(outcomes), 'seat')} {verb} ready, {created} new{cost}."
     )

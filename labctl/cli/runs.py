@@ -34,7 +34,7 @@ from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
 from labctl.cli.wrapping import print_message
-from labctl.errors import LabError, UsageError
+from labctl.errors import LabError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
 from labctl.text import bytes_text, names_text, price_or_free_text
@@ -213,10 +213,16 @@ def _start_and_follow(
 
 
 def _attach(lab: Lab, run: Run) -> None:
-    """Replace this process with ssh, attached to the run's container."""
-    # A container that waits for its start is attached to before its command begins.
+    """Replace this process with ssh, attached to the run."""
+    # A run that waits for its start is attached to before its command begins.
     if run.state == "starting":
         replace_with_start(lab.context, run)
+    if not run.is_container:
+        raise PolicyError(
+            f"run {run.id} has a terminal already",
+            why="a run without a container keeps the terminal in which it was started",
+            hint=f"labctl logs -f {run.id}\nlabctl exec {run.id} -- sh   # a shell beside it",
+        )
     replace_with_ssh(lab.context, f"docker attach {run.container}")
 
 

@@ -399,8 +399,14 @@ def _leave_out(
 
 
 def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
-    """Fold the last column of a row: its part of the row, then the lines below it."""
-    if room < _LAST_WIDTH:
+    """Fold the last column of a row: its part of the row, then the lines below it.
+
+    A word that does not fit, such as a path, is on a line of its own, whatever its length.
+    """
+    longest = max(map(len, text.split()), default=0)
+    if longest > room:
+        indent = min(indent, max(0, width - longest))
+    if room < max(_LAST_WIDTH, longest):
         return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
     first, *others = wrap_text(text, width - room, width)
     return [first, *(" " * (width - room) + line for line in others)]

@@ -151,6 +151,8 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     cost = _cost_text(status["cost_usd"], own_usd, price) if price else "free"
     up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
     click.echo(f"  {up}{cost}")
+    if status["executor"] == "process":
+        click.echo("  runs are plain processes (executor: process)")
     _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status["interrupted_down"]
     if interrupted is not None:

@@ -32,7 +32,7 @@ def endpoint_text(endpoint: Endpoint) -> str:
 def make_dns_error(endpoint: Endpoint, why: str) -> DnsError:
     return DnsError(
         f"the name {endpoint.host} does not resolve",
-        why=why,
+        why=why.rpartition(f"{endpoint.host}: ")[2],  # ssh repeats that it does not resolve
         hint=lambda subject: (
             f"{subject.up}   # after you checked the name and this machine's network (a VPN?)"
         ),

@@ -12,6 +12,8 @@ from .verbs import LabRequest, StreamingVerb, Verb
 DOCKER, PROCESS = "docker", "process"
 # The limit (limit.json) that ended a run whose time with a shared GPU was over.
 GPU_LEASE = "GPU lease"
+# The environments of plain processes are named after this and a hash of their content.
+ENVIRONMENT = "labctl/environment"
 
 
 class RunSpec(NamedTuple):

@@ -288,3 +288,17 @@ def test_the_name_of_a_missing_package_is_in_the_command_that_installs_it(
     assert "labctl: model.py:build_model cannot be imported" in said.err
     assert 'File "model.py", line 1, in <module>' in said.err
     assert " -m pip install no_such_package\n" in said.err
+
+
+def test_a_slow_link_is_named_as_what_limits_the_training(labctl: Any, home: Path) -> None:
+    words = "--params 8B --train adamw --batch 64 --seq 2048 --hidden 4096 --layers 32 --price 20"
+    call = ("estimate", *words.split(), "--data-parallel", "8", "--tokens", "100M")
+    slow = " ".join(labctl(*call, "--link", "25gbit").out.split())
+    assert "Each GPU sends 28.0 GB of gradients per step: 8.96 s over 25gbit." in slow
+    assert "the link limits the training" in slow
+    fast = " ".join(labctl(*call, "--link", "nvlink").out.split())
+    assert "the link limits the training" not in fast
+    assert "over nvlink. The step computes" in fast
+    smaller = " ".join(labctl(*call, "--link", "25gbit", "--compress", "powersgd").out.split())
+    assert "of gradients, compressed by powersgd, per step" in smaller
+    assert labctl(*call, "--compress", "powersgd").code == 2

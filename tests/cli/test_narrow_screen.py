@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from terminal import open_terminal
 from test_grading_guide import COURSES, FILES, prepare_course
 from transcripts import make_program, make_session
 
 from labctl import Lab
+from labctl.courses.records.folder import make_private
 from labctl.model import Endpoint, Offer, Server
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -22,6 +25,7 @@ from submission_bed import DUE_AT, handed_in, make_receiver, packed
 
 COLUMNS = 80
 COMMAND_S = 60.0
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJf9dHhVsI2y3a9vT5o1kTqZ7bq0mC4rYw8sN6uXeLpQ"
 ANSWER = "You are right: the names are explained, and so is the choice of the rate in train.py."
 LAB = """\
 lab: digits
@@ -148,3 +152,42 @@ def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
         assert lines[row + 1].strip() == reason
     quoted = [line.removeprefix("  > ") for line in lines if line.startswith("  > ")]
     assert " ".join(quoted) == ANSWER
+
+
+def test_the_path_of_a_join_file_is_never_cut(tmp_path: Path) -> None:
+    """On a terminal it is on a line of its own; a program that reads the table gets all of it."""
+    course = tmp_path / "machine-learning-2026"
+    course.mkdir()
+    keeper = "keeper: {host: keeper.example.edu, user: labctl}\n"
+    (course / "course.yaml").write_text(f"course: machine-learning-2026\n{keeper}")
+    (course / "roster.csv").write_text("id,name\nada,Ada Lovelace\n")
+    make_private(course)
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    into = course / "the-join-files-of-the-first-group" / "of-students"
+    command = f"labctl course invite ada --host-key '{HOST_KEY}' --into {into}"
+    with open_terminal(course, environ, COLUMNS) as terminal:
+        lines = terminal.run(command, [], COMMAND_S).splitlines()
+        piped = terminal.run(f"{command} | cat", [], COMMAND_S).splitlines()
+    file = str(into / "machine-learning-2026-ada.join")
+    assert [line.strip() for line in lines[:3]] == ["STUDENT  FILE", "ada", file]
+    assert f"ada      {file}" in piped
+
+
+def test_feedback_is_wrapped_at_words(tmp_path: Path) -> None:
+    note = "clear names, but the function needs a docstring that says what it does with a zero"
+    text = f"code: 18 of 20 (ann): {note}"
+    feedback = Feedback(assignment="hw1", number=1, score=18, points=20, text=text, page="")
+    show = f"""
+from pathlib import Path
+import msgspec
+from labctl.cli.submit_output import print_feedback
+from labctl.submissions.feedback import Feedback
+feedback = msgspec.json.decode({msgspec.json.encode(feedback)!r}, type=Feedback)
+print_feedback(feedback, Path("feedback.html"), Path("."))
+"""
+    (tmp_path / "show.py").write_text(show)
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    with open_terminal(tmp_path, environ, COLUMNS) as terminal:
+        lines = terminal.run(f"{sys.executable} show.py", [], COMMAND_S).splitlines()
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert text in " ".join(lines)

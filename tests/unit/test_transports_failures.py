@@ -63,6 +63,11 @@ def test_each_kind_has_its_error(said: str, kind: type[LabError]) -> None:
     assert "\r" not in error.why
 
 
+def test_a_name_that_does_not_resolve_is_said_once() -> None:
+    error = failures.parse_ssh_error(HERE, "ssh: Could not resolve hostname gpu1: not known\n")
+    assert (error.what, error.why) == ("the name gpu1 does not resolve", "not known")
+
+
 def test_whoever_was_turned_away_tries_again_to_connect() -> None:
     error = failures.parse_ssh_error(HERE, WAY_CLOSED)
     assert error.hint == "labctl up   # in a minute"

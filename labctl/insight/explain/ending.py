@@ -71,8 +71,8 @@ KNOWN_MESSAGES = (
     _known_message(
         "module-missing",
         r"(?:ModuleNotFoundError|python[\d.]*): No module named '?([\w.]*\w)",
-        "the image has no Python module {0}",
-        "the container has only what its image installs, not what is on your machine",
+        "{image} has no Python module {0}",
+        "a run has only what its image or environment installs, not what is on your machine",
         "correct its name, or add it to {packages}, then:\n{again}",
         LABCTL,
     ),
@@ -204,14 +204,14 @@ def find_known_messages(material: RunData) -> Iterator[Answer]:
         yield Finding(
             rule=message.rule,
             level="advice" if message.level == "advice" else "problem",
-            what=message.what.format(*groups),
+            what=message.what.format(*groups, image=material.image_name),
             why=message.why,
             evidence=(from_log(line[:240]),),
             next=message.next.format(
                 *groups,
                 command=shlex.join(material.run.command),
                 again=repeat_command(material),
-                packages=material.package_file or "the image",
+                packages=material.package_list,
             ),
             source=message.source,
         )
