@@ -80,9 +80,10 @@ def print_down(endings: list[SeatEnding]) -> None:
     if not endings:
         click.echo("No seat had a server.")
         return
-    click.echo(
+    print_message(
         f"Removed {len(ended)} of {count_text(len(endings), 'server')}; "
-        f"downloaded {count_text(files, 'file')} of runs{edited}."
+        f"downloaded {count_text(files, 'file')} of runs{edited}.",
+        err=False,
     )
     print_failures(endings)
 
