@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -53,8 +54,9 @@ time.sleep(60)
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The lab's directory on a server that has neither Docker nor tmux; what runs ends after it."""
+    """The lab's directory on a server without Docker; what runs ends after it, also in tmux."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine")
     monkeypatch.setattr(engine, "ATTEMPTS_S", 0.0)  # it waits for one that is being restarted
     directory = lab_dir("digits", LAB_ID)
@@ -63,6 +65,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     attempts = labctl_home() / ".attempts"
     for attempt in attempts.iterdir() if attempts.is_dir() else ():
         ProcessExecutor().remove(attempt.name)
+    if shutil.which("tmux"):
+        subprocess.run(["tmux", "kill-server"], capture_output=True, check=False)
 
 
 def make_spec(*command: str, **changes: Any) -> RunSpec:
