@@ -11,6 +11,7 @@ from labctl.model import NAME_PATTERN, Server
 from labctl.runs import images
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
+from labctl.servers.job_queue import build_job_request
 from labctl.wire.runs import RunSpec
 
 
@@ -44,6 +45,7 @@ def build_spec(
         tty=tty,
         data=config.server_data,
         executor=config.server.executor,
+        job=build_job_request(context),
     )
 
 

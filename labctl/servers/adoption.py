@@ -10,7 +10,7 @@ import msgspec
 
 from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError
 from labctl.model import Server
-from labctl.providers import Explains, Joinable, Leasable
+from labctl.providers import Explains, Joinable, Leasable, SubmitsJobs
 from labctl.retry import poll_until
 from labctl.servers import accounts, cost
 from labctl.servers.context import LabContext
@@ -158,8 +158,15 @@ def is_leased(context: LabContext) -> bool:
     return isinstance(context.provider, Leasable)
 
 
+def is_shared_with_others(context: LabContext) -> bool:
+    """Whether the machine stays, with the user's other files, after the lab has left it."""
+    return isinstance(context.provider, Leasable | SubmitsJobs)
+
+
 def describe_down(context: LabContext) -> str:
     """Say in a few words what `labctl down` does with the lab's server."""
+    if isinstance(context.provider, SubmitsJobs):
+        return "cancel your jobs"
     return "end your lease" if is_leased(context) else "remove the server"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from labctl.model import Need, Server
-from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
+from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable, SubmitsJobs
 from labctl.servers import cost, deadlines, disk_retention
 from labctl.servers.context import LabContext
 from labctl.wire.codec import to_json
@@ -47,6 +47,8 @@ def arm(
     """
     if isinstance(context.provider, Guarded):
         return _watch_foreign(context, server, context.provider)
+    if isinstance(context.provider, SubmitsJobs):
+        return None
     need, price = deadlines.get_server_need(context, server), server.offer.price_usd_per_hour
     limited = any(
         (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, context.config.store)

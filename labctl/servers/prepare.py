@@ -100,6 +100,22 @@ def prepare(
     return after
 
 
+def check_login_node(facts: ServerFacts, reporter: Reporter) -> None:
+    """Report what a login node lacks, on which labctl installs nothing.
+
+    PolicyError if the agent cannot run there.
+    """
+    for lack in list_missing(facts, docker=False):
+        if lack.name == "python3":
+            raise PolicyError(
+                f"labctl cannot use this login node: {lack.words}",
+                why="labctl installs nothing on a cluster",
+                hint="load a module with Python in ~/.bashrc there, or ask the administrator",
+            )
+        text = f"{lack.words} on the login node, which `labctl attach` needs"
+        reporter.emit(Note(text=text))
+
+
 def can_playbook_fix(lack: MissingRequirement) -> bool:
     """Whether the playbook fixes it on every server and for every account."""
     return not lack.optional and lack.name != "docker daemon"

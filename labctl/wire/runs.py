@@ -9,7 +9,23 @@ from .codec import with_keys
 from .verbs import LabRequest, StreamingVerb, Verb
 
 # The names of the executors.
-DOCKER, PROCESS = "docker", "process"
+DOCKER, PROCESS, SLURM = "docker", "process", "slurm"
+
+
+class JobRequest(NamedTuple):
+    """What a run asks of Slurm; "" and 0 leave it to the cluster's defaults.
+
+    `gpus` is a value of `sbatch --gres`, such as "gpu:a100:2". `modules` are loaded with
+    `module load`. `options` are further options of sbatch by their long names.
+    """
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time_s: int = 0
+    gpus: str = ""
+    modules: Tuple[str, ...] = ()
+    options: Dict[str, str] = {}
 
 
 class RunSpec(NamedTuple):
@@ -37,6 +53,7 @@ class RunSpec(NamedTuple):
     tty: bool = False
     data: Dict[str, str] = {}
     executor: str = DOCKER
+    job: JobRequest = JobRequest()
 
 
 class ClaimRecord(NamedTuple):
@@ -141,6 +158,21 @@ class ProcessAttemptRecord(NamedTuple):
     lab_id: str
     directory: str
     boot: str
+
+
+class SlurmAttemptRecord(NamedTuple):
+    """An attempt that is a job of Slurm (attempt.json in its own directory).
+
+    `directory` is the run's. `job_id` is "" until Slurm's reply has arrived: the job's name, which
+    no other attempt has, finds it all the same.
+    """
+
+    run: str
+    lab_id: str
+    directory: str
+    job_name: str
+    created_at: float
+    job_id: str = ""
 
 
 class ProcessRecord(NamedTuple):

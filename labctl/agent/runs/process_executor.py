@@ -40,6 +40,7 @@ class ProcessExecutor:
     """See `Executor`. An attempt's image is `Image("")`: it uses the programs of the server."""
 
     noun = "process"
+    runs_here = True
 
     def find_image(self, reference: str) -> Image | None:
         return Image("")
