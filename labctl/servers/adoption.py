@@ -160,7 +160,7 @@ def is_leased(context: LabContext) -> bool:
 
 def is_shared_with_others(context: LabContext) -> bool:
     """Whether the machine stays, with the user's other files, after the lab has left it."""
-    return isinstance(context.provider, Leasable | SubmitsJobs)
+    return is_leased(context) or isinstance(context.provider, SubmitsJobs)
 
 
 def describe_down(context: LabContext) -> str:
