@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         TransferError,
         TurnedAwayError,
         UnknownHostKeyError,
+        UnreachableError,
         UsageError,
     )
     from labctl.lab import Lab
@@ -88,6 +89,7 @@ __all__ = [
     "TransferError",
     "TurnedAwayError",
     "UnknownHostKeyError",
+    "UnreachableError",
     "UsageError",
     "__version__",
 ]

@@ -13,6 +13,7 @@ Leaving `with lab.up()` downloads the results, verifies them, and removes the se
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from labctl.errors import PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
 from labctl.model import Need, Run, Server
+from labctl.servers import provider_choice
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import check_settings, read_provider_traits
 from labctl.state import State
@@ -128,19 +130,22 @@ class Lab:
         """
         variables = copy_environment() if environ is None else environ
         user_paths: Paths = find_paths(variables)
-        config = load_lab(
+        load = functools.partial(
+            load_lab,
             find_lab(Path(path)),
-            overrides=overrides,
             environ=variables,
             find_provider=None if record_only else read_provider_traits,
             needs_file=needs_file,
         )
+        config = load(overrides=overrides)
         state = State(user_paths.database)
         lab_reporter = SharedReporter(reporter or SilentReporter())
         if state.was_rebuilt:
             text = f"labctl's record on this machine was rebuilt: {state.was_rebuilt}"
             lab_reporter.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
         own_id = ensure_lab_id(config.root) if config.path.exists() else NO_LAB
+        if not record_only and (choice := provider_choice.find_choice(state, own_id, config)):
+            config = load(overrides={**(overrides or {}), "provider": choice})
         context = LabContext(
             config, own_id, user_paths, state, lab_reporter, everywhere, in_process=in_process
         )

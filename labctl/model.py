@@ -323,6 +323,11 @@ class Run(Value, frozen=True):
     executor: str | UnsetType = UNSET
 
     @property
+    def is_container(self) -> bool:
+        """Whether it is a container; otherwise a plain process, or a job of a cluster."""
+        return self.executor_name == "docker"
+
+    @property
     def executor_name(self) -> str:
         return "docker" if self.executor is UNSET else self.executor
 
@@ -332,7 +337,12 @@ class Run(Value, frozen=True):
 
     @property
     def state_text(self) -> str:
-        """The state for people, in American spelling; what is stored keeps its spelling."""
+        """The state for people, in American spelling; what is stored keeps its spelling.
+
+        A run that a limit stopped was not lost: its outputs were saved first.
+        """
+        if self.state == "lost" and self.stopped_by:
+            return "stopped"
         return "canceled" if self.state == "cancelled" else self.state
 
     @property

@@ -27,6 +27,7 @@ __all__ = [
     "duration_text",
     "elapsed_text",
     "hint_lines",
+    "list_text",
     "names_text",
     "next_lines",
     "optional_text",
@@ -96,6 +97,12 @@ def add_next(text: str, hint: str) -> str:
 def count_text(count: int, noun: str) -> str:
     """Write a count with its noun: 1 seat, 2 seats."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def list_text(names: Sequence[str]) -> str:
+    """Write names as in a sentence: hw1, hw2 and hw3."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def names_text(names: Sequence[str], most: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -50,8 +49,6 @@ with lazy_imports(__name__):
     from labctl.servers import disks as server_disks
 
 MAX_OFFERS_SHOWN = 20
-# columns from which the table of offers has all its columns
-WIDE = 96
 
 
 @click.command("offers")
@@ -80,8 +77,6 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
 
 
 def _print_offers(offers: Sequence[Offer], total: int) -> None:
-    # The market names the discount too, so a narrow screen does not need the list price.
-    is_wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
     rows = [
         (
             offer.type,
@@ -89,13 +84,14 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
             offer.zone or "-",
             price_or_free_text(offer.price_usd_per_hour),
             _week_range_text(offer),
-            *([_list_price_text(offer)] if is_wide else []),
+            _list_price_text(offer),
             _market_text(offer),
         )
         for offer in offers
     ]
-    headings = ("TYPE", "GPU", "ZONE", "PRICE", "7 DAYS", *(["LIST"] if is_wide else []), "MARKET")
-    print_table(rows, headings)
+    headings = ("TYPE", "GPU", "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET")
+    # The market names the discount too, so a narrow screen does not need the list price.
+    print_table(rows, headings, optional=("LIST",))
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
     notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
@@ -170,7 +166,8 @@ def _earlier_limits(watch: WatchRecord, ttl_left_s: float) -> str:
 def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     """Show the time and cost of each server and run, from the ledger.
 
-    Disks and traffic are not included. Unknown amounts are shown as a question mark.
+    Disks and traffic are not included. Unknown amounts are shown as a question mark. A terminal
+    that is too narrow for all columns shows the first ones; a pipe and --json get all.
 
     \b
     labctl cost
@@ -194,7 +191,8 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
     rows = [
         (
             _id_without_region(server.server_id),
-            f"{server.lab or '?'}: {server.type}" if every_lab else server.type,
+            *([server.lab or "?"] if every_lab else []),
+            server.type,
             f"{duration_text(server.hours * 3600)}{', up' if server.running else ''}",
             optional_text(server.price_usd_per_hour, price_or_free_text, "?"),
             _cost_text(server.cost_usd),
@@ -203,10 +201,13 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
         )
         for server in costs.servers
     ]
-    print_table(rows, ("SERVER", "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE"))
+    labs = ["LAB"] if every_lab else []
+    headings = ("SERVER", *labs, "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE")
+    print_table(rows, headings, optional=("IDLE", "SAVED", "TYPE", "PRICE"))
     for server in costs.servers:
         if server.note:
-            click.echo(f"{_id_without_region(server.server_id)}: {server.note}")
+            note = f"{_id_without_region(server.server_id)}: {server.note}"
+            print_message(clean(note), err=False)
     if costs.runs:
         click.echo()
         runs = [

@@ -82,6 +82,6 @@ def _print_sent(transfer: CanvasTransfer) -> None:
     print_message(f"sent {count_text(transfer.sent, 'grade')} to Canvas")
     if transfer.failed:
         students = ", ".join(transfer.failed)
-        print_message(f"Canvas did not take the grades of: {clean(students)}")
+        print_message(f"Canvas rejected the grades of: {clean(students)}")
         command = f"labctl course grades {transfer.assignment} --to canvas --send"
         print_next(f"{command}   # sends only these")

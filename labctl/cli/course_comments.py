@@ -12,6 +12,7 @@ from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json
+from labctl.cli.unreleased import print_unseen_change
 from labctl.cli.wrapping import indent_words, print_message
 from labctl.courses import commenting
 from labctl.errors import UsageError
@@ -71,9 +72,9 @@ def comment_command(ctx: click.Context, /, **options: Any) -> None:
         _change_saved(folder, chosen, by, json_)
     elif chosen.remove:
         comment = commenting.remove_comment(folder, chosen.assignment, chosen.remove, by=by)
-        _print_done("removed", comment, json_)
+        _print_done(folder, "removed", comment, json_)
     elif chosen.place:
-        _print_done("commented on", _add(folder, chosen, by), json_)
+        _print_done(folder, "commented on", _add(folder, chosen, by), json_)
     else:
         _print_comments(folder, chosen, json_)
 
@@ -112,11 +113,12 @@ def _change_saved(folder: CourseFolder, options: CommentOptions, by: str, json_:
         print_message('next: labctl course comment --save "..."')
 
 
-def _print_done(word: str, comment: LineComment, json_: bool) -> None:
+def _print_done(folder: CourseFolder, word: str, comment: LineComment, json_: bool) -> None:
     if json_:
         print_json({"comment": comment})
         return
     click.echo(f"{comment.seat}: {word} {clean(comment.place)} ({comment.id})")
+    print_unseen_change(folder, comment.assignment, [comment.seat])
 
 
 def _print_comments(folder: CourseFolder, options: CommentOptions, json_: bool) -> None:
@@ -136,4 +138,5 @@ def _print_comments(folder: CourseFolder, options: CommentOptions, json_: bool) 
         click.echo(clean(head))
         click.echo(indent_words(clean(comment.text), "      "))
     if not comments:
-        click.echo(f"{options.assignment} has no comments.")
+        whose = f"{options.name}'s submission for " if options.name else ""
+        click.echo(f"{whose}{options.assignment} has no comments.")

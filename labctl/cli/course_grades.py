@@ -10,13 +10,12 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, print_grace
 from labctl.cli.course_tests import print_student_tests
-from labctl.cli.exit_codes import clean, print_next
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.unreleased import print_unreleased_changes
 from labctl.cli.wrapping import print_message
 from labctl.courses.grades import export_grades, list_grades, list_student_tests
-from labctl.courses.records.gradebook import Grade
-from labctl.courses.records.released_grades import change_text
 from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
@@ -78,6 +77,7 @@ def due_command(
     closes = local_time_text(moved.closes_at, zone) if moved.closes_at else ""
     text = f"{assignment} is due for {student} on {due}"
     click.echo(f"{text}; it closes {closes}" if closes else text)
+    print_unreleased_changes(assignment, list_grades(folder, assignment))
 
 
 def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> None:
@@ -89,7 +89,7 @@ def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> No
         for one in extensions
     ]
     if rows:
-        print_table(rows, ("ASSIGNMENT", "STUDENT", "TIME", "BY", "WHY"))
+        print_table(rows, ("ASSIGNMENT", "STUDENT", "TIME", "BY", "WHY"), cut=False)
     else:
         click.echo("No student has an extension.")
 
@@ -198,7 +198,7 @@ def _require_tests_alone(assignment: str, has_others: bool) -> None:
     if has_others:
         raise UsageError(
             "--tests cannot be combined with --format, --out or --release",
-            why="it shows staff what each test gave",
+            why="it only lists the tests that failed",
             hint=f"labctl course grades {assignment} --tests",
         )
 
@@ -240,17 +240,6 @@ def _print_tests(folder: CourseFolder, assignment: str, json_: bool) -> None:
         return
     names = {student.id: student.name for student in folder.list_students(active_only=False)}
     print_student_tests(students, names)
-
-
-def print_unreleased_changes(assignment: str, grades: list[Grade]) -> None:
-    """List the released grades that a new release would change."""
-    changed = [grade for grade in grades if grade.unreleased is not None]
-    if not changed:
-        return
-    print_message("Released grades that differ from the current grading:")
-    for grade in changed:
-        print_message(f"  {clean(change_text(grade))}")
-    print_next(f"labctl course grades {assignment} --release   # asks first")
 
 
 def _release(ctx: click.Context, course: Course, assignment: str) -> None:

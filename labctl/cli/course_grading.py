@@ -10,7 +10,6 @@ import click
 from msgspec import to_builtins
 
 from labctl.cli.course import open_course
-from labctl.cli.course_grades import print_unreleased_changes
 from labctl.cli.course_options import (
     is_wide_screen,
     make_staff,
@@ -23,6 +22,7 @@ from labctl.cli.course_tests import print_dry_run
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.unreleased import print_unreleased_changes
 from labctl.cli.wrapping import print_message
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from labctl.courses.release import ReleaseResult
 
 with lazy_imports(__name__):
-    from labctl.courses import code_folders, grading_dry_run, grading_run
+    from labctl.courses import code_folders, grading_dry_run, grading_run, marking
 
 TEMPORARY = 75
 STATES = {
@@ -137,7 +137,7 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
         print_message(clean(text), fg="red")
     if collection.strangers:
         strangers = ", ".join(collection.strangers)
-        print_message(f"ignored, no seat in this course: {clean(strangers)}")
+        print_message(f"ignored, because they have no seat in this course: {clean(strangers)}")
     if collection.accepted:
         name = collection.assignment
         is_by_hand = not folder.config.assignments[name].graded_points
@@ -166,7 +166,7 @@ def _received_text(received: str, zone: tzinfo) -> str:
 
 def _late_text(submission: collect.SeatSubmission) -> str:
     if submission.in_grace_s:
-        return f"{late_text(submission.in_grace_s)}, in grace"
+        return f"{late_text(submission.in_grace_s)}, in the grace period"
     if not submission.late_s:
         return ""
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
@@ -245,6 +245,8 @@ def grade_command(ctx: click.Context, /, **options: Any) -> None:
     else:
         _print_release(released, is_wanted=options["release"])
         print_unreleased_changes(name, list_grades(course.folder, name))
+        if grading.is_complete and marking.has_unmarked(course.folder, name):
+            print_next(f"labctl course mark {name} --next")
     ctx.exit(TEMPORARY if grading.unreached else 0 if grading.is_complete else 1)
 
 
@@ -319,7 +321,7 @@ def _print_totals(grading: GradingResult) -> None:
     text += f", {counts['open']} not due yet" if counts["open"] else ""
     text += f", {counts['missing']} missing" if counts["missing"] or not counts["open"] else ""
     text += f", {counts['excused']} excused" if counts["excused"] else ""
-    click.echo(f"{text}; {fresh} run now.")
+    click.echo(f"{text}. New: {fresh}.")
     for graded in seats:
         for owner in graded.corrected:
             text = f"{owner}: results.json was edited by hand and is kept"
@@ -342,7 +344,9 @@ def _print_failures(grading: GradingResult, grades: Path) -> None:
         print_message("Every submission failed alike, so none has a grade:")
         print_message(f"  {clean(grading.withheld)}")
     if failed:
-        others = f", and of {len(failed) - 1} more beside it" if len(failed) > 1 else ""
+        others = (
+            f", and {len(failed) - 1} more in the directories beside it" if len(failed) > 1 else ""
+        )
         print_message(f"  output: {_find_output(grades / name / failed[0])}{others}")
     if grading.withheld:
         print_next(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from labctl.cli.options import (
 from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
 from labctl.cli.screen import print_json, print_table, wrap_text
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import print_message, read_output_width
 from labctl.errors import UsageError, assign_subject
 from labctl.lazy import lazy_imports
 from labctl.text import count_text, dollars_text, duration_text, optional_text, price_text
@@ -87,7 +86,7 @@ def _print_unneeded(seats: Sequence[Seat]) -> None:
 
 
 def _print_status(course: CourseStatus, names: dict[str, str], *, refreshed: bool) -> None:
-    wide = shutil.get_terminal_size((100, 24)).columns >= WIDE
+    wide = read_output_width() >= WIDE
     headings = (
         "SEAT",
         *(("NAME",) if wide else ()),
@@ -106,7 +105,7 @@ def _print_status(course: CourseStatus, names: dict[str, str], *, refreshed: boo
     click.echo()
     click.echo(
         f"{course.running} of {count_text(len(course.seats), 'seat')} "
-        f"{'has' if len(course.seats) == 1 else 'have'} a server; "
+        f"{'has' if 1 in (course.running, len(course.seats)) else 'have'} a server; "
         f"{dollars_text(course.spent_usd)} so far{per_hour}"
     )
     for seat in course.seats:
@@ -133,7 +132,7 @@ def _print_age(course: CourseStatus) -> None:
 def _seat_cells(seat: SeatStatus, names: dict[str, str] | None, now: float) -> tuple[str, ...]:
 
     kind = f"{seat.type}{' spot' if seat.spot else ''}" or "-"
-    left = optional_text(seat.ttl_left_s, duration_text)
+    left = "-" if seat.state == "stopped" else optional_text(seat.ttl_left_s, duration_text)
     budget = optional_text(seat.budget_usd, dollars_text)
     return (
         seat.seat,

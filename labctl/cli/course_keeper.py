@@ -124,7 +124,8 @@ def _print_invitations(invitations: Sequence[Invitation], into: Path) -> None:
     if not invitations:
         click.echo("All students have joined. For another device: labctl course invite NAME")
         return
-    print_table([(one.student, str(one.path)) for one in invitations], ("STUDENT", "FILE"))
+    rows = [(one.student, str(one.path)) for one in invitations]
+    print_table(rows, ("STUDENT", "FILE"), cut=False)
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invitations[0].expires))
     print_message("Send each file only to its student. It works once: labctl join FILE")
     print_message(f"The files expire on {until}. For a mail merge: {into / publish.MAIL_MERGE}")

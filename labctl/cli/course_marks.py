@@ -11,9 +11,10 @@ import msgspec
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, names_by_seat
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import INTERRUPTED, clean, print_next
 from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table
+from labctl.cli.unreleased import print_unseen_change
 from labctl.cli.wrapping import print_message
 from labctl.courses import marking
 from labctl.courses.assignment_seats import list_assignment_seats
@@ -24,10 +25,14 @@ from labctl.model import Value
 from labctl.text import count_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from labctl.courses.marking import GivenMark, MarkingTask
     from labctl.courses.records.folder import CourseFolder
     from labctl.courses.records.marks import RubricItem
 
+# what `mark --next` accepts
+ENTER = "Enter points such as 7 or 7.5, s to skip an item, or q to stop"
 # earlier notes that `mark --next` offers
 MOST_NOTES = 5
 
@@ -64,10 +69,12 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
             print_json({"mark": given})
         else:
             print_mark(given)
+            print_unseen_change(folder, assignment, given.students)
         return
     if options["name"] or (options["next_"] and (options["list_"] or json_)):
         raise UsageError(
-            "--list and --next stand alone", hint=f"labctl course mark {assignment} --list"
+            "--list and --next take only an assignment",
+            hint=f"labctl course mark {assignment} --list",
         )
     if options["list_"]:
         _print_tasks(folder, assignment, json_)
@@ -103,12 +110,17 @@ def _record_mark(folder: CourseFolder, options: MarkOptions) -> GivenMark:
         return marking.take_back_mark(*who, by=by, alone=options.alone)
     return marking.give_mark(
         *who,
-        options.points,
+        read_points(options.points),
         note=options.note,
         by=by,
         alone=options.alone,
         replace=options.replace,
     )
+
+
+def read_points(text: str) -> str:
+    """Return points with a decimal point: many people type a comma."""
+    return text.strip().replace(",", ".")
 
 
 def print_mark(given: GivenMark) -> None:
@@ -152,18 +164,39 @@ def _walk(folder: CourseFolder, assignment: str) -> None:
             hint=f"labctl course mark {assignment} --list\n"
             f"labctl course mark {assignment} STUDENT ITEM POINTS",
         )
-    by, marked = find_acting_person(), 0
     tasks = marking.list_marking_tasks(folder, assignment)
-    print_message("Enter points, s to skip, or q to stop.")
+    if not tasks:
+        print_message(_describe_no_tasks(folder, assignment))
+        return
+    print_message(f"{ENTER}. A note is optional.")
+    given: list[GivenMark] = []
+    is_interrupted = False
+    try:
+        given.extend(_ask_tasks(folder, assignment, tasks))
+    except click.Abort:  # Ctrl-C, or Ctrl-D
+        is_interrupted = True
+    left = sum(len(task.items) for task in marking.list_marking_tasks(folder, assignment))
+    rest = f"{count_text(left, 'item')} left" if left else "nothing is left"
+    print_message(f"\n{count_text(len(given), 'mark')} given; {rest}")
+    print_unseen_change(folder, assignment, {one for mark in given for one in mark.students})
+    if not left:
+        print_next(f"labctl course grades {assignment} --release")
+    if is_interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _ask_tasks(
+    folder: CourseFolder, assignment: str, tasks: Sequence[MarkingTask]
+) -> Iterator[GivenMark]:
+    """Ask for the marks of each task until the person stops; yield each mark that was given."""
+    by = find_acting_person()
     for position, task in enumerate(tasks, 1):
         _print_task(folder, assignment, task, f"{position} of {len(tasks)}")
         for item in task.items:
             answer = _ask_points(folder, assignment, task, item, by)
-            if answer == "q":
-                print_message(f"{count_text(marked, 'mark')} given")
+            if answer is None:
                 return
-            marked += answer != "s"
-    print_message(f"{count_text(marked, 'mark')} given; nothing is left")
+            yield from answer
 
 
 def _print_task(folder: CourseFolder, assignment: str, task: MarkingTask, position: str) -> None:
@@ -183,13 +216,13 @@ def _print_task(folder: CourseFolder, assignment: str, task: MarkingTask, positi
 
 def _ask_points(
     folder: CourseFolder, assignment: str, task: MarkingTask, item: RubricItem, by: str
-) -> str:
-    """Ask until a mark is given, skipped or stopped; return the answer."""
+) -> list[GivenMark] | None:
+    """Ask for an item until it has a mark; [] if the person skips it, None if they stop."""
     while True:
-        question = f"{item.name} (0-{points_text(item.points)})"
-        points: str = click.prompt(question, default="s", show_default=False).strip()
-        if points in ("s", "q"):
-            return points
+        question = f"{task.describe_item(item)} (0-{points_text(item.points)})"
+        points = read_points(click.prompt(question, default="s", show_default=False))
+        if points.lower() in ("s", "q"):
+            return None if points.lower() == "q" else []
         try:
             marking.parse_points(points, assignment, task.seat, item.name, item.points)
             note = _ask_note(folder, assignment, item.name)
@@ -206,10 +239,11 @@ def _ask_points(
         except LabError as error:
             print_message(clean(f"{error.what}: {error.why}" if error.why else error.what))
             if isinstance(error, UsageError):
+                print_message(f"{ENTER}.")
                 continue
-            return "s"  # another grader was faster
+            return []  # another grader was faster
         print_mark(given)
-        return points
+        return [given]
 
 
 def _ask_note(folder: CourseFolder, assignment: str, item: str) -> str:
@@ -267,6 +301,6 @@ def _print_excuses(folder: CourseFolder, assignment: str, json_: bool) -> None:
         return
     rows = [(one.assignment, one.student, clean(one.by), clean(one.why)) for one in excuses]
     if rows:
-        print_table(rows, ("ASSIGNMENT", "STUDENT", "BY", "WHY"))
+        print_table(rows, ("ASSIGNMENT", "STUDENT", "BY", "WHY"), cut=False)
     else:
         click.echo("No student is excused.")

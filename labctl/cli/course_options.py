@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from labctl.cli import options
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import print_message, read_output_width
 from labctl.config import find_person_name
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
@@ -97,7 +96,7 @@ def names_by_seat(folder: CourseFolder, most: int = MAX_NAME) -> dict[str, str]:
 
 def is_wide_screen() -> bool:
     """Whether a table has room for whole names and bars."""
-    return shutil.get_terminal_size((100, 24)).columns >= WIDE
+    return read_output_width() >= WIDE
 
 
 def fit_names_by_seat(folder: CourseFolder) -> dict[str, str]:

@@ -68,7 +68,7 @@ def _print_plan(plan: CoursePlan) -> None:
         _print_item("=", f"already running: {count_text(len(plan.running), 'seat')}")
     if plan.to_end:
         names = names_text(plan.to_end, MAX_NAMES)
-        _print_item("-", f"to remove, their students left or changed teams: {names}")
+        _print_item("-", f"to remove, because their students left or changed teams: {names}")
     click.echo()
     for line in wrap_text(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
@@ -102,9 +102,7 @@ def _print_changes(plan: CoursePlan) -> None:
     if plan.new_seats:
         _print_item("+", f"new seats: {names_text(plan.new_seats, MAX_NAMES)}")
     if plan.gone_seats:
-        _print_item(
-            "-", f"seats whose students have left: {names_text(plan.gone_seats, MAX_NAMES)}"
-        )
+        _print_item("-", f"seats without students: {names_text(plan.gone_seats, MAX_NAMES)}")
 
 
 def _print_starters(plan: CoursePlan) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_marks import print_mark
+from labctl.cli.course_marks import print_mark, read_points
 from labctl.cli.course_options import find_acting_person
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import json_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import indent_words, print_message
@@ -77,7 +77,13 @@ def regrades_command(
     if answer is not None:
         by = find_acting_person()
         answered = regrades.answer_regrade(
-            folder, assignment, student, answer, accepted=accept, marks=dict(marks), by=by
+            folder,
+            assignment,
+            student,
+            answer,
+            accepted=accept,
+            marks={item: read_points(points) for item, points in marks},
+            by=by,
         )
         if json_:
             print_json({"regrade": answered.request, "marks": answered.marks})
@@ -129,8 +135,8 @@ def _print_regrades(requests: list[RegradeRequest]) -> None:
             click.echo(indent_words(clean(request.answer), "  > "))
     waiting = [request for request in requests if request.is_open]
     if waiting:
-        first = f"{waiting[0].assignment} {waiting[0].student}"
-        print_message(f'next: labctl course regrades {first} --answer "..."')
+        answer = f"labctl course regrades {waiting[0].assignment} {waiting[0].student} --answer"
+        print_next(f'{answer} "..." --accept\n{answer} "..."   # declines')
 
 
 @click.command("statistics", short_help="Show the distribution of an assignment's grades.")

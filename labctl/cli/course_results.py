@@ -29,7 +29,7 @@ def print_up(outcomes: list[SeatOutcome]) -> None:
     created = sum(outcome.made for outcome in ready)
     price = sum(outcome.server.offer.price_usd_per_hour for outcome in ready if outcome.server)
     cost = f", {price_text(price)} together" if price else ""
-    verb = "is" if len(outcomes) == 1 else "are"
+    verb = "is" if 1 in (len(ready), len(outcomes)) else "are"
     click.echo(
         f"{len(ready)} of {count_text(len(outcomes), 'seat')} {verb} ready, {created} new{cost}."
     )
@@ -80,9 +80,10 @@ def print_down(endings: list[SeatEnding]) -> None:
     if not endings:
         click.echo("No seat had a server.")
         return
-    click.echo(
+    print_message(
         f"Removed {len(ended)} of {count_text(len(endings), 'server')}; "
-        f"downloaded {count_text(files, 'file')} of runs{edited}."
+        f"downloaded {count_text(files, 'file')} of runs{edited}.",
+        err=False,
     )
     print_failures(endings)
 

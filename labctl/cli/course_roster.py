@@ -208,7 +208,7 @@ def _print_students(students: tuple[Student, ...]) -> None:
         )
         for student in students
     ]
-    print_table(rows, ("ID", "TEAM", "SECTION", "ACTIVE", "NAME"))
+    print_table(rows, ("ID", "TEAM", "SECTION", "ACTIVE", "NAME"), cut=False)
     inactive = sum(not student.active for student in students)
     note = f"; {inactive} inactive" if inactive else ""
     print_message(f"students: {len(students) - inactive}{note}")

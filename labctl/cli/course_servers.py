@@ -179,7 +179,7 @@ def push_command(
     names = material.add_handouts(course.folder, files)
     if not json_:
         course_results.print_published(published)
-    with ClassScreen(ctx.meta[SCREEN], [], done="has them") as screen:
+    with ClassScreen(ctx.meta[SCREEN], [], done="updated") as screen:
         try:
             outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
         except NotFoundError:

@@ -49,7 +49,8 @@ def check_options(format_: str | None, is_written: bool, needs_assignment: bool)
     """Raise UsageError for options that concern one assignment."""
     if needs_assignment:
         raise UsageError(
-            "this needs an assignment", hint="labctl course grades hw3   # without one: the totals"
+            "these options need an assignment",
+            hint="labctl course grades hw3   # without one: the totals",
         )
     if format_ not in (None, "csv") or (is_written and format_ is None):
         raise UsageError(

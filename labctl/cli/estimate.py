@@ -15,7 +15,7 @@ from labctl.config import scalars
 from labctl.errors import UsageError
 from labctl.estimate.compute import Workload
 from labctl.estimate.constants import UTILIZATION, Optimizer, Precision
-from labctl.estimate.plan import Attention, Kind, ModelPlan, parse_count
+from labctl.estimate.plan import LINKS, Attention, Compression, Kind, ModelPlan, parse_count
 from labctl.insight.estimate import estimate
 from labctl.insight.model_measurement import ModelSource, parse_target
 
@@ -148,6 +148,16 @@ model_options = _combine(
         help="ZeRO stage: what data parallelism divides.",
     ),
     click.option(
+        "--link",
+        type=click.Choice(list(LINKS)),
+        help="What connects the GPUs of --data-parallel.",
+    ),
+    click.option(
+        "--compress",
+        type=click.Choice(["fp16", "powersgd"]),
+        help="How their gradients are compressed.",
+    ),
+    click.option(
         "--kind",
         type=click.Choice(["network", "tabular", "trees"]),
         default="network",
@@ -224,6 +234,8 @@ class EstimateOptions(NamedTuple):
     tensor_parallel: int
     pipeline_parallel: int
     zero: int
+    link: str | None
+    compress: Compression | None
     kind: Kind
     rows: int
     columns: int
@@ -313,6 +325,8 @@ def _read_plan(options: EstimateOptions, *, from_code: bool) -> ModelPlan:
         tensor_parallel=options.tensor_parallel,
         pipeline_parallel=options.pipeline_parallel,
         zero=options.zero,
+        link=options.link or "",
+        compress=options.compress or "",
         rows=options.rows,
         columns=options.columns,
     )

@@ -153,6 +153,7 @@ def _print_notes(estimate: Estimate) -> None:
     if plan.measured:
         _print_model(estimate)
     _print_work(estimate)
+    _print_synchronization(estimate)
 
 
 def _join_words(words: Sequence[str]) -> str:
@@ -193,6 +194,27 @@ def _print_work(estimate: Estimate) -> None:
             f"Reading all weights takes {weights} per token {where}, "
             f"with the KV cache {with_cache}. No token can be faster."
         )
+
+
+def _print_synchronization(estimate: Estimate) -> None:
+    """Print how long the gradients of a step take, and whether the link limits the training."""
+    details, plan = estimate.details, estimate.plan
+    if details.synchronization_seconds is None:
+        return
+    size = decimal_bytes_text(details.sent_bytes)
+    time = timing_text(details.synchronization_seconds)
+    compressed = f", compressed by {plan.compress}," if plan.compress else ""
+    print_text(f"Each GPU sends {size} of gradients{compressed} per step: {time} over {plan.link}.")
+    if details.step_seconds is None:
+        return
+    computed = timing_text(details.step_seconds)
+    if details.synchronization_seconds > details.step_seconds:
+        print_text(
+            f"That is longer than the step computes ({computed} on {details.time_on}): the link "
+            "limits the training. Use a larger --batch, a faster --link, or --compress."
+        )
+    else:
+        print_text(f"The step computes {computed} on {details.time_on} meanwhile.")
 
 
 def _print_answer(estimate: Estimate) -> None:

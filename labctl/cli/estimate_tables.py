@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
+from labctl.cli.wrapping import read_output_width
 from labctl.text import (
     decimal_bytes_text,
     dollars_text,
@@ -29,7 +29,7 @@ MAX_COSTS = 6
 
 def print_text(text: str, indent: str = "", first: str | None = None) -> None:
     """Print text wrapped to the screen; `first` replaces the indent of the first line."""
-    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+    width = read_output_width(MAX_WIDTH)
     start = indent if first is None else first
     click.echo(
         textwrap.fill(

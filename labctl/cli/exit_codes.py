@@ -29,6 +29,10 @@ OWN_FAILURE = 255
 WITHOUT_SERVER = {
     *("config", "cost", "doctor", "estimate", "images", "init", "inventory", "join"),
     *("offers", "report", "secret", "trust"),
+    *("course budget", "course collect", "course comment", "course cost", "course due"),
+    *("course excuse", "course grades", "course init", "course invite", "course mark"),
+    *("course plan", "course regrades", "course roster", "course similarity"),
+    "course statistics",
 }
 
 
@@ -129,17 +133,18 @@ def _own_code(code: int) -> int:
 def _parse_command_name(words: list[str]) -> str:
     """Return the command among `words`: "run", "course ssh", or "" without one.
 
-    The value of -C is skipped.
+    The values of -C and --as are skipped.
     """
+    start = ""
     remaining = iter(words)
     for word in remaining:
-        if word == "-C":
+        if word in ("-C", "--as"):
             next(remaining, "")
-        elif word == "course":
-            return f"course {next(remaining, '')}"
+        elif word == "course" and not start:
+            start = "course "
         elif not word.startswith("-"):
-            return word
-    return ""
+            return start + word
+    return start
 
 
 def _report_bug(error: Exception) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
-from labctl.cli.wrapping import print_message, wrap_lines
+from labctl.cli.wrapping import print_message, read_output_width, wrap_lines
 from labctl.lazy import lazy_imports
 from labctl.text import duration_text, timing_text
 
@@ -179,7 +178,7 @@ def _print_wrapped(
     bold: bool = False,
     dim: bool = False,
 ) -> None:
-    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH)
+    width = read_output_width(MAX_WIDTH)
     wrapped = textwrap.fill(
         clean(text).replace("\n", " "),
         width,

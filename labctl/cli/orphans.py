@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message, wrap_lines
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from labctl.model import Resource, Server
+    from labctl.servers.context import LabContext
     from labctl.servers.leftovers import Orphans
     from labctl.state import State
 
@@ -83,20 +85,23 @@ def orphans_command(
         shown = msgspec.structs.replace(resources, others=others)
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
-        _print_orphans(lab.context.state, resources, everyone, with_region=all_regions)
+        _print_orphans(lab.context, resources, everyone, with_region=all_regions)
         _print_free([one for one in resources.resources if _is_free(one)], "")
         _print_free(resources.caches, "image ")
     ctx.exit(1 if resources.is_billing else 0)
 
 
-def _print_orphans(state: State, orphans: Orphans, everyone: bool, *, with_region: bool) -> None:
+def _print_orphans(
+    context: LabContext, orphans: Orphans, everyone: bool, *, with_region: bool
+) -> None:
     others = orphans.others if everyone else ()
     if orphans.others and not everyone:
         _print_others_count(len(orphans.others))
     if not orphans.servers and not orphans.resources and not others:
         scope = " with these credentials" if orphans.elsewhere else ""
         scope += " for you" if orphans.others else ""
-        what = "nothing but image caches" if orphans.caches else "nothing"
+        what = f"nothing at {clean(context.provider.name)}"
+        what += " but image caches" if orphans.caches else ""
         click.echo(f"Found {what} that labctl created{scope}.")
         return
     now = time.time()
@@ -105,7 +110,7 @@ def _print_orphans(state: State, orphans: Orphans, everyone: bool, *, with_regio
             "server",
             server.id if with_region else server.id.partition(".")[0],
             server.lab,
-            _price_text(state, server),
+            _price_text(context.state, server),
             age_text(server.created_at, now),
             f"{server.state}{' (on record)' if server.id in orphans.here else ''}"
             f"{f', of {server.owner}' if server in others else ''}",

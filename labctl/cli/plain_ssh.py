@@ -136,8 +136,9 @@ def replace_with_exec(context: LabContext, run: Run, command: Sequence[str]) -> 
 
 
 def replace_with_start(context: LabContext, run: Run) -> None:
-    """Replace this process with ssh that starts the container of `run`, attached to it."""
-    replace_with_ssh(context, run_shell.build_start_line(run.id, run.container))
+    """Replace this process with ssh that starts `run`, attached to it."""
+    line = run_shell.build_start_line(run.is_container, run.id, run.container)
+    replace_with_ssh(context, line)
 
 
 def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> None:

@@ -66,6 +66,10 @@ def estimate_text(estimate: ProbeResult) -> str:
     return f"{text}, {dollars_text(estimate.usd)} on this {'spot ' if offer.spot else ''}offer"
 
 
+def _range_text(low: str, high: str) -> str:
+    return f"about {low}" if low == high else f"between {low} and {high}"
+
+
 def describe_estimate(estimate: ProbeResult) -> str:
     """Describe how it was measured, its range, what it leaves out, and the other offers."""
     lines = []
@@ -77,13 +81,13 @@ def describe_estimate(estimate: ProbeResult) -> str:
             f"measured {pace.steps:.0f} of {estimate.total_steps:.0f} steps after {warm_up}: {step}"
         )
         low, high = duration_text(estimate.time.low_s), duration_text(estimate.time.high_s)
-        limits = f"the whole run takes between {low} and {high}"
+        limits = f"the whole run takes {_range_text(low, high)}"
         if pace.start_s >= 1:
             limits += f", {duration_text(pace.start_s)} of it to start"
         lines.append(limits)
         if estimate.usd:
             low, high = dollars_text(estimate.low_usd), dollars_text(estimate.high_usd)
-            lines.append(f"it costs between {low} and {high}")
+            lines.append(f"it costs {_range_text(low, high)}")
         lines.append("validation and evaluation count only if they ran during the probe")
     if estimate.ends_before:
         lines.append(f"the server's {estimate.ends_before} ends it before that: labctl extend 2h")

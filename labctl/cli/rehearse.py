@@ -172,7 +172,8 @@ def _print_drill(drill: Drill) -> None:
     missing = "unknown" if drill.last_step_before is None else "never reached"
     recovery = missing if drill.recover_s is None else f"{drill.recover_s:.1f} s"
     cost = optional_text(drill.cost_usd, dollars_text, "unknown")
-    click.echo(f"\nlost: {lost}; from the kill to the first new step: {recovery}; cost: {cost}")
+    text = f"lost: {lost}; from the kill to the first new step: {recovery}; cost: {cost}"
+    print_message(f"\n{text}", err=False)
 
 
 @contextmanager

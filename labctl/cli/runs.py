@@ -34,10 +34,11 @@ from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
 from labctl.cli.wrapping import print_message
-from labctl.errors import LabError, UsageError
+from labctl.errors import LabError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
 from labctl.text import bytes_text, names_text, price_or_free_text
+from labctl.wire.runs import GPU_LEASE
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -212,10 +213,16 @@ def _start_and_follow(
 
 
 def _attach(lab: Lab, run: Run) -> None:
-    """Replace this process with ssh, attached to the run's container."""
-    # A container that waits for its start is attached to before its command begins.
+    """Replace this process with ssh, attached to the run."""
+    # A run that waits for its start is attached to before its command begins.
     if run.state == "starting":
         replace_with_start(lab.context, run)
+    if not run.is_container:
+        raise PolicyError(
+            f"run {run.id} has a terminal already",
+            why="a run without a container keeps the terminal in which it was started",
+            hint=f"labctl logs -f {run.id}\nlabctl exec {run.id} -- sh   # a shell beside it",
+        )
     replace_with_ssh(lab.context, f"docker attach {run.container}")
 
 
@@ -246,7 +253,9 @@ def print_run(run: Run) -> None:
         print_message(f"labctl logs -f {run.id}    follow its log")
         return
     print_message(f"run {run.id}: {clean(run.summary)}")
-    if run.stopped_by:
+    if run.stopped_by == GPU_LEASE:
+        print_message(f"labctl run --recover --id {run.id}    resume it when a GPU is free")
+    elif run.stopped_by:
         print_message(f"labctl up && labctl run --recover --id {run.id}    resume it")
     elif run.exit_code:
         print_message(f"labctl explain {run.id}    why, and what to try next")

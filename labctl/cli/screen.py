@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     import json
-    import shutil
     import textwrap
 
     from rich import console as rich_console
@@ -118,7 +117,11 @@ class Screen:
             text = f"{clean(decision.question)} no (not a terminal; use --yes to answer yes)"
             wrapping.print_message(text)
             return False
-        return click.confirm(_fit(decision.question), default=decision.default, err=True)
+        # Wrapped with its choices, so that these are not broken at the edge.
+        text = _fit(f"{decision.question} {'[Y/n]' if decision.default else '[y/N]'}:")
+        return click.confirm(
+            text, default=decision.default, show_default=False, prompt_suffix=" ", err=True
+        )
 
     def _ask_to_type(self, decision: Question) -> bool:
         self.stop_drawing()
@@ -335,29 +338,37 @@ def _fit(text: str, indent: int = 0) -> str:
 
 def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
     """Wrap text into lines that fit the screen after the indent; words are never broken."""
-    width = (width or shutil.get_terminal_size((100, 24)).columns) - indent
+    width = (width or wrapping.read_output_width()) - indent
     return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
 
 
 def print_table(
-    rows: Sequence[tuple[str, ...]], headings: tuple[str, ...], width: int = 0, *, cut: bool = True
+    rows: Sequence[tuple[str, ...]],
+    headings: tuple[str, ...],
+    width: int = 0,
+    *,
+    cut: bool = True,
+    optional: tuple[str, ...] = (),
 ) -> None:
     """Print a table. The last column ends at the screen's edge; with `cut=False` it is whole.
 
     On a terminal, a whole last column is folded at spaces, and names are shortened to make room for
-    it; where that leaves too little room, it is below its row. A program that reads the table gets
-    all of it.
+    it; where that leaves too little room, it is below its row. The columns with the `optional`
+    headings are left out, in this order, until the others fit. A program that reads the table gets
+    all of it, whatever COLUMNS says. `width` is that of a terminal.
     """
-    width = width or shutil.get_terminal_size((100, 24)).columns
+    is_terminal = bool(width) or sys.stdout.isatty()
+    width = width or wrapping.read_output_width()
     cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
-    widths = [max(len(row[i]) for row in [headings, *cells]) for i in range(len(headings))]
-    is_terminal = sys.stdout.isatty()
+    if is_terminal:
+        headings, cells = _leave_out(headings, cells, optional, width)
+    widths = _measure_columns(headings, cells)
     if is_terminal:
         widths = _narrow_names(widths, headings, width)
     room = width - sum(w + 2 for w in widths[:-1])
     for index, row in enumerate([headings, *cells]):
         lines = [row[-1]]
-        if cut:
+        if cut and is_terminal:
             lines = [_shorten(row[-1], room)]
         elif is_terminal and len(row[-1]) > room:
             lines = _fold_last(row[-1], room, widths[0] + 2, width)
@@ -369,9 +380,33 @@ def print_table(
             click.echo(line)
 
 
+def _measure_columns(headings: tuple[str, ...], cells: list[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+
+
+def _leave_out(
+    headings: tuple[str, ...], cells: list[tuple[str, ...]], optional: tuple[str, ...], width: int
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the table without the optional columns that a terminal of `width` has no room for."""
+    for name in optional:
+        widths = _narrow_names(_measure_columns(headings, cells), headings, width)
+        if sum(widths) + 2 * (len(widths) - 1) <= width:
+            break
+        kept = [index for index, heading in enumerate(headings) if heading != name]
+        cells = [tuple(row[index] for index in kept) for row in cells]
+        headings = tuple(headings[index] for index in kept)
+    return headings, cells
+
+
 def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
-    """Fold the last column of a row: its part of the row, then the lines below it."""
-    if room < _LAST_WIDTH:
+    """Fold the last column of a row: its part of the row, then the lines below it.
+
+    A word that does not fit, such as a path, is on a line of its own, whatever its length.
+    """
+    longest = max(map(len, text.split()), default=0)
+    if longest > room:
+        indent = min(indent, max(0, width - longest))
+    if room < max(_LAST_WIDTH, longest):
         return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
     first, *others = wrap_text(text, width - room, width)
     return [first, *(" " * (width - room) + line for line in others)]

@@ -11,7 +11,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
-from labctl.cli.screen import age_text, print_json, print_table, wrap_text
+from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.lazy import lazy_imports
@@ -29,8 +29,8 @@ with lazy_imports(__name__):
     from labctl.cli import runs as run_commands
     from labctl.lifecycle import reconcile
     from labctl.runs import runs
+    from labctl.servers import adoption, watch_reports
     from labctl.servers import disks as server_disks
-    from labctl.servers import watch_reports
 
 
 # runs that have ended, in the list without --all
@@ -145,19 +145,21 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     if status["why"]:
         print_message(f"  {clean(status['why'])}", err=False)
     if status["reachable"] is False:
-        click.echo("  labctl up      connect again, or say why that fails")
-        click.echo("  labctl down    remove the server")
+        _print_reconnection(server)
     price = server.offer.price_usd_per_hour
-    cost_usd = dollars_text(status["cost_usd"])
-    cost = f"{cost_usd} so far at {price_text(price)}" if price else "free"
+    own_usd = price * status["clocks"]["up_s"] / 3600
+    cost = _cost_text(status["cost_usd"], own_usd, price) if price else "free"
     up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
     click.echo(f"  {up}{cost}")
+    if status["executor"] == "process":
+        click.echo("  runs are plain processes (executor: process)")
     _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status["interrupted_down"]
     if interrupted is not None:
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
         text = f"labctl run --down was interrupted ({interrupted.why}){run}"
-        print_message(f"  {clean(text)}; to remove the server: labctl down", err=False)
+        ends = "end your lease" if adoption.is_leased_by(server.provider) else "remove the server"
+        print_message(f"  {clean(text)}; to {ends}: labctl down", err=False)
     if server.state == "stopped":
         disk = status["stopped"]
         kept = "its disk is kept, with everything on it"
@@ -167,6 +169,22 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
+
+
+def _cost_text(spent_usd: float, own_usd: float, price: float) -> str:
+    """Write what the lab has cost, and whether that includes servers before this one."""
+    earlier = " with earlier servers," if spent_usd - own_usd >= 0.01 else ""
+    return f"{dollars_text(spent_usd)} so far{earlier} at {price_text(price)}"
+
+
+def _print_reconnection(server: Server) -> None:
+    """Print what to do about a server that does not answer."""
+    down, action = "labctl down", "remove the server"
+    if adoption.is_leased_by(server.provider):
+        # A plain `down` would first download its results.
+        down, action = "labctl down --discard", "end your lease, without its results"
+    click.echo(f"  {'labctl up':<{len(down)}}    connect again, or say why that fails")
+    click.echo(f"  {down}    {action}")
 
 
 def _print_limits(status: dict[str, Any], price: float, *, is_stopped: bool) -> None:
@@ -230,21 +248,13 @@ def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
 
 def _print_decisions(watch: WatchRecord | None) -> None:
     """Print the decisions in a table whose last column wraps, because each word of it counts."""
-    decisions = watch.decisions if watch else ()
-    times = [time.strftime("%m-%d %H:%M:%S", time.localtime(each.at)) for each in decisions]
-    headings = ("TIME", "DECISION", "WHY")
-    columns = (times, [each.what for each in decisions])
-    rows = []
-    indent = sum(
-        max(map(len, [heading, *cells])) + 2
-        for heading, cells in zip(headings, columns, strict=False)
-    )
-    for moment, decision in zip(times, decisions, strict=True):
-        first, *others = wrap_text(clean(decision.why), indent) or [""]
-        rows += [(moment, decision.what, first), *(("", "", line) for line in others)]
+    rows = [
+        (time.strftime("%m-%d %H:%M:%S", time.localtime(each.at)), each.what, each.why)
+        for each in (watch.decisions if watch else ())
+    ]
     click.echo()
     if rows:
-        print_table(rows, headings)
+        print_table(rows, ("TIME", "DECISION", "WHY"), cut=False)
     else:
         click.echo("The watchdog has taken no action.")
 

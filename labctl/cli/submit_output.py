@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +11,8 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.screen import print_table
-from labctl.cli.wrapping import indent_words
-from labctl.config.scalars import format_size
+from labctl.cli.wrapping import indent_words, read_output_width, wrap_lines
+from labctl.config.scalars import limit_text
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, duration_text
 
@@ -41,7 +40,7 @@ def print_terms(terms: Terms, *, offline: bool = False) -> None:
     sender = f" as {terms.student}" if terms.student else ""
     rows = [("due", _due_text(terms)), ("late", _late_rule_text(terms))]
     rows += [
-        ("size", f"at most {format_size(terms.max_bytes)}"),
+        ("size", f"at most {limit_text(terms.max_bytes)}"),
         ("to", f"{terms.hand_in}{sender}"),
     ]
     if terms.ticket_until:
@@ -57,7 +56,7 @@ def print_terms(terms: Terms, *, offline: bool = False) -> None:
 
 
 def _print_labeled_lines(rows: list[tuple[str, str]]) -> None:
-    width = shutil.get_terminal_size((100, 24)).columns
+    width = read_output_width()
     label_width = max(len(label) for label, _ in rows)
     for label, text in rows:
         lines = textwrap.wrap(clean(text), max(20, width - label_width - 4), break_on_hyphens=False)
@@ -139,11 +138,11 @@ def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_comma
             in_logs = part == "evaluation" and contents.has_file(bundling.SERVERS_EVALUATION)
             rows.append((part, "-", "the server's, in the logs" if in_logs else "missing"))
     rows.append(
-        ("bundle", bytes_text(contents.bundle_bytes), f"of at most {format_size(terms.max_bytes)}")
+        ("bundle", bytes_text(contents.bundle_bytes), f"of at most {limit_text(terms.max_bytes)}")
     )
     print_table(rows, ("PART", "SIZE", f"OF RUN {run}" if run else "WITHOUT A RUN"))
     for note in (*contents.notes, *contents.stale):
-        width = shutil.get_terminal_size((100, 24)).columns
+        width = read_output_width()
         for line in textwrap.wrap(f"! {clean(note)}", width, subsequent_indent="  "):
             click.echo(click.style(line, fg="yellow"))
     if contents.stale:
@@ -248,8 +247,8 @@ def print_feedback(feedback: Feedback, path: Path, root: Path) -> None:
     score = f"{feedback.score:g} of {feedback.points:g} points"
     click.echo(click.style(f"{clean(feedback.assignment)}: {score}", bold=True))
     click.echo(f"submission {feedback.number}")
-    for line in feedback.text.splitlines():
-        click.echo(clean(line))
+    for line in wrap_lines(clean(feedback.text), has_commands=False, err=False):
+        click.echo(line)
     click.echo(f"complete feedback: {_relative_path(str(path), root)}")
 
 

@@ -27,6 +27,8 @@ _START = re.compile(r" *(?:- )?")
 _WHOLE = re.compile(rf"`[^`]*`|(?<=: )(?:{_PROGRAMS}) [^;,]*|[\w.]+: (?:\{{.*\}}|\[.*\])")
 # The space in "0.8 s" and "2 GiB".
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|min|h|d|B|[KMGT]i?B)\b)")
+# columns of output that a program reads
+UNLIMITED = 1_000_000
 # A character of no message, in place of the spaces that must not become line breaks.
 _JOINER = "\x1f"
 
@@ -38,6 +40,18 @@ def read_width() -> int:
         with contextlib.suppress(OSError, ValueError):
             columns = columns or os.get_terminal_size(stream.fileno()).columns
     return shutil.get_terminal_size((columns or 100, 24)).columns
+
+
+def read_output_width(most: int = 0) -> int:
+    """Return the columns of the terminal that standard output goes to, or `most` if it has more.
+
+    Without a terminal, it is what COLUMNS says, as `watch` sets it; else `UNLIMITED`, so that a
+    program that reads the output gets whole lines.
+    """
+    columns = shutil.get_terminal_size((UNLIMITED, 24)).columns
+    if columns == UNLIMITED and sys.stdout.isatty():
+        columns = 100  # a terminal that does not know its size
+    return min(columns, most) if most and columns != UNLIMITED else columns
 
 
 def print_message(text: str, *, err: bool = True, fg: str | None = None) -> None:

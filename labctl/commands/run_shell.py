@@ -39,6 +39,14 @@ echo {message} >&2
 echo {next} >&2
 exit 255
 """
+# Starts an attempt that was created before, with this terminal. Its script replaces the shell.
+_PROCESS_START = """\
+attempt=$HOME/labctl/.attempts/{attempt}
+[ ! -x "$attempt/start.sh" ] || exec "$attempt/start.sh"
+echo {message} >&2
+echo {next} >&2
+exit 255
+"""
 # Starts a container that was created before, with this terminal. If the engine refuses the start,
 # Docker exits with 1, as the user's command may. Its own messages are kept apart until then.
 _START = """\
@@ -86,8 +94,14 @@ def build_exec_line(
     )
 
 
-def build_start_line(run: str, attempt: str) -> str:
-    """Return the line that starts a created container with this terminal."""
+def build_start_line(is_container: bool, run: str, attempt: str) -> str:
+    """Return the line that starts a created attempt with this terminal."""
+    if not is_container:
+        return _PROCESS_START.format(
+            attempt=render_words(attempt).render(),
+            message=render_words(f"labctl: run {run} was removed before it started").render(),
+            next=render_words("  next: labctl status --refresh").render(),
+        )
     return _START.format(
         start=render_words("docker", "start", "--attach", "--interactive", attempt).render(),
         attempt=render_words(attempt).render(),

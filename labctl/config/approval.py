@@ -95,7 +95,8 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
         return []
     if "server.provider" not in from_lab:
         choices = details or [key.removeprefix("server.") for key in sorted(named_keys)]
-        return [f"choose {escape('; '.join(choices))} for the server from {provider}"]
+        settings = escape("; ".join(choices))
+        return [f"start a server from {provider} with its own settings: {settings}"]
     text = f" ({escape('; '.join(details))})" if details else ""
     where = " on this machine" if config.server.on_this_machine else ", a shared or paid machine"
     return [f"use a server from {provider}{where}{text}"]

@@ -50,6 +50,12 @@ from labctl.config.schema import (
 from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
+# Why a setting for containers cannot apply to plain processes.
+_LISTS_ONLY = (
+    "with `executor: process` labctl makes an environment from a list of packages: "
+    '`image: {python: "3.11", requirements: requirements.txt}` or `image: {conda: environment.yml}`'
+)
+_ALL_MEMORY = "with `executor: process` a run uses all the memory and processors of the server"
 SAMPLE = (
     "labctl init digits && cd digits   # a sample\n"
     "labctl init   # in a directory with your own code"
@@ -212,6 +218,7 @@ class LabConfigReader:
             ),
             image=self.choose_image(file),
             run=file.run,
+            launch=file.launch,
             env=file.env,
             secrets=file.secrets,
             data={key: self.make_source(text) for key, text in file.data.items()},
@@ -333,23 +340,24 @@ class LabConfigReader:
         if self.get_job_executor(file.server.provider):
             self.check_job_executor()
         elif file.server.executor == "process":
-            self.check_process_executor()
+            self.check_process_executor(file)
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
             self.problems.append(
                 make_problem(self.find_leaf(f"env.{name}"), f"env.{name}", message)
             )
 
-    def check_process_executor(self) -> None:
+    def check_process_executor(self, file: LabFile) -> None:
         """Report settings that need a container."""
-        for key in ("image", "limits.memory", "limits.cpus", "limits.shm"):
+        image = file.image
+        reasons = dict.fromkeys(("image.build", "image.registry", "image.store"), _LISTS_ONLY)
+        if not isinstance(image, ImageFile) or not (image.requirements or image.conda):
+            reasons = {"image": _LISTS_ONLY}
+        reasons.update(dict.fromkeys(("limits.memory", "limits.cpus", "limits.shm"), _ALL_MEMORY))
+        for key, reason in reasons.items():
             node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
             if node is not None and node.value is not None:
-                message = (
-                    "needs a container; with `executor: process` a run uses the programs and all "
-                    "the memory of the server"
-                )
-                self.problems.append(make_problem(node, key, message))
+                self.problems.append(make_problem(node, key, f"needs a container; {reason}"))
 
     def check_job_executor(self) -> None:
         """Report settings that a job of a cluster cannot have."""
@@ -389,7 +397,9 @@ class LabConfigReader:
             image = file.image
             is_environment = bool(image.requirements or image.conda)
             # Without a version, a base image of this machine decides: see `environment.list_args`.
-            default_python = "" if file.base_image else DEFAULT_PYTHON
+            # A run without a container has the Python of its server.
+            is_process = file.server.executor == "process"
+            default_python = "" if file.base_image or is_process else DEFAULT_PYTHON
             return ImageConfig(
                 build="" if is_environment else image.build or ".",
                 requirements=image.requirements,

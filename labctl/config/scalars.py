@@ -97,10 +97,22 @@ def parse_size(text: str) -> int:
 
 def format_size(size: int) -> str:
     """Write bytes as `parse_size` reads them: 8GB."""
+    count, unit = _split_size(size)
+    return f"{count}{unit}" if unit else str(size)
+
+
+def limit_text(size: int) -> str:
+    """Write a limit that a user has set, for people: 500 MB. Nothing of it is rounded."""
+    count, unit = _split_size(size)
+    return f"{count} {unit}" if unit else f"{count:,} bytes"
+
+
+def _split_size(size: int) -> tuple[int, str]:
+    """Return a size as a whole number of the largest unit; "" for plain bytes."""
     for unit, factor in sorted(_SIZE_UNITS.items(), key=lambda item: -item[1]):
         if factor > 1 and size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return str(size)
+            return size // factor, unit
+    return size, ""
 
 
 def parse_price(text: str) -> float:
@@ -114,6 +126,21 @@ def parse_cpus(text: str) -> float:
     if not re.fullmatch(_NUMBER, text) or not 0 < float(text) <= 1024:
         raise ValueError(f"{quote(text)} is not a number of CPUs: write 4 or 1.5")
     return float(text)
+
+
+def parse_process_count(text: str) -> int:
+    """Parse `auto`, which is 0 (one for each GPU), or a number of processes."""
+    if text == "auto":
+        return 0
+    if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= 256:
+        raise ValueError(f"{quote(text)} is not a number of processes: write auto, or 1 to 256")
+    return int(text)
+
+
+def parse_restarts(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,2}", text):
+        raise ValueError(f"{quote(text)} is not a number of restarts from 0 to 99")
+    return int(text)
 
 
 def number_text(number: float) -> str:

@@ -20,6 +20,8 @@ from labctl.config.scalars import (
     parse_name,
     parse_port,
     parse_price,
+    parse_process_count,
+    parse_restarts,
     parse_secret_name,
     parse_size,
 )
@@ -150,6 +152,24 @@ class ContainerLimits(Value, frozen=True):
             raise ValueError("memory: a container needs at least 6MiB")
 
 
+class LaunchConfig(Value, frozen=True):
+    """What starts a run's program: nothing but the program, or torchrun, once for each GPU.
+
+    `processes` is the number of processes on a server, 0 for one for each GPU. torchrun starts all
+    of them again after one has failed, up to `restarts` times.
+    """
+
+    launcher: Literal["", "torchrun"] = msgspec.field(default="", name="with")
+    processes: Annotated[int, Parsed(parse_process_count)] = msgspec.field(
+        default=0, name="per_server"
+    )
+    restarts: Annotated[int, Parsed(parse_restarts)] = 0
+
+    def __post_init__(self) -> None:
+        if not self.launcher and (self.processes or self.restarts):
+            raise ValueError("per_server and restarts need `with: torchrun`")
+
+
 class ImageConfig(Value, frozen=True):
     """One of `reference`, `build`, `requirements` and `conda`; the last three are built.
 
@@ -239,6 +259,7 @@ class LabFile(Value, frozen=True):
     server: ServerFile = ServerFile()
     image: Reference | ImageFile = ""
     run: Line | tuple[str, ...] = ()
+    launch: LaunchConfig = LaunchConfig()
     env: dict[EnvName, str] = msgspec.field(default_factory=dict)
     secrets: tuple[Annotated[str, Parsed(parse_secret_name)], ...] = ()
     data: dict[Name, Annotated[str, Parsed(parse_source)]] = msgspec.field(default_factory=dict)
@@ -314,6 +335,7 @@ class LabConfig(Value, frozen=True):
     server: ServerConfig
     image: ImageConfig
     run: tuple[str, ...] = ()
+    launch: LaunchConfig = LaunchConfig()
     env: dict[str, str] = msgspec.field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     data: dict[str, DataSource] = msgspec.field(default_factory=dict)
@@ -334,6 +356,11 @@ class LabConfig(Value, frozen=True):
     def uses_containers(self) -> bool:
         """Whether a run is a container, so that the server needs Docker and an image."""
         return self.server.executor == "docker"
+
+    @property
+    def environment_file(self) -> str:
+        """The file of packages for runs without a container; "" if they use the server's alone."""
+        return "" if self.uses_containers else self.image.environment_file
 
     @property
     def has_own_image(self) -> bool:

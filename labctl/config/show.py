@@ -36,9 +36,13 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         yield from ((f"image.args.{key}", text) for key, text in config.image.args.items())
         yield "image.registry", config.image.registry
         yield "image.store", "yes" if config.should_store_images else "no"
-    else:
+    elif config.uses_containers:
         yield "image", config.image.reference
     yield "run", shlex.join(config.run)
+    if config.launch.launcher:
+        yield "launch.with", config.launch.launcher
+        yield "launch.per_server", str(config.launch.processes or "auto")
+        yield "launch.restarts", str(config.launch.restarts)
     yield from ((f"env.{key}", text) for key, text in config.env.items())
     yield "secrets", ", ".join(config.secrets)
     yield from ((f"data.{key}", source.written) for key, source in config.data.items())

@@ -48,7 +48,7 @@ def send_message(staff: CourseOperator, seats: Sequence[Seat], text: str) -> lis
     if not text.strip() or len(text) > MOST_MESSAGE or not text.isprintable():
         raise UsageError(
             "a message must be one line of text",
-            why=f"it may hold at most {MOST_MESSAGE} characters, and no control characters",
+            why=f"it can have at most {MOST_MESSAGE} characters and no control characters",
             hint='labctl course message "lab starts at 10"',
         )
     line = command("sh", "-c", _SHOW_SCRIPT, "sh", text).render()

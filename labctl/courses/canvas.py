@@ -197,7 +197,7 @@ class CanvasGradebook:
         if not ended:
             raise LabError(
                 f"Canvas did not finish within {PROGRESS_S:g} s",
-                why="it works grades off in the background; they may still arrive",
+                why="it processes grades in the background, so they may still arrive",
                 hint=f"labctl course grades {self._name} --to canvas   # shows what is missing",
             )
 
@@ -242,7 +242,7 @@ def _check_assignment(found: _CanvasAssignment, name: str, points: float) -> Non
     if not found.published:
         raise ConfigError(
             f"{name} is not published in Canvas",
-            why="Canvas takes no grades for it before",
+            why="Canvas accepts grades only for published assignments",
             hint=f"publish it, then:\nlabctl course grades {name} --to canvas",
         )
     if found.grading_type not in POINTS_TYPES:

@@ -6,7 +6,7 @@ The last submission of a seat that the rules accept counts, extensions included.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.free_days import FreeDays
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
-from labctl.courses.records.timetable import find_zone, list_pauses
+from labctl.courses.records.timetable import find_zone, list_pauses, short_time_text
 from labctl.errors import NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
@@ -202,7 +202,7 @@ def _choose_submission(
         why = "everything was submitted after the assignment closed"
         return _without_submission(missing, "closed", why, len(own_receipts))
     if due := _find_due_at(receiver, name, seat):
-        why = f"due {datetime.fromtimestamp(due, zone):%d %b %H:%M}"
+        why = f"due {short_time_text(due, zone, receiver.now())}"
         return _without_submission(missing, "open", why, 0)
     return missing
 

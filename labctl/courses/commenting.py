@@ -131,7 +131,7 @@ def save_comment(folder: CourseFolder, text: str, *, by: str = "") -> SavedComme
                 raise _AlreadySavedError(comment)
         if len(saved) >= MOST_SAVED:
             raise UsageError(
-                f"the course has {MOST_SAVED} saved comments, which is the most",
+                f"the course has {MOST_SAVED} saved comments, and no more are allowed",
                 hint="labctl course comment --saved\nlabctl course comment --forget NUMBER",
             )
 
@@ -185,7 +185,7 @@ def parse_place(text: str) -> tuple[str, int]:
     if not separator or not name or not re.fullmatch(r"\d{1,7}", line):
         raise UsageError(
             f"{text[:100]!a} does not name a line",
-            why="a line is FILE:LINE, such as train.py:12; in a notebook, a cell",
+            why="write FILE:LINE, such as train.py:12; in a notebook, LINE is the number of a cell",
             hint='labctl course comment hw3 alice train.py:12 "..."',
         )
     return name, int(line)

@@ -187,8 +187,8 @@ def _list_cautions(
     if part.kind == "autograder" and rules.grade is not None:
         place = rules.grade.autograder
         yield (
-            "its autograder runs in one container with the student's code, which can read the "
-            "tests and write its own result"
+            "its autograder runs in one container with the student's code, so that code can read "
+            "the tests and write its own result"
         )
         if SETUP in list_autograder_files(config.root / place):
             yield (

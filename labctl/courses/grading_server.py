@@ -175,7 +175,7 @@ def build_grading_context(staff: CourseOperator, *, is_own_code: bool = False) -
     if lab.server.on_this_machine and not is_own_code:
         raise PolicyError(
             f"submissions cannot be graded on a {lab.server.provider} server",
-            why="its container shares this machine and can reach it: it is not a boundary",
+            why="its container runs on this machine, and code in it can reach your files",
             hint="grading.server in course.yaml: provider: static, or a cloud",
         )
     owner = f"{folder.config.name}-{folder.id[:6]}"
@@ -247,7 +247,7 @@ def _find_build_directory(folder: CourseFolder, build: str) -> Path:
         problem = "the course's own folder"
         why = "the roster and the labels are in it, and would be uploaded too"
     elif name := find_overlap(folder.path, build, list_hidden_paths(folder.config)):
-        problem = f"{build}, which has or is in {name}"
+        problem = f"{build}, which contains or is in {name}"
         why = "students' code runs in the image, and could read it there"
     if problem:
         raise ConfigError(

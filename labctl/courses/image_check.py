@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labctl.courses.records.folder import Seat
+from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.plan_changes import IMAGE_CAUTION, IMAGE_NEXT
 from labctl.courses.servers import CourseOperator
+from labctl.courses.starters import find_published, has_image
 from labctl.courses.status import build_seat_context
 from labctl.errors import ConnectError, LabError
 from labctl.errors.replies import describe_error
@@ -28,12 +29,21 @@ def check_reference(staff: CourseOperator) -> Check | None:
         fix = "push it to a registry and name it in course.yaml, then:\nlabctl course bake"
         return Check(name=NAME, ok=False, detail=detail, next=fix)
     if not lab.has_own_image:
+        if have_own_images(staff.folder):
+            detail = "none in course.yaml; each assignment brings its own"
+            return Check(name=NAME, ok=True, detail=detail)
         detail = f"none in course.yaml: {IMAGE_CAUTION}"
         return Check(name=NAME, ok=True, warning=True, detail=detail, next=IMAGE_NEXT)
     if "@sha256:" not in image.reference and image.reference.endswith(":latest"):
         detail = f"{image.reference} may change at any time"
         return Check(name=NAME, ok=False, detail=detail, next="pin a version in course.yaml")
     return None
+
+
+def have_own_images(folder: CourseFolder) -> bool:
+    """Whether the published files of every assignment name or build an image."""
+    published = [find_published(folder, name) for name in folder.config.assignments]
+    return bool(published) and all(one is not None and has_image(one) for one in published)
 
 
 def check_image(staff: CourseOperator, up: Sequence[tuple[Seat, Server]]) -> Check:

@@ -209,7 +209,7 @@ def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporte
     )
     if not reporter.confirm(Question(question=question, detail=detail, default=True)):
         raise PolicyError(
-            "nothing was sent", why="joining was not agreed to", hint="labctl join FILE --yes"
+            "nothing was sent", why="you have not joined the course", hint="labctl join FILE --yes"
         )
 
 
@@ -242,7 +242,7 @@ def _greet_enrolled(
         return CourseRecord(invitation.course, invitation.student)
     if hello.student != invitation.student:
         raise PolicyError(
-            f"this account's key belongs to {hello.student!a} already",
+            f"this account's key already belongs to {hello.student!a}",
             why="a key belongs to one student",
             hint="labctl join FILE   # from your own account",
         )
@@ -286,7 +286,7 @@ def _exchange(
         return decode_reply(verb.reply, line)
     except MessageError:
         raise LabError(
-            f"{keeper} does not answer like a keeper",
+            f"{keeper} answers, but is not a keeper",
             hint="ask your instructor whether the keeper is running",
         ) from None
 

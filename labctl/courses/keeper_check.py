@@ -13,7 +13,14 @@ from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.publish import read_host_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.servers import CourseOperator
-from labctl.errors import HostKeyError, LabError, NotFoundError, PolicyError
+from labctl.errors import (
+    BusyError,
+    ConnectError,
+    HostKeyError,
+    LabError,
+    NotFoundError,
+    PolicyError,
+)
 from labctl.errors.replies import describe_error
 from labctl.errors.subject import COURSE
 from labctl.model import Check, Need
@@ -65,6 +72,9 @@ def _check_answers(folder: CourseFolder, provider: CourseProvider) -> list[Check
         raise
     except LabError as error:
         next_step = f"on the keeper's machine:\nlabctl -C {folder.path} course serve"
+        # The keeper's own reason and hint are for students.
+        if isinstance(error, BusyError) and not isinstance(error, ConnectError):
+            return [Check(name=NAME, ok=False, detail=error.what, next=next_step)]
         return [_failed_check(NAME, error, next_step)]
     checks = [Check(name=NAME, ok=True, detail=f"{place} answers students")]
     try:

@@ -66,7 +66,7 @@ class AuthorizedKeys:
             ]
             if len(devices) >= MOST_DEVICES:
                 raise PolicyError(
-                    f"{student} has joined from {len(devices)} devices, and more are not allowed",
+                    f"{student} has joined from {len(devices)} devices, and no more are allowed",
                     hint="ask your instructor for a join file that replaces them, made with:\n"
                     f"labctl course invite {student} --replace",
                 )

@@ -60,6 +60,11 @@ class MarkingTask(Value, frozen=True):
     items: tuple[RubricItem, ...]
     unmarked: dict[str, tuple[str, ...]]
 
+    def describe_item(self, item: RubricItem) -> str:
+        """Return an item's name, and who lacks it unless all of the seat's students do."""
+        names = self.unmarked[item.name]
+        return item.name if names == self.students else f"{item.name} of {', '.join(names)}"
+
 
 def give_mark(
     folder: CourseFolder,
@@ -157,6 +162,12 @@ def list_marking_tasks(folder: CourseFolder, assignment: str) -> list[MarkingTas
     require_rubric(folder, assignment)
     tasks = (_make_task(seat, own) for seat, own in list_seat_grades(folder, assignment))
     return [task for task in tasks if task is not None]
+
+
+def has_unmarked(folder: CourseFolder, assignment: str) -> bool:
+    """Whether the assignment has a rubric, and a submission lacks marks."""
+    has_rubric = bool(find_rules(folder, assignment).rubric)
+    return has_rubric and bool(list_marking_tasks(folder, assignment))
 
 
 def list_seat_grades(folder: CourseFolder, assignment: str) -> list[tuple[Seat, list[Grade]]]:
@@ -317,5 +328,5 @@ def clean_note(note: str) -> str:
 def describe_tasks(tasks: Sequence[MarkingTask]) -> Iterable[tuple[str, str, str]]:
     """Return the seat, the number of the submission, and what is unmarked, for each task."""
     for task in tasks:
-        items = ", ".join(f"{item.name} ({points_text(item.points)})" for item in task.items)
-        yield task.seat, str(task.number or ""), items
+        items = [f"{task.describe_item(item)} ({points_text(item.points)})" for item in task.items]
+        yield task.seat, str(task.number or ""), ", ".join(items)

@@ -109,7 +109,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         servers=-(-len(seats) // shared) if shared else len(seats),
         accounts_per_server=shared,
         limits=plan_changes.describe_server_limits(config),
-        cautions=(*_list_cautions(staff, at), *list_part_cautions(config, parts)),
+        cautions=(*_list_cautions(staff, at, starters), *list_part_cautions(config, parts)),
         costs=costs,
         starters=starters,
         assignments=tuple(plan_changes.describe_assignments(config)),
@@ -173,8 +173,12 @@ def _list_running(staff: CourseOperator) -> list[tuple[str, str]]:
     ]
 
 
-def _list_cautions(staff: CourseOperator, at: float) -> list[str]:
-    return [*_warn_former_servers(staff), *plan_changes.list_cautions(staff.folder.config, at)]
+def _list_cautions(
+    staff: CourseOperator, at: float, starters: Sequence[StarterSummary]
+) -> list[str]:
+    own_images = [starter.assignment for starter in starters if starter.has_image]
+    cautions = plan_changes.list_cautions(staff.folder.config, at, own_images)
+    return [*_warn_former_servers(staff), *cautions]
 
 
 def _warn_former_servers(staff: CourseOperator) -> list[str]:
@@ -213,7 +217,7 @@ def _add_prices(
     if not fitting:
         least_usd = offers[0].price_usd_per_hour if offers else None
         cheapest = "" if least_usd is None else f"; the cheapest costs {price_text(least_usd)}"
-        problem = f"nothing fits under {price_text(most)}" if most else "nothing is offered"
+        problem = f"no server costs at most {price_text(most)}" if most else "no server is offered"
         return msgspec.structs.replace(
             plan, problem=problem + cheapest, problem_next=f"edit {config.path}: server.max_price"
         )

@@ -100,9 +100,9 @@ def _check_class(
     fitting = [offer for offer in offers if most is None or offer.price_usd_per_hour <= most]
     if not fitting:
         cheapest = price_text(offers[0].price_usd_per_hour) if offers else ""
-        detail = f"nothing fits; the cheapest costs {cheapest}" if cheapest else ""
+        detail = f"no server fits; the cheapest costs {cheapest}" if cheapest else ""
         fix = "raise server.max_price in course.yaml, or lower the requirements under server.gpu"
-        return [Check(name="prices", ok=False, detail=detail or "nothing is offered", next=fix)]
+        return [Check(name="prices", ok=False, detail=detail or "no server is offered", next=fix)]
     return [
         _check_price(course, fitting[0], len(missing)),
         *_check_room(staff, fitting[0], len(missing) + len(up)),
@@ -215,7 +215,7 @@ def _check_sshd(
     if refused:
         detail += f"; rejected: {names_text(refused, NAMED)}"
     again = "sshd -T | grep -i authorizedkeys\n"
-    again += f"labctl course invite {' '.join(refused)}   # if that is right"
+    again += f"labctl course invite {' '.join(refused)}   # if these students should have access"
     return [
         Check(name="keeper's sshd", ok=not refused, detail=detail, next=again if refused else "")
     ]

@@ -139,7 +139,7 @@ def read_host_key(folder: CourseFolder) -> str:
         raise NotFoundError(
             "the keeper's host key is not known yet",
             why="students pin it to prevent a machine-in-the-middle attack",
-            hint="labctl course invite --all   # reads it from the keeper's sshd once",
+            hint="labctl course invite --all   # reads the host key from the keeper's sshd",
         ) from None
 
 

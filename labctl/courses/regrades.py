@@ -121,7 +121,7 @@ def check_text(text: str) -> str:
     if len(text.strip()) > MOST_REGRADE_CHARS:
         raise UsageError(
             f"the request has {len(text.strip())} characters",
-            why=f"at most {MOST_REGRADE_CHARS} are sent",
+            why=f"a request can have at most {MOST_REGRADE_CHARS}",
             hint="shorten it, and name the item of the grade that it is about",
         )
     return words

@@ -41,7 +41,7 @@ def fetch_saved_results(context: LabContext) -> SavedResults:
     files = provider.list_saved_files()
     if not files:
         raise NotFoundError(
-            "the course has saved no results of yours",
+            "the course has no saved results of yours",
             why="the keeper saves them when it ends a server",
             hint="labctl pull",
         )

@@ -204,7 +204,7 @@ class ServerSubmissions:
         open_drafts = [draft for draft in self._drafts.values() if draft.prepared is None]
         own = self._drafts.get(student)
         if own is not None and (own.prepared is None or own.sending.locked()):
-            raise BusyError("your files are being collected or sent", why="wait until they are")
+            raise BusyError("your files are being collected or sent", why="wait until that is done")
         if len(open_drafts) >= MOST_AT_ONCE:
             raise BusyError("many students submit now", why="try again in a minute")
         requests = self._requests.get(student, deque())

@@ -229,7 +229,7 @@ def require_price_consent(course: LabContext, fresh: Sequence[LabContext]) -> Ne
     )
     if not course.reporter.confirm(decision):
         raise PolicyError(
-            "nothing was started", why="the price was not agreed to", hint="labctl course plan"
+            "nothing was started", why="the price was not confirmed", hint="labctl course plan"
         )
     attempts.confirm_unguarded_cost(course, len(fresh) * offer.price_usd_per_hour)
     limit = ceiling if ceiling is not None else attempts.max_confirmed_usd_per_hour(offer)

@@ -54,6 +54,7 @@ class StarterSummary(Value, frozen=True):
     """A starter: where its files come from, how many, and how many of them are public tests.
 
     `published` is "" if it was not published, "current", or "older" if students have another one.
+    `has_image` is whether its lab names or builds an image of its own.
     """
 
     assignment: str
@@ -62,6 +63,7 @@ class StarterSummary(Value, frozen=True):
     size_bytes: int
     tests: int
     published: str = ""
+    has_image: bool = False
 
 
 class PublishedStarter(Value, frozen=True):
@@ -212,6 +214,17 @@ def _find_lab_problem(data: bytes) -> str:
     return ""
 
 
+def has_image(starter: Starter) -> bool:
+    """Whether a starter's lab.yaml names an image, or its Dockerfile builds one."""
+    files = starter.by_path()
+    if "Dockerfile" in files:
+        return True
+    lab = files.get(LAB_FILE)
+    top = parse(lab.content, "", []) if lab else None
+    keys = top.value if top is not None and isinstance(top.value, dict) else {}
+    return "image" in keys
+
+
 def summarize_starters(
     folder: CourseFolder, paths: Paths, *, offline: bool = False
 ) -> tuple[StarterSummary, ...]:
@@ -229,6 +242,7 @@ def summarize_starters(
                 size_bytes=sum(len(file.content) for file in starter.files),
                 tests=sum(is_test_module(path) for path in starter.tests),
                 published="current" if is_current else "older" if earlier else "",
+                has_image=has_image(starter),
             )
         )
     return tuple(summaries)

@@ -229,7 +229,7 @@ class CourseTasks:
         if not missing:
             return
         count = "1 server" if len(missing) == 1 else f"{len(missing)} servers"
-        self.notify("", f"class starts soon: bringing up {count}")
+        self.notify("", f"class starts soon: starting {count}")
         for outcome in servers.bring_up_servers(self.staff, missing):
             if outcome.error:
                 self.notify(outcome.seat, ": ".join(filter(None, [outcome.error, outcome.why])))

@@ -170,8 +170,12 @@ class DnsError(ConnectError):
     pass
 
 
-class ConnectionRefusedByServerError(ConnectError):
-    pass
+class UnreachableError(ConnectError):
+    """The machine does not answer."""
+
+
+class ConnectionRefusedByServerError(UnreachableError):
+    """The machine answers, but nothing listens on the port."""
 
 
 class TurnedAwayError(ConnectError):

@@ -13,6 +13,7 @@ from labctl.estimate.constants import (
 )
 from labctl.estimate.memory import kv_cache, weights
 from labctl.estimate.plan import ModelPlan
+from labctl.estimate.synchronization import synchronization_seconds
 from labctl.model import Value
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -66,7 +67,11 @@ def peak_flops(card: Card, precision: str) -> float:
 
 
 def compute_hours(card: Card, plan: ModelPlan, amount: Workload) -> float | None:
-    """Compute the hours of the training (or a day's requests) on `plan.gpus` cards, if known."""
+    """Compute the hours of the training (or a day's requests) on `plan.gpus` cards, if known.
+
+    Gradients are averaged while later ones are computed (PyTorch's DistributedDataParallel, Li et
+    al., 2020, arXiv:2006.15704, section 3.2.3), so the longer of both counts.
+    """
     if amount.requests_per_day:
         seconds = request_seconds(plan, amount, card)
         return None if seconds is None else amount.requests_per_day * seconds / HOUR_S
@@ -75,7 +80,23 @@ def compute_hours(card: Card, plan: ModelPlan, amount: Workload) -> float | None
         return measured
     work = flops(plan, amount)
     rate = peak_flops(card, plan.precision) * amount.utilization * plan.gpus
-    return work / rate / HOUR_S if work else None
+    steps = count_steps(plan, amount)
+    linked_s = (synchronization_seconds(plan) or 0.0) * steps
+    return max(work / rate, linked_s) / HOUR_S if work else None
+
+
+def count_steps(plan: ModelPlan, amount: Workload) -> float:
+    """Count the optimizer steps of the training; 0 if unknown."""
+    if amount.items:
+        return amount.items / plan.batch
+    return amount.tokens / (plan.batch * plan.seq) if plan.seq else 0.0
+
+
+def step_seconds(card: Card, plan: ModelPlan, amount: Workload) -> float | None:
+    """Compute the seconds that one step computes, without its synchronization; None if unknown."""
+    steps = count_steps(plan, amount)
+    rate = peak_flops(card, plan.precision) * amount.utilization * plan.gpus
+    return flops(plan, amount) / rate / steps if steps else None
 
 
 def measured_hours(amount: Workload) -> float | None:

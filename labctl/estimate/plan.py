@@ -11,6 +11,18 @@ from labctl.model import Value
 
 Kind = Literal["network", "tabular", "trees"]
 Attention = Literal["fused", "stored"]
+Compression = Literal["", "fp16", "powersgd"]
+
+# Bytes per second in one direction, at best. NVLink 3, all links of an A100: 600 GB/s in both
+# directions (NVIDIA's data sheet). PCIe 4.0, 16 lanes: 16 GT/s, 128 of 130 bits are data.
+LINKS = {
+    "nvlink": 300e9,
+    "pcie4": 31.5e9,
+    "100gbit": 12.5e9,
+    "25gbit": 3.125e9,
+    "10gbit": 1.25e9,
+    "1gbit": 0.125e9,
+}
 
 _COUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?|[0-9](?:\.[0-9]{1,6})?e[0-9]{1,2})([kmbt]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -45,7 +57,8 @@ class ModelPlan(Value, frozen=True):
 
     `batch` is the number of items of one optimizer step (or forward pass), of all GPUs together;
     `accumulate` and `data_parallel` divide it. Shapes are a transformer's: hidden width, layers,
-    heads.
+    heads. `link` is what connects the GPUs of data parallelism, a key of LINKS or "" for unknown;
+    `compress` is how their gradients are compressed.
     """
 
     kind: Kind = "network"
@@ -66,6 +79,8 @@ class ModelPlan(Value, frozen=True):
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     zero: int = 0
+    link: str = ""
+    compress: Compression = ""
     rows: int = 0
     columns: int = 0
     measured: ModelMeasurement | None = None
@@ -193,11 +208,40 @@ def _check_sharing(plan: ModelPlan) -> None:
             why="--batch counts all GPUs and all accumulated parts together",
             hint=f"use --batch {parts}",
         )
+    _check_link(plan)
     if plan.layers and plan.pipeline_parallel > plan.layers:
         raise UsageError(
             f"--pipeline-parallel {plan.pipeline_parallel} is too large for {plan.layers} layers",
             why="a stage needs at least one layer",
             hint=f"use --pipeline-parallel {plan.layers}",
+        )
+
+
+def _check_link(plan: ModelPlan) -> None:
+    option = "--link" if plan.link else "--compress"
+    if (plan.link or plan.compress) and (not plan.training or plan.data_parallel == 1):
+        raise UsageError(
+            f"{option} has nothing to synchronize",
+            why="the GPUs of data parallelism average their gradients in every step",
+            hint="use --data-parallel 8 --link 25gbit with --train",
+        )
+    if plan.compress and not plan.link:
+        raise UsageError(
+            "--compress needs --link",
+            why="a compressed gradient saves time on a link",
+            hint=f"add --link 25gbit, or one of {', '.join(LINKS)}",
+        )
+    has_halves = plan.measured is None and plan.precision not in ("fp32", "tf32")
+    if plan.compress == "fp16" and has_halves:
+        raise UsageError(
+            f"--compress fp16 compresses nothing: gradients in {plan.precision} have 16 bits",
+            hint="use --precision fp32, or --compress powersgd",
+        )
+    if plan.compress == "powersgd" and not (plan.hidden and plan.layers):
+        raise UsageError(
+            "--compress powersgd needs the shape of the model",
+            why="how much it compresses depends on the sizes of the matrices",
+            hint="add --seq 2048 --hidden 4096 --layers 32",
         )
 
 

@@ -26,6 +26,7 @@ from labctl.estimate.compute import (
     flops,
     measured_hours,
     request_seconds,
+    step_seconds,
     token_seconds,
     weight_seconds,
 )
@@ -47,6 +48,7 @@ from labctl.estimate.memory import (
     simple_activations,
 )
 from labctl.estimate.plan import ModelMeasurement, ModelPlan, require_consistent
+from labctl.estimate.synchronization import sent_bytes, synchronization_seconds
 from labctl.insight.model_measurement import ModelSource, measure_model, suggest_target
 from labctl.model import GpuNeed, Need, Offer, Value
 from labctl.servers.context import LabContext
@@ -90,7 +92,9 @@ class EstimateDetails(Value, frozen=True):
 
     `time_on` is the GPU (or the measurement) that `time` is for. `kv_cache_all_heads_bytes` uses
     the full-head formula, while `memory` uses the given heads. `seconds_per_token` and
-    `weights_seconds` are lower bounds, at the given bandwidth or that of `time_on`.
+    `weights_seconds` are lower bounds, at the given bandwidth or that of `time_on`. `sent_bytes` is
+    what each GPU sends in a step, for which the link needs `synchronization_seconds`, and
+    `step_seconds` what the step computes; None if unknown.
     """
 
     gpus: int
@@ -107,6 +111,9 @@ class EstimateDetails(Value, frozen=True):
     load: Load | None
     model: ModelMeasurement | None
     costs_note: str
+    sent_bytes: int = 0
+    synchronization_seconds: float | None = None
+    step_seconds: float | None = None
 
 
 class Estimate(Value, frozen=True):
@@ -381,4 +388,7 @@ def _details(
         load=compute_load(amount, request_seconds(plan, amount, on)),
         model=plan.measured,
         costs_note=note,
+        sent_bytes=round(sent_bytes(plan)),
+        synchronization_seconds=synchronization_seconds(plan),
+        step_seconds=step_seconds(on, plan, amount) if plan.training else None,
     )

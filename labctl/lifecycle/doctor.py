@@ -14,6 +14,7 @@ from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.kept_labs import list_kept_labs
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Check, Server, ServerFacts
+from labctl.servers.adoption import suggest_other_machine
 from labctl.servers.context import LabContext
 from labctl.servers.prepare import can_playbook_fix, probe
 from labctl.servers.unused_providers import list_unused_provider_checks
@@ -68,6 +69,7 @@ def _check_server(context: LabContext) -> list[Check]:
     try:
         facts = probe(context.connections.open(server))
     except LabError as error:
+        suggest_other_machine(context, error)
         return [Check(name=server.alias, ok=False, detail=describe_error(error), next=error.hint)]
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
     no_docker = "missing" if facts.docker_fault == "missing" else "not usable"

@@ -90,7 +90,8 @@ def down(
     """
     lock = context.state.lock(context.lab_id, "down", wait_s=wait_s)
     with lock, explain_open_costs(context):
-        reconcile.merge_keeper_records(context)
+        # An unreachable keeper is a refusal, so it must come before the question and the downloads.
+        reconcile.merge_keeper_records(context, required=not discard)
         try:
             server = _find_server(context, discard) or _await_unconfirmed(context)
         except (AuthenticationError, ConnectError) as error:

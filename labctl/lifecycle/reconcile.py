@@ -34,10 +34,11 @@ from labctl.sync.pull import PulledRun
 from labctl.text import add_next, names_text
 
 
-def merge_keeper_records(context: LabContext) -> str:
+def merge_keeper_records(context: LabContext, *, required: bool = False) -> str:
     """Merge the keeper's ledger and runs; return the keeper's host, "" if the lab has none.
 
-    Does not ask the provider: `adopt` does that.
+    Does not ask the provider: `adopt` does that. If the keeper cannot be reached, a warning says
+    so; with `required`, it is the PolicyError that nothing may be removed.
     """
     host = find_keeper(context)
     if not host:
@@ -49,6 +50,8 @@ def merge_keeper_records(context: LabContext) -> str:
         context.reporter.emit(Note(text=f"{host} no longer keeps {context.config.name}"))
         return ""
     except LabError as error:
+        if required:
+            raise _refuse_removal(context, host, error) from error
         text = f"cannot reach the keeper at {host}: {error.what}; using this machine's records"
         context.reporter.emit(Note(text=text, level="warning"))
         return host
@@ -269,16 +272,21 @@ def release_keeper(context: LabContext, *, discard: bool) -> None:
         pass
     except LabError as error:
         if not discard:
-            server = context.state.get_lab_server(context.lab_id)
-            is_paid = server is None or server.offer.price_usd_per_hour > 0
-            cost = ", which costs money" if is_paid else ""
-            raise PolicyError(
-                f"cannot reach the keeper at {host}: {error.what}",
-                why=f"it would replace the removed server with another one{cost}",
-                hint="labctl down   # again, once the keeper is reachable\n"
-                "labctl down --discard   # instead, if the keeper is gone for good",
-            ) from error
+            raise _refuse_removal(context, host, error) from error
         text = f"cannot reach the keeper at {host} ({error.what}); it may create another server"
         hint = f"on {host}:\nlabctl keep --drop {context.config.name}"
         context.reporter.emit(Note(text=add_next(text, hint), level="warning"))
     _record_end(context, host)
+
+
+def _refuse_removal(context: LabContext, host: str, error: LabError) -> PolicyError:
+    """Return the error that the server stays because the keeper at `host` would replace it."""
+    server = context.state.get_lab_server(context.lab_id)
+    is_paid = server is None or server.offer.price_usd_per_hour > 0
+    cost = ", which costs money" if is_paid else ""
+    return PolicyError(
+        f"cannot reach the keeper at {host}: {error.what}",
+        why=f"it would replace the removed server with another one{cost}",
+        hint="labctl down   # again, once the keeper is reachable\n"
+        "labctl down --discard   # instead, if the keeper is gone for good",
+    )

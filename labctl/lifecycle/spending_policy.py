@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from labctl.events import AGREE_TO_PRICES, PolicyReporter
-from labctl.model import Server
+from labctl.model import Need, Server
+from labctl.servers import guard
 from labctl.servers.attempts import max_confirmed_usd_per_hour
 from labctl.servers.context import LabContext
 
@@ -23,20 +24,26 @@ def record_price_limit(context: LabContext, server: Server, run_id: str) -> None
 def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
     """Return a context in which a server for the run is created without asking, up to a limit.
 
-    The limit is max_price of lab.yaml, if set, else the recorded one; dearer offers are left out.
-    If no limit was recorded for this run, the user is asked about every price.
+    The server gets the limits of the run's last one. The price limit is max_price of lab.yaml, if
+    set, else the recorded one; dearer offers are left out. If no price limit was recorded for this
+    run, the user is asked about every price.
     """
-    need = context.config.server.need
     agreements = context.state.list_events(
         lab_id=context.lab_id, run_id=run_id, kind=EVENT, limit=1
     )
-    limit = need.max_price_usd_per_hour
-    if limit is None and agreements:
+    need = _restore_limits(context, run_id)
+    if need.max_price_usd_per_hour is None and agreements:
         limit = agreements[0].detail.get("most_usd_per_hour")
-    if limit is None or not agreements:
-        return context
-    need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
+        need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
     server = msgspec.structs.replace(context.config.server, need=need)
     config = msgspec.structs.replace(context.config, server=server)
-    reporter = PolicyReporter(context.reporter.emit, AGREE_TO_PRICES, context.reporter)
+    reporter = context.reporter
+    if agreements and need.max_price_usd_per_hour is not None:
+        reporter = PolicyReporter(reporter.emit, AGREE_TO_PRICES, reporter)
     return context.make_sibling(config, context.lab_id, reporter=reporter)
+
+
+def _restore_limits(context: LabContext, run_id: str) -> Need:
+    """Return the lab's need with the limits of the server that the run was on last."""
+    need, run = context.config.server.need, context.state.get_run(context.lab_id, run_id)
+    return guard.restore_limits(context, need, run.server_id) if run else need

@@ -58,10 +58,11 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     does not hold and `labctl up` would join. "provider_problem" is why a course's keeper did not
     answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
     "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
-    Unix second. "interrupted_down" is the last InterruptedDown on this server, or None. "stopped"
-    is the disk of a server that is stopped, or None. Costs come from the ledger. "kept" lists the
-    lab's disks that outlived a server. "ended" maps server ids to the reason that the provider gave
-    for their end. With `why`, "watch" includes the watchdog's last "decisions".
+    Unix second. "executor" is how runs are started. "interrupted_down" is the last InterruptedDown
+    on this server, or None. "stopped" is the disk of a server that is stopped, or None. Costs come
+    from the ledger. "kept" lists the lab's disks that outlived a server. "ended" maps server ids to
+    the reason that the provider gave for their end. With `why`, "watch" includes the watchdog's
+    last "decisions".
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -92,6 +93,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     return {
         "lab": context.config.name,
         "lab_id": context.lab_id,
+        "executor": context.config.server.executor,
         "keeper": keeper,
         "server": server,
         "unfinished_up": server is None

@@ -15,7 +15,14 @@ from labctl.lifecycle import disk_restore
 from labctl.lifecycle.status import record_watch
 from labctl.model import Server, ServerFacts
 from labctl.runs import images, provenance
-from labctl.servers import attempts, deadlines, disk_retention, first_contact, guard
+from labctl.servers import (
+    attempts,
+    deadlines,
+    disk_retention,
+    first_contact,
+    guard,
+    provider_choice,
+)
 from labctl.servers.adoption import adopt, is_leased
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
@@ -49,6 +56,7 @@ def up(
         try:
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
+                provider_choice.note_choice(context)
                 with report_part(context.reporter, "boot"):
                     with report_wait(context.reporter, f"checking {context.provider.name}"):
                         server = call_with_key_setup(context, lambda: adopt(context, listed))

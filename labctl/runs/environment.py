@@ -14,9 +14,9 @@ from labctl.config import ImageConfig, find_data_dir
 from labctl.config.packages import PackageList, read_packages
 from labctl.text import price_text
 
-# What labctl's own Dockerfile prints where uv finds no Python of the version. A build has no field
-# for it, and one exit code for all failures.
-_BASE_PYTHON = re.compile(r"This base image has Python (\d+\.\d+)\.\d+, and Python .*")
+# What labctl's own Dockerfile or script prints where uv finds no Python of the version. A build has
+# no field for it, and one exit code for all failures.
+_BASE_PYTHON = re.compile(r"This (?:base image|server) has Python (\d+\.\d+)\.\d+, and Python .*")
 # What it prints if the base image that this machine sets has no micromamba.
 _LACKS_MICROMAMBA = "The base image has no micromamba"
 _INSTALL = re.compile(r"\b(?:pip3?|conda|mamba)\s+install\b")
@@ -26,6 +26,13 @@ def read_dockerfile(image: ImageConfig) -> str:
     """Return labctl's Dockerfile for the environment."""
     name = "conda" if image.conda else "pip"
     path = find_data_dir() / "images" / "environment" / f"{name}.Dockerfile"
+    return path.read_text(encoding="utf-8")
+
+
+def read_script(image: ImageConfig) -> str:
+    """Return labctl's script that builds the environment on a server without Docker."""
+    name = "conda" if image.conda else "pip"
+    path = find_data_dir() / "images" / "environment" / f"{name}.sh"
     return path.read_text(encoding="utf-8")
 
 
@@ -46,10 +53,13 @@ def list_args(image: ImageConfig, packages: PackageList) -> dict[str, str]:
     return args
 
 
-def hash_environment(image: ImageConfig, packages: PackageList, args: Mapping[str, str]) -> str:
-    """Hash the Dockerfile, the build arguments and the lists, but no code: it is mounted later."""
+def hash_environment(recipe: str, packages: PackageList, args: Mapping[str, str]) -> str:
+    """Hash what builds an environment and the lists, but no code: each run has its own.
+
+    `recipe` is the text of the Dockerfile or the script, `args` are its arguments.
+    """
     digest = hashlib.sha256(repr(sorted(args.items())).encode())
-    digest.update(read_dockerfile(image).encode())
+    digest.update(recipe.encode())
     digest.update(repr(sorted(packages.files.items())).encode())
     return digest.hexdigest()
 

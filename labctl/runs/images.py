@@ -17,14 +17,22 @@ from labctl.model import Server
 from labctl.runs import environment
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
+from labctl.wire.runs import ENVIRONMENT
 
 if TYPE_CHECKING:
     from labctl.wire.images import BuildImageRequest
 
 # most runs find their image on the server
 with lazy_imports(__name__):
-    from labctl.runs import build_output, image_jobs, image_sources, stored_images, wheelhouse
-    from labctl.sync import ignore, push, scan, transfer_lock
+    from labctl.runs import (
+        build_output,
+        image_jobs,
+        image_sources,
+        server_environments,
+        stored_images,
+        wheelhouse,
+    )
+    from labctl.sync import ignore
     from labctl.wire import images as messages
 
 # The repository of all images that labctl builds for labs.
@@ -67,7 +75,8 @@ def image_reference(context: LabContext) -> str:
     if image.environment_file:
         packages = environment.read_list(context.config.root, image)
         args = _list_all_args(context, packages)
-        return _name_image(environment.hash_environment(image, packages, args), image)
+        recipe = environment.read_dockerfile(image)
+        return _name_image(environment.hash_environment(recipe, packages, args), image)
     args = build_args(context, image)
     directory = context.config.root / image.build
     # Files that are never pushed cannot be in the image: a pull must not change the tag.
@@ -162,6 +171,11 @@ def ensure_image(
     A build uses the pushed code, or the code snapshot of the run `of_run`; `before_build` is called
     first. If another process already gets the same image for this server, wait for it.
     """
+    if wanted.startswith(f"{ENVIRONMENT}:"):
+        if not has_image(remote, wanted):
+            before_build()
+            server_environments.build_environment(context, server, remote, wanted, of_run)
+        return
     image = context.config.image
     lock, what = lock_name(server, wanted), f"get the image {wanted}"
     with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
@@ -267,7 +281,7 @@ def _build(
     image, base = context.config.image, context.config.base_image
     if base and not has_image(remote, base):
         image_sources.provide_image(context, server, remote, base)
-    push_wheelhouse(context, server, remote)
+    wheelhouse.push_wheelhouse(context, server, remote)
     name = "building the image"
     context.reporter.emit(Step(name=name))
     lines = build_output.BuildLines(context.reporter, name)
@@ -327,18 +341,6 @@ def _make_request(context: LabContext, wanted: str, of_run: str) -> BuildImageRe
         files=packages.files,
         has_code=packages.has_code,
     )
-
-
-def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:
-    """Push this machine's wheelhouse, for pip in a build; do nothing if none is configured."""
-    if not context.config.wheelhouse:
-        return
-    root, wheels = context.config.root, Path(context.config.wheelhouse)
-    index = scan.HashIndex(root, "data/wheelhouse")
-    files = scan.scan_data(root, "wheelhouse", wheels, context.reporter, later=index)
-    target = (remote, context.config.name, context.lab_id, "wheelhouse")
-    with transfer_lock.hold_transfers(context.config.root, "push", context.reporter):
-        push.push_tree(*target, wheels, files, context.reporter, index=index)
 
 
 def _find_content(remote: AgentClient, reference: str) -> str:

@@ -94,6 +94,12 @@ def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command
         )
     needs = "`labctl eval` needs what the run saves in the directory $LABCTL_CHECKPOINT_DIR"
     model = _find_model_elsewhere(run, home)
+    if model is None and (run.exit_code != 0 or run.state != "exited"):
+        return NotFoundError(
+            what,
+            why=f"it ended before it saved one: {run.summary or run.state_text}",
+            hint="labctl status   # lists the runs\nlabctl eval RUN   # another one",
+        )
     if model is None:
         return NotFoundError(
             what, why=needs, hint="save the model there in your code, then:\nlabctl run"

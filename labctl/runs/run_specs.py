@@ -8,7 +8,8 @@ import time
 
 from labctl.errors import UsageError
 from labctl.model import NAME_PATTERN, Server
-from labctl.runs import images
+from labctl.runs import images, server_environments
+from labctl.runs.launch import build_launch_command
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
 from labctl.servers.job_queue import build_job_request
@@ -25,20 +26,23 @@ def build_spec(
 ) -> RunSpec:
     """Build the run's spec. UsageError for an invalid name or a missing command.
 
-    Also raises if the lab needs a GPU that the server does not have.
+    Also raises if the lab needs a GPU that the server does not have, or if `launch:` cannot start
+    the command.
     """
     require_valid(context, command, run_id)
     config = context.config
+    gpus = choose_server_gpus_option(context, server)
+    gpu_count = len(context.load_facts(server).gpus) if gpus else 0
     return RunSpec(
         id=run_id,
         lab=config.name,
         lab_id=context.lab_id,
-        command=command or config.run,
-        image=images.image_reference(context) if config.uses_containers else "",
+        command=build_launch_command(config, command or config.run, gpu_count),
+        image=find_run_image(context),
         env=config.env,
         secrets=config.secrets,
         outputs=config.outputs,
-        gpus=choose_server_gpus_option(context, server),
+        gpus=gpus,
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
         shm_bytes=config.limits.shm_bytes if config.uses_containers else 0,
@@ -47,6 +51,15 @@ def build_spec(
         executor=config.server.executor,
         job=build_job_request(context),
     )
+
+
+def find_run_image(context: LabContext) -> str:
+    """Return the image of a run; "" for a plain process that needs no environment."""
+    if context.config.uses_containers:
+        return images.image_reference(context)
+    if context.config.environment_file:
+        return server_environments.environment_reference(context)
+    return ""
 
 
 def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The command that downloads what a build did not find in this machine's wheelhouse."""
+"""This machine's wheelhouse on the server, and the command that adds what a build did not find."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import platform
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+
+from labctl.lazy import lazy_imports
+from labctl.model import Server
+from labctl.servers.agent import AgentClient
+from labctl.servers.context import LabContext
+
+with lazy_imports(__name__):
+    from labctl.sync import push, scan, transfer_lock
 
 # What pip and uv print in a build without an index. A build has no field for the reason, and one
 # exit code for all failures; the hint is only shown beside the output.
@@ -15,6 +24,18 @@ _UV_NAME = re.compile(r"Because (\S+) was not found in the provided package loca
 _UV_PYTHON = re.compile(r"Using Python (\d+\.\d+)\.\d+ ")
 # tags of wheels for Linux, for pip on another system
 _TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+
+
+def push_wheelhouse(context: LabContext, server: Server, remote: AgentClient) -> None:
+    """Push this machine's wheelhouse, for pip in a build; do nothing if none is configured."""
+    if not context.config.wheelhouse:
+        return
+    root, wheels = context.config.root, Path(context.config.wheelhouse)
+    index = scan.HashIndex(root, "data/wheelhouse")
+    files = scan.scan_data(root, "wheelhouse", wheels, context.reporter, later=index)
+    target = (remote, context.config.name, context.lab_id, "wheelhouse")
+    with transfer_lock.hold_transfers(context.config.root, "push", context.reporter):
+        push.push_tree(*target, wheels, files, context.reporter, index=index)
 
 
 def suggest_download(

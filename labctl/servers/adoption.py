@@ -8,9 +8,23 @@ from contextlib import suppress
 
 import msgspec
 
-from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError
+from labctl.errors import (
+    ConnectError,
+    DnsError,
+    HostKeyError,
+    LabError,
+    PolicyError,
+    UnreachableError,
+    UsageError,
+)
 from labctl.model import Server
-from labctl.providers import Explains, Joinable, Leasable, SubmitsJobs
+from labctl.providers import (
+    Explains,
+    Joinable,
+    Leasable,
+    SubmitsJobs,
+    get_provider_class,
+)
 from labctl.retry import poll_until
 from labctl.servers import accounts, cost
 from labctl.servers.context import LabContext
@@ -121,11 +135,7 @@ def _find_recorded(context: LabContext, recorded: Server) -> Server | None:
             deadline_s=min(settle_s, recorded.created_at + settle_s - time.time()),
         )
     except ConnectError as error:
-        if is_leased(context):
-            error.hint = lambda subject: (
-                f"{subject.up}   # after the machine answers again; or, to use another machine:\n"
-                f"{subject.down} --discard   # gives up its results that you have not downloaded"
-            )
+        suggest_other_machine(context, error)
         raise
     if shown is None or shown.state in accounts.ENDED:
         return None
@@ -161,6 +171,28 @@ def is_leased(context: LabContext) -> bool:
 def is_shared_with_others(context: LabContext) -> bool:
     """Whether the machine stays, with the user's other files, after the lab has left it."""
     return is_leased(context) or isinstance(context.provider, SubmitsJobs)
+
+
+def is_leased_by(provider: str) -> bool:
+    """Whether the servers of the provider with this name are leased machines.
+
+    Not if the provider is not installed (any more).
+    """
+    with suppress(UsageError):
+        return issubclass(get_provider_class(provider), Leasable)
+    return False
+
+
+def suggest_other_machine(context: LabContext, error: LabError) -> None:
+    """Have the error of a leased machine that does not answer say how to use another one.
+
+    Other errors, such as that of a jump host, have a better next step.
+    """
+    if isinstance(error, DnsError | UnreachableError) and is_leased(context):
+        error.hint = lambda subject: (
+            f"{subject.up}   # after the machine answers again; or, to use another machine:\n"
+            f"{subject.down} --discard   # gives up its results that you have not downloaded"
+        )
 
 
 def describe_down(context: LabContext) -> str:

@@ -44,10 +44,14 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
         return "all" if context.config.server.need.gpu.is_required else ""  # those of its job
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""
-    facts = context.load_facts(server)
-    if not context.config.uses_containers:
-        facts = replace(facts, nvidia_runtime=True)  # a process needs no runtime for containers
+    facts = load_usable_facts(context, server)
     return choose_gpus_option(context.config.server.need, facts, show_once, hint)
+
+
+def load_usable_facts(context: LabContext, server: Server) -> ServerFacts:
+    """Return what is known of the server; a plain process needs no GPU runtime for containers."""
+    facts = context.load_facts(server)
+    return facts if context.config.uses_containers else replace(facts, nvidia_runtime=True)
 
 
 def choose_gpus_option(

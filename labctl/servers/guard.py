@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
 from labctl.model import Need, Server
 from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable, SubmitsJobs
 from labctl.servers import cost, deadlines, disk_retention
 from labctl.servers.context import LabContext
+from labctl.state import LedgerEntry
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import (
     EXTEND,
@@ -71,13 +74,40 @@ def arm(
         mirror_s=context.config.mirror_s,
     )
     watch = context.open_agent(server).call(GUARD, request).watch
-    if not before:
+    if not before or _has_changed(before[-1], limits):
         detail = {"limits": to_json(limits)}
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=detail)
     _settle_disk(context, server, watch)
     if not deadlines.is_timer_denied(context, server):
         deadlines.move_timer(context, server, watch)
     return watch
+
+
+def _has_changed(event: LedgerEntry, limits: GuardLimits) -> bool:
+    """Whether a person gave other limits than those on record; a default replaces none."""
+    recorded = event.detail.get("limits")
+    return recorded is not None and not limits.ttl_is_default and recorded != to_json(limits)
+
+
+def restore_limits(context: LabContext, need: Need, server_id: str) -> Need:
+    """Return the need with the limits that a server was given, if it names none itself.
+
+    They may come from the options of the `up` that created the server.
+    """
+    events = context.state.list_events(server_id=server_id, kind=EVENT, limit=1)
+    recorded = events[0].detail.get("limits") if events else None
+    if recorded is None:
+        return need
+    idle_s = need.idle_s or recorded.get("idle_s")
+    need = msgspec.structs.replace(need, idle_s=idle_s)
+    if recorded.get("ttl_is_default") or not deadlines.has_no_limit(need):
+        return need
+    return msgspec.structs.replace(
+        need,
+        ttl_s=recorded.get("ttl_s"),
+        max_ttl_s=recorded.get("ceiling_s"),
+        budget_usd=recorded.get("budget_whole_usd"),
+    )
 
 
 def _settle_disk(context: LabContext, server: Server, watch: WatchRecord | None) -> None:
@@ -162,7 +192,18 @@ def _is_unsaved(context: LabContext) -> bool:
 
 def _can_lose_disk(context: LabContext) -> bool:
     """Whether a keeper or a store saves a server's results, or it has none."""
-    return bool(context.saver_s or context.config.store) or not context.has_results
+    return bool(context.saver_s) or _can_send_to_store(context) or not context.has_results
+
+
+def _can_send_to_store(context: LabContext) -> bool:
+    """Whether the lab has a store that its servers can write to.
+
+    Only a server's own permissions open a bucket; with them it can keep its disk, too.
+    """
+    provider, store = context.provider, context.config.store
+    if store.startswith("s3://") and isinstance(provider, Keep):
+        return provider.can_keep_itself
+    return bool(store)
 
 
 def _should_hold_disk(context: LabContext, server: Server) -> bool:

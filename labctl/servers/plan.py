@@ -55,9 +55,8 @@ def _describe_limits(
     ]
     text = ", ".join(filter(None, limits))
     if elsewhere:
-        return [
-            f"it stops automatically {text}" if text else f"{provider.name} decides when it stops"
-        ]
+        decides = f"the {provider.name} decides when it stops"
+        return [f"it stops automatically {text}" if text else decides]
     lines = [f"it stops automatically {text}"] if text else []
     span = deadlines.span_s(need, price, left_usd)
     if deadlines.is_default(need, price):

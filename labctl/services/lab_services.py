@@ -9,10 +9,11 @@ from labctl.config import KNOWN_SERVICE_PORTS, parse_port
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service
-from labctl.runs import images
+from labctl.runs import images, wheelhouse
+from labctl.runs.run_specs import find_run_image
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_gpus_option
+from labctl.servers.gpus import choose_gpus_option, load_usable_facts
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
@@ -50,13 +51,14 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         lab=config.name,
         lab_id=context.lab_id,
         name=name,
-        image=images.image_reference(context),
+        image=find_run_image(context),
         command=own.command if own else (),
         port=port,
-        gpus=choose_gpus_option(config.server.need, context.load_facts(server)),
+        gpus=choose_gpus_option(config.server.need, load_usable_facts(context, server)),
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
         data=config.server_data,
+        executor=config.server.executor,
     )
 
 
@@ -86,14 +88,15 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
 
     def provide() -> None:
         lab_files.push(context, server, force=False)
-        images.ensure_image(context, server, remote, wanted.image)
+        if wanted.image:
+            images.ensure_image(context, server, remote, wanted.image)
 
     return services.ensure_service(
         remote,
         wanted,
         context.reporter,
         provide_image=provide,
-        provide_wheels=lambda: images.push_wheelhouse(context, server, remote),
+        provide_wheels=lambda: wheelhouse.push_wheelhouse(context, server, remote),
         suggest_wheels=lambda output: images.suggest_wheels(context, server, output),
     )
 
@@ -148,10 +151,10 @@ def _forward_spec(context: LabContext, server: Server, service: Service, port: i
 
 
 def stop_services(context: LabContext, server: Server) -> None:
-    """Stop all services of the lab on the server. They are containers: without these are none."""
-    if not context.config.uses_containers:
-        return
-    services.stop_service(context.open_agent(server), context.config.name, context.lab_id)
+    """Stop all services of the lab on the server."""
+    config, remote = context.config, context.open_agent(server)
+    executor = config.server.executor
+    services.stop_service(remote, config.name, context.lab_id, executor=executor)
 
 
 def remove_containers(context: LabContext, server: Server) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lazy import lazy_imports
 from labctl.model import Forward, Run, Server, Service, Value
-from labctl.runs import image_sources, images, runs
+from labctl.runs import image_sources, images, runs, wheelhouse
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_gpus_option
 from labctl.services import lab_services
@@ -209,7 +209,7 @@ def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Serv
         wanted,
         context.reporter,
         provide_image=provide,
-        provide_wheels=lambda: images.push_wheelhouse(context, server, remote),
+        provide_wheels=lambda: wheelhouse.push_wheelhouse(context, server, remote),
         suggest_wheels=lambda output: images.suggest_wheels(context, server, output),
     )
 

@@ -14,17 +14,18 @@ from labctl.model import Service
 from labctl.runs.build_output import BuildLines, summarize_build
 from labctl.servers.agent import AgentClient
 from labctl.text import duration_text
+from labctl.wire.runs import DOCKER
 from labctl.wire.services import (
     BUILD_SERVICE_IMAGE,
     LIST_SERVICES,
     START_SERVICE,
     STOP_SERVICES,
+    ListServicesRequest,
     ServiceRecord,
     ServiceReply,
     ServiceRequest,
     StopServiceRequest,
 )
-from labctl.wire.verbs import LabRequest
 
 # Longer than the time that the agent waits for a service to answer.
 START_TIMEOUT_S = 180.0
@@ -121,15 +122,20 @@ def _hold_image_lock() -> Iterator[bool]:
         _image_lock.release()
 
 
-def list_services(remote: AgentClient, lab: str, lab_id: str) -> list[Service]:
+def list_services(
+    remote: AgentClient, lab: str, lab_id: str, executor: str = DOCKER
+) -> list[Service]:
     """List the lab's services that are running on the server."""
-    reply = remote.call(LIST_SERVICES, LabRequest(lab, lab_id))
+    reply = remote.call(LIST_SERVICES, ListServicesRequest(lab, lab_id, executor))
     return [_to_service(service) for service in reply.services if service.running]
 
 
-def stop_service(remote: AgentClient, lab: str, lab_id: str, name: str = "") -> list[str]:
+def stop_service(
+    remote: AgentClient, lab: str, lab_id: str, name: str = "", executor: str = DOCKER
+) -> list[str]:
     """Stop one service, or all of the lab; return the names of those that were running."""
-    return list(remote.call(STOP_SERVICES, StopServiceRequest(lab, lab_id, name)).stopped)
+    request = StopServiceRequest(lab, lab_id, name, executor)
+    return list(remote.call(STOP_SERVICES, request).stopped)
 
 
 def usual_port(name: str, service: Service) -> int:

@@ -265,8 +265,8 @@ class Receiver:
         """PolicyError if the rules allow no upload of this size now."""
         if size > rules.max_size:
             raise PolicyError(
-                f"the bundle is too large: {size} bytes",
-                why=f"{name} accepts at most {rules.max_size} bytes",
+                f"the bundle is too large: {size:,} bytes",
+                why=f"{name} accepts at most {rules.max_size:,} bytes",
                 hint="labctl submit --dry-run   # lists the sizes",
             )
         self._check_open(name, student, self.now() if at is None else at)

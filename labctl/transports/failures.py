@@ -18,6 +18,7 @@ from labctl.errors import (
     LinkLostError,
     TurnedAwayError,
     UnknownHostKeyError,
+    UnreachableError,
 )
 from labctl.model import Endpoint
 
@@ -31,7 +32,7 @@ def endpoint_text(endpoint: Endpoint) -> str:
 def make_dns_error(endpoint: Endpoint, why: str) -> DnsError:
     return DnsError(
         f"the name {endpoint.host} does not resolve",
-        why=why,
+        why=why.rpartition(f"{endpoint.host}: ")[2],  # ssh repeats that it does not resolve
         hint=lambda subject: (
             f"{subject.up}   # after you checked the name and this machine's network (a VPN?)"
         ),
@@ -48,8 +49,8 @@ def make_refused_error(endpoint: Endpoint, why: str) -> ConnectionRefusedByServe
     )
 
 
-def make_unreachable_error(endpoint: Endpoint, why: str) -> ConnectError:
-    return ConnectError(
+def make_unreachable_error(endpoint: Endpoint, why: str) -> UnreachableError:
+    return UnreachableError(
         f"{endpoint_text(endpoint)} cannot be reached",
         why=why or "no answer",
         hint=lambda subject: (
@@ -78,7 +79,7 @@ def make_unknown_jump_key_error(endpoint: Endpoint, why: str) -> UnknownHostKeyE
     return UnknownHostKeyError(
         f"{_describe_hop(endpoint)} has a host key that your ssh does not know",
         why=why,
-        hint=_suggest_hop_login(endpoint),
+        hint=f"{_suggest_hop_login(endpoint)}   # once, so that ssh can ask you about the key",
     )
 
 

@@ -6,13 +6,14 @@ They contain output of students' programs, so they are only ever shown as text.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
 from labctl.courses.grading.record import FEEDBACK, FILE, RESULTS, GradeRecord, decode
+from labctl.courses.grading.results import subtract_penalty
 from labctl.courses.records.excuses import KIND as EXCUSE_KIND
 from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.gradebook import Grade, Stamp, add_marks, read_results
@@ -32,19 +33,20 @@ MAX_FEEDBACK = 2000
 class GradeDecisions(Value, frozen=True):
     """What people decided about grades, from the ledger.
 
-    `released` are pairs of assignment and student; student "" means everybody. `frozen` are the
+    `released` are the scores that students see, by assignment and student; student "" means
+    everybody, None a score that the ledger does not have. `frozen` are the
     seats of closed assignments, by assignment and student. `marks` are those of rubrics, by
     assignment and student; `excuses` the reasons, by assignment and student.
     """
 
-    released: frozenset[tuple[str, str]] = frozenset()
+    released: Mapping[tuple[str, str], float | None] = {}
     frozen: Mapping[str, Mapping[str, str]] = {}
     marks: Mapping[str, Mapping[str, StudentMarks]] = {}
     excuses: Mapping[tuple[str, str], str] = {}
 
 
-# an automatic grade, the rules, the marks of a rubric, and whether they are released
-_Parts = tuple[GradeView | None, AssignmentConfig, StudentMarks, bool]
+# an automatic grade, or an empty one for marks alone, the rules, the marks, and whether it is empty
+_Parts = tuple[GradeView, AssignmentConfig, StudentMarks, bool]
 
 
 class Grades:
@@ -55,7 +57,7 @@ class Grades:
         # file -> its time and size when it was read, and the grade in it
         self._cache: dict[str, tuple[tuple[int, int], GradeView | None]] = {}
         # assignment and student -> what the grade with marks was made of, and that grade
-        self._marked: dict[tuple[str, str], tuple[_Parts, GradeView | None]] = {}
+        self._marked: dict[tuple[str, str], tuple[_Parts, GradeView]] = {}
 
     def read_grades(
         self,
@@ -73,20 +75,19 @@ class Grades:
                 grade = GradeView(
                     assignment=name, points=rules.points, feedback=reason, excused=True
                 )
-            elif rules.rubric:
-                is_released = _is_released(name, student.id, decisions)
-                grade = self._add_marks((student.id, name), (grade, rules, marks, is_released))
+            elif rules.rubric and (grade is not None or marks):
+                is_empty = grade is None
+                grade = grade or _add_release(GradeView(assignment=name), student.id, decisions)
+                grade = self._add_marks((student.id, name), (grade, rules, marks, is_empty))
             if grade is not None:
                 grades.append(grade)
         return tuple(grades)
 
-    def _add_marks(self, key: tuple[str, str], parts: _Parts) -> GradeView | None:
+    def _add_marks(self, key: tuple[str, str], parts: _Parts) -> GradeView:
         """Return the grade with the marks of the rubric; made again only if a part has changed."""
         made = self._marked.get(key)
         if made is None or made[0] != parts:
-            grade, rules, marks, is_released = parts
-            added = _add_marks(grade, key[1], rules, marks, is_released=is_released)
-            made = self._marked[key] = (parts, added)
+            made = self._marked[key] = (parts, _add_marks(*parts))
         return made[1]
 
     def _read_automatic(
@@ -98,8 +99,8 @@ class Grades:
         for owner in dict.fromkeys((student.id, seat)):
             grade = self._read(name, owner, rules.points)
             if grade is not None:
-                is_released = _is_released(name, student.id, decisions)
-                is_public = is_released and self._has_feedback(name, owner)
+                grade = _add_release(grade, student.id, decisions)
+                is_public = grade.released and self._has_feedback(name, owner)
                 return msgspec.structs.replace(grade, released=is_public)
         return None
 
@@ -109,20 +110,33 @@ class Grades:
         return (directory / FEEDBACK).exists() or not (directory / FILE).exists()
 
     def _read(self, assignment: str, name: str, points: float) -> GradeView | None:
-        for filename in (FILE, RESULTS):
-            file = f"{self._folder}/{assignment}/{name}/{filename}"
-            try:
-                stat = os.stat(file)  # noqa: PTH116  # ten times faster; a thousand per snapshot
-            except OSError:
-                self._cache.pop(file, None)
-                continue
-            stamp = (stat.st_mtime_ns, stat.st_size)
-            cached = self._cache.get(file)
-            if cached is None or cached[0] != stamp:
-                cached = (stamp, _read_grade(Path(file), stat.st_size, assignment, points))
-                self._cache[file] = cached
-            return cached[1]
-        return None
+        """Return the grade in labctl's record with the corrections that staff made by hand."""
+        record = self._read_file(assignment, name, FILE, points)
+        results = self._read_file(assignment, name, RESULTS, points)
+        if record is None or results is None:
+            return record or results
+        if results.score is None or results.score == record.automatic:
+            return record
+        score = subtract_penalty(results.score, record.points or points, record.penalty)
+        return msgspec.structs.replace(
+            record, automatic=results.score, score=score, feedback=results.feedback
+        )
+
+    def _read_file(
+        self, assignment: str, name: str, filename: str, points: float
+    ) -> GradeView | None:
+        file = f"{self._folder}/{assignment}/{name}/{filename}"
+        try:
+            stat = os.stat(file)  # noqa: PTH116  # ten times faster; a thousand per snapshot
+        except OSError:
+            self._cache.pop(file, None)
+            return None
+        stamp = (stat.st_mtime_ns, stat.st_size)
+        cached = self._cache.get(file)
+        if cached is None or cached[0] != stamp:
+            cached = (stamp, _read_grade(Path(file), stat.st_size, assignment, points))
+            self._cache[file] = cached
+        return cached[1]
 
 
 def read_decisions(
@@ -131,37 +145,35 @@ def read_decisions(
     """Return what the ledger says about the grades of these assignments."""
     excuses = read_excuses(ledger.of_kinds(EXCUSE_KIND))
     return GradeDecisions(
-        released=find_released(ledger.of_kinds("released")),
+        released=ledger.released,
         frozen=find_frozen_seats(ledger.of_kinds("closed"), assignments),
         marks=ledger.marks,
         excuses={pair: excuse.text for pair, excuse in excuses.items()},
     )
 
 
-def _is_released(assignment: str, student: str, decisions: GradeDecisions) -> bool:
-    return not decisions.released.isdisjoint({(assignment, student), (assignment, "")})
+def _add_release(grade: GradeView, student: str, decisions: GradeDecisions) -> GradeView:
+    """Return the grade with whether it was released, and with which score."""
+    released, name = decisions.released, grade.assignment
+    return msgspec.structs.replace(
+        grade,
+        released=(name, student) in released or (name, "") in released,
+        released_score=released.get((name, student)),
+    )
 
 
 def _add_marks(
-    view: GradeView | None,
-    name: str,
-    rules: AssignmentConfig,
-    marks: StudentMarks,
-    *,
-    is_released: bool,
-) -> GradeView | None:
-    """Return the grade with the marks of the rubric; None if there is neither."""
+    found: GradeView, rules: AssignmentConfig, marks: StudentMarks, is_empty: bool
+) -> GradeView:
+    """Return the grade with the marks of the rubric. `is_empty` is one of marks alone."""
     items = list_items(rules.rubric, marks)
-    if view is None and not marks:
-        return None
-    found = view or GradeView(assignment=name, released=is_released)
     grade = add_marks(
         Grade(
             student="",
             score=found.automatic,
             points=rules.points,
             stamp=Stamp(number=found.number, penalty=found.penalty),
-            owner=name if view else "",
+            owner="" if is_empty else found.assignment,
         ),
         rules.graded_points,
         items,
@@ -187,12 +199,6 @@ def find_frozen_seats(
     return seats
 
 
-def find_released(entries: Iterable[CourseLedgerEntry]) -> frozenset[tuple[str, str]]:
-    """Return the (assignment, student) pairs that were released; student "" means everybody."""
-    releases = (entry for entry in entries if entry.kind == "released")
-    return frozenset((str(entry.detail.get("assignment", "")), entry.student) for entry in releases)
-
-
 def _read_grade(file: Path, size: int, assignment: str, points: float) -> GradeView:
     empty = GradeView(assignment=assignment, points=points)
     if file.name == RESULTS:
@@ -208,7 +214,9 @@ def _read_grade(file: Path, size: int, assignment: str, points: float) -> GradeV
     except OSError:
         return msgspec.structs.replace(empty, feedback=f"{file.name} cannot be read")
     if record is None:
-        return msgspec.structs.replace(empty, feedback="the record has another version")
+        return msgspec.structs.replace(
+            empty, feedback="the record is from another version of labctl"
+        )
     return _convert_record(record)
 
 
@@ -220,6 +228,7 @@ def _convert_record(record: GradeRecord) -> GradeView:
         score=record.score,
         automatic=record.raw.score if record.raw else None,
         penalty=record.penalty,
+        free_days=record.free_days.text,
         points=record.points,
         feedback=feedback[:MAX_FEEDBACK],
         claim=record.comparison.describe(),

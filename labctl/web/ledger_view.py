@@ -14,6 +14,8 @@ from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.marks import KIND as MARK_KIND
 from labctl.courses.records.marks import ItemMark, add_mark
+from labctl.courses.records.released_grades import KIND as RELEASED_KIND
+from labctl.courses.records.released_grades import is_complete, read_released_grade
 from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
 
@@ -29,7 +31,8 @@ class LedgerView:
     """The lines of a ledger, by subject: `news` are all but sums, `by_seat` those of each seat.
 
     `by_student` has the lines of a student without a seat, `by_kind` those of each kind. `marks`
-    are assignment -> student -> item -> the mark that counts.
+    are assignment -> student -> item -> the mark that counts. `released` is the final score of each
+    assignment and student that was released last; None in a line of an early version.
     """
 
     def __init__(self) -> None:
@@ -43,6 +46,7 @@ class LedgerView:
         self.by_student: dict[str, list[CourseLedgerEntry]] = {}
         self.by_kind: dict[str, list[CourseLedgerEntry]] = {}
         self.marks: dict[str, dict[str, dict[str, ItemMark]]] = {}
+        self.released: dict[tuple[str, str], float | None] = {}
         # server id -> the seat that it was created for
         self.owners: dict[str, str] = {}
         self.given_usd: dict[str, float] = {}
@@ -63,6 +67,10 @@ class LedgerView:
                 self.by_student.setdefault(entry.student, []).append(entry)
             if entry.kind == "up":
                 self.owners[str(entry.detail.get("server_id", ""))] = entry.seat
+            elif entry.kind == RELEASED_KIND:
+                key = (str(entry.detail.get("assignment", "")), entry.student)
+                is_whole = is_complete(entry)
+                self.released[key] = read_released_grade(entry).final if is_whole else None
             elif entry.kind == MARK_KIND:
                 add_mark(self.marks, entry)
             elif entry.kind == "budget":

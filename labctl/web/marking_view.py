@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -21,8 +21,10 @@ from labctl.courses.records.comments import (
 )
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
+from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.marks import list_unmarked, read_marks, sum_marks
 from labctl.courses.records.regrade_requests import RegradeRequest, read_regrades
+from labctl.courses.records.released_grades import as_released, list_released_lines
 from labctl.courses.records.student import Student
 from labctl.courses.rubric_form import SeatMark, merge_marks
 from labctl.courses.submission_files import ReadableSubmission, find_bundle_sha256, open_submission
@@ -66,7 +68,8 @@ class MarkingView(Value, frozen=True):
     `grade` is that of its first student without an excuse. `marked_points` are the marks so far,
     `graded_points` what the automatic grading is worth. `regrades` have no answer yet. `problem`
     says why the submission cannot be read. `bundle_sha256` is that of the submission that counts,
-    also if it cannot be read.
+    also if it cannot be read. `failure` says why the automatic grading failed. `seen` is the grade
+    that students see, if it is another one.
     """
 
     assignment: str
@@ -85,6 +88,8 @@ class MarkingView(Value, frozen=True):
     bundle_sha256: str
     regrades: tuple[RegradeView, ...] = ()
     problem: str = ""
+    failure: str = ""
+    seen: Grade | None = None
 
     def list_kind(self, kind: Kind) -> list[PartView]:
         return [part for part in self.parts if part.kind == kind]
@@ -158,6 +163,8 @@ class MarkingReader:
             listed = list_seat_grades(folder, assignment)
             own = next((grades for one, grades in listed if one.name == seat.name), None)
             grade = own[0] if own else self._read_grade(folder, assignment, seat)
+            store = GradeStore(folder, assignment)
+            record = store.read_record(grade.owner) if grade.owner else None
             return MarkingView(
                 assignment=assignment,
                 seat=seat,
@@ -172,12 +179,14 @@ class MarkingReader:
                 grade=grade,
                 marked_points=sum_marks(grade.items),
                 graded_points=rules.graded_points,
-                tests=read_tests(GradeStore(folder, assignment), grade),
+                tests=read_tests(store, grade),
                 comments=comments,
                 saved=tuple(list_saved_comments(folder)),
                 bundle_sha256=find_bundle_sha256(folder, assignment, seat),
                 regrades=_list_open_regrades(folder, assignment, seat),
                 problem=problem,
+                failure=record.message if record else "",
+                seen=_find_seen_grade(grade, entries, assignment),
             )
 
     def _read_grade(self, folder: CourseFolder, assignment: str, seat: Seat) -> Grade:
@@ -198,6 +207,15 @@ class MarkingReader:
         with self.open_folder() as folder:
             seat = self.find_seat(folder, assignment, key) if key else None
             return find_place(list_seat_grades(folder, assignment), seat, hidden=hidden)
+
+
+def _find_seen_grade(
+    grade: Grade, entries: Iterable[CourseLedgerEntry], assignment: str
+) -> Grade | None:
+    """Return the released grade if the next release would change it."""
+    line = list_released_lines(entries, assignment).get(grade.student)
+    released = as_released(grade, line)
+    return released if released.unreleased is not None else None
 
 
 def _list_open_regrades(

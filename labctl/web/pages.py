@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from labctl.config.scalars import format_size
+from labctl.config.scalars import limit_text
 from labctl.web import formatting
 from labctl.web.listing import (
     PERSON_MARKS,
@@ -98,7 +98,7 @@ class Pages:
             clock=formatting.format_time,
             moment=formatting.moment,
             size=formatting.size,
-            limit=format_size,
+            limit=limit_text,
             received=parse_received_at,
         )
         # path -> (content, type); the path has the content's hash, so browsers cache it forever

@@ -152,7 +152,7 @@ class ServiceProxy(WebSite):
         """
         data = self.services.read_ticket(ticket)
         if data is None:
-            return refuse("this address was used already or has expired; open it again")
+            return refuse("this address was already used or has expired; open it again")
         if request.session.get("student") == data["student"]:
             return await self.open(request, ticket)
         page = CONFIRM.format(
@@ -166,7 +166,7 @@ class ServiceProxy(WebSite):
     async def open(self, request: Request, ticket: str = "") -> Response:
         data = self.services.redeem_ticket(ticket)
         if data is None:
-            return refuse("this address was used already or has expired; open it again")
+            return refuse("this address was already used or has expired; open it again")
         request.session.clear()
         request.session.update(data)
         name = request.session.pop("name")

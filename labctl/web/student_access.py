@@ -72,7 +72,7 @@ class SignInLimiter:
         }
         if any(self._count(key) >= most for key, most in limits.items()):
             raise PolicyError(
-                "there were too many failed tries",
+                "there were too many failed attempts",
                 why=f"wait {WINDOW_S / 60:.0f} minutes, or ask your instructor for a new join file",
             )
 

@@ -112,9 +112,9 @@ class StudentForms:
         _, person, seat = await self._page.find_seat(request)
         labs = [name for _, name in self._page.actions.find_standing(person.id, seat).labs]
         lines = [
-            "Active runs get SIGTERM and have a minute to write a checkpoint. Results are saved in "
-            "the course's folder first; ask your instructor for them.",
-            "What is saved nowhere else, such as files outside your lab's directory, is deleted.",
+            "Active runs are stopped. Each has a minute to write a checkpoint. Then results are "
+            "saved in the course's folder; ask your instructor for them.",
+            "Everything else on the server is deleted, such as files outside your lab's directory.",
         ]
         if len(labs) > 1:
             lines.append(f"This ends it for all your labs: {', '.join(labs)}.")
@@ -129,7 +129,7 @@ class StudentForms:
         return await self._act(
             request,
             lambda: self._page.actions.end(student),
-            "You ended your server. Its results are saved first.",
+            "Your server ends after its results are saved.",
         )
 
     async def ask_cancel(self, request: Request, run: str) -> Response:
@@ -138,7 +138,7 @@ class StudentForms:
         price = seat.machine.usd_per_hour if seat.machine else 0.0
         cost = f", at {usd(price)}/h" if price else ""
         lines = [
-            "The run gets SIGTERM and has a minute to write a checkpoint. "
+            "The run is stopped. It has a minute to write a checkpoint. "
             f"Its files stay on the server, which keeps running{cost}."
         ]
         title, action = f"Cancel run {run}?", f"/runs/{run}/cancel"

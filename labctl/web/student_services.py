@@ -14,7 +14,7 @@ from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
 from labctl.model import Value
-from labctl.runs import images
+from labctl.runs import images, wheelhouse
 from labctl.services import lab_services, services
 from labctl.services.socket_forward import SocketForward, SocketForwardSpec
 from labctl.transports.ssh_client import runtime_dir
@@ -180,7 +180,7 @@ def open_seat_service(course: CourseActions, key: ServiceKey) -> SocketForward:
         lab.reporter,
         # The student's files stay as they are: nothing is pushed from here.
         provide_image=lambda: images.ensure_image(lab, server, remote, request.image),
-        provide_wheels=lambda: images.push_wheelhouse(lab, server, remote),
+        provide_wheels=lambda: wheelhouse.push_wheelhouse(lab, server, remote),
     )
     digest = hashlib.sha256(f"{server.id} {key.lab_id} {key.name}".encode()).hexdigest()[:16]
     spec = SocketForwardSpec(

@@ -16,6 +16,7 @@ from labctl.courses.notebook import RenderedCell, parse_notebook
 from labctl.courses.records.comments import CODE, NOTEBOOK, LineComment
 from labctl.courses.submission_files import ReadableSubmission, split_lines
 from labctl.model import Value
+from labctl.text import bytes_text
 
 Kind = Literal["report", "notebook", "log", "code"]
 KINDS: tuple[Kind, ...] = ("report", "notebook", "log", "code")
@@ -141,7 +142,7 @@ def _show_lines(
     shown = _choose_lines(lines, from_end=is_log)
     notes = []
     if part.size > len(content):
-        notes.append(f"Only the first {MOST_FILE_BYTES >> 20} MB of the file are read.")
+        notes.append(f"Only the first {bytes_text(MOST_FILE_BYTES)} of the file are read.")
     if len(shown) < len(lines):
         end = "last" if is_log else "first"
         notes.append(f"Only the {end} {len(shown)} of {len(lines)} lines are shown.")

@@ -147,8 +147,9 @@ class GradeView(Value, frozen=True):
 
     `claim` compares the student's figure with the measured one, `agrees` tells whether they match;
     `flags` are findings that a person should review. `number` is the graded submission. `automatic`
-    is what the automatic grading gave, before the penalty in percent and without marks. An excused
-    student has no score.
+    is what the automatic grading gave, before the penalty in percent and without marks; `free_days`
+    says how many of them the submission used. An excused student has no score. `released_score` is
+    the score that the student sees, if it is known.
     """
 
     assignment: str
@@ -156,13 +157,21 @@ class GradeView(Value, frozen=True):
     score: float | None = None
     automatic: float | None = None
     penalty: int = 0
+    free_days: str = ""
     points: float | None = None
     feedback: str = ""
     released: bool = False
+    released_score: float | None = None
     claim: str = ""
     agrees: bool | None = None
     flags: tuple[str, ...] = ()
     excused: bool = False
+
+    @property
+    def has_unseen_change(self) -> bool:
+        """Whether the student sees another score until the next release."""
+        is_known = self.released_score is not None and not self.excused
+        return is_known and self.released_score != self.score
 
 
 class PersonTotals(Value, frozen=True):

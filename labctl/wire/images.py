@@ -12,7 +12,10 @@ class FindImagesRequest(NamedTuple):
 
 
 class FindImagesReply(NamedTuple):
-    """The id and content hash of each reference's image, "" if it is not on the server."""
+    """The id and content hash of each reference's image, "" if it is not on the server.
+
+    The id of an environment is its reference; it has no content hash.
+    """
 
     ids: Dict[str, str]
     contents: Dict[str, str] = {}
@@ -44,14 +47,31 @@ class BuildImageRequest(NamedTuple):
     has_code: bool = False
 
 
+class BuildEnvironmentRequest(NamedTuple):
+    """Build the environment `reference` for runs without a container, by the shell script `script`.
+
+    `args` are variables of the script. `run`, `files` and `has_code` as in a BuildImageRequest.
+    """
+
+    lab: str
+    lab_id: str
+    reference: str
+    script: str
+    args: Dict[str, str]
+    files: Dict[str, str]
+    has_code: bool = False
+    run: str = ""
+    wheelhouse: bool = False
+
+
 class BuildOpening(NamedTuple):
-    """The first reply to `build`, before docker's output: the path of the log on the server."""
+    """The first reply to a build, before its output: the path of the log on the server."""
 
     log: str
 
 
 class BuildResult(NamedTuple):
-    """The exit code of docker; `tail` has the step that failed and its last lines."""
+    """The exit code of the build; `tail` has the step that failed and its last lines."""
 
     code: int
     tail: Tuple[str, ...]
@@ -107,6 +127,9 @@ def hash_image_content(created: str, layers: Sequence[str]) -> str:
 FIND_IMAGES = Verb("image", FindImagesRequest, FindImagesReply)
 PULL_IMAGE = StreamingVerb("pull-image", PullImageRequest, Empty, BuildResult)
 BUILD_IMAGE = StreamingVerb("build", BuildImageRequest, BuildOpening, BuildResult)
+BUILD_ENVIRONMENT = StreamingVerb(
+    "build-environment", BuildEnvironmentRequest, BuildOpening, BuildResult
+)
 # The verbs with START_ start the others in the background.
 START_STORE_IMAGE = Verb("store-image", StoreImageRequest, Empty)
 SEND_STORED_IMAGE = Verb("send-image", StoreImageRequest, Empty)

@@ -10,6 +10,10 @@ from .verbs import LabRequest, StreamingVerb, Verb
 
 # The names of the executors.
 DOCKER, PROCESS, SLURM = "docker", "process", "slurm"
+# The limit (limit.json) that ended a run whose time with a shared GPU was over.
+GPU_LEASE = "GPU lease"
+# The environments of plain processes are named after this and a hash of their content.
+ENVIRONMENT = "labctl/environment"
 
 
 class JobRequest(NamedTuple):
@@ -34,8 +38,8 @@ class RunSpec(NamedTuple):
     The hash of its JSON claims the run's id. `command` is argv for the container. `image` is a
     reference that exists on the server. `gpus` is "" (no GPU), "all" or device UUIDs joined by
     commas. Sizes are in bytes; 0 is no limit. `data` has the full path on the server of each data
-    set that is already there, by its name. `executor` runs the command there: in a container, or
-    as a plain process, which has no image.
+    set that is already there, by its name. `executor` runs the command there: in a container, as
+    a plain process, which has no image, or as a job of Slurm, for which `job` is.
     """
 
     id: str

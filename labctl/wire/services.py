@@ -3,7 +3,8 @@
 from typing import Dict, NamedTuple, Optional, Tuple
 
 from .images import BuildResult
-from .verbs import LabRequest, StreamingVerb, Verb
+from .runs import DOCKER
+from .verbs import StreamingVerb, Verb
 
 # Why a model without predict.py cannot be served, and the next step, which both sides say.
 NEEDS_PREDICT = (
@@ -11,6 +12,10 @@ NEEDS_PREDICT = (
     "`classes` and predict(images); see docs/serve.md"
 )
 WRITE_PREDICT = "labctl serve --push   # once predict.py is beside lab.yaml"
+
+
+# What `missing` names where the lab's code has never been pushed.
+CODE = "code"
 
 
 class ServedModel(NamedTuple):
@@ -35,7 +40,8 @@ class ServiceRequest(NamedTuple):
     that adds them, and `app` has the files of the model server by name. With `as_is`, the image's
     own entrypoint runs, followed by `command`. A running service with other settings is kept,
     unless `replace` is set. `deadline_s` is how long it may take until it answers, 0 for the usual
-    time. The limits apply to a `model` and to `as_is`; 0 means no limit. `data` is that of RunSpec.
+    time. The limits apply to a `model` and to `as_is`; 0 means no limit. `data` and `executor` are
+    those of RunSpec; a plain process has the environment `image`, "" for the server's programs.
     """
 
     lab: str
@@ -58,16 +64,17 @@ class ServiceRequest(NamedTuple):
     dockerfile: str = ""
     app: Dict[str, str] = {}
     data: Dict[str, str] = {}
+    executor: str = DOCKER
 
 
 class ServiceReply(NamedTuple):
     """The service, once its port answers; or why it was not started.
 
-    `missing` is the image if it is not on the server. `lacks` is the service if the image has to be
-    extended with it first, and `tag` is the name of the extended image. `found` is whether the
-    service was running already, `stale` whether it runs with other settings than the requested
-    ones, `replaced` whether it replaced one with other settings. The other fields are those of
-    ServiceRecord.
+    `missing` is the image if it is not on the server, or CODE for a plain process without one.
+    `lacks` is the service if the image has to be extended with it first, and `tag` is the name of
+    the extended image. `found` is whether the service was running already, `stale` whether it runs
+    with other settings than the requested ones, `replaced` whether it replaced one with other
+    settings. The other fields are those of ServiceRecord.
     """
 
     name: str = ""
@@ -101,6 +108,23 @@ class ServiceRecord(NamedTuple):
     running: bool
 
 
+class ListServicesRequest(NamedTuple):
+    lab: str
+    lab_id: str
+    executor: str = DOCKER
+
+
+class ProcessServiceRecord(NamedTuple):
+    """A service without a container (service-NAME.json): its first process, as in a ProcessRecord,
+    its port on the loopback, and a hash of its settings.
+    """
+
+    pid: int
+    start_ticks: int
+    port: int
+    settings: str
+
+
 class ListServicesReply(NamedTuple):
     services: Tuple[ServiceRecord, ...]
 
@@ -111,10 +135,11 @@ class StopServiceRequest(NamedTuple):
     lab: str
     lab_id: str
     name: str = ""
+    executor: str = DOCKER
 
 
 class StopServiceReply(NamedTuple):
-    """The names of the services that had a container."""
+    """The names of the services that had a container, or ran."""
 
     stopped: Tuple[str, ...]
 
@@ -134,7 +159,7 @@ class BackgroundForwardReply(NamedTuple):
 
 
 START_SERVICE = Verb("service", ServiceRequest, ServiceReply)
-LIST_SERVICES = Verb("services", LabRequest, ListServicesReply)
+LIST_SERVICES = Verb("services", ListServicesRequest, ListServicesReply)
 STOP_SERVICES = Verb("service-stop", StopServiceRequest, StopServiceReply)
 BUILD_SERVICE_IMAGE = StreamingVerb(
     "service-image", ServiceRequest, ServiceImageOpening, BuildResult

@@ -34,15 +34,23 @@ def largest_that_fits(fits: Callable[[int], bool], cap: int) -> int:
 
 
 def choose(
-    model: nn.Module, shape: Shape, images: int, device: torch.device, precision: torch.dtype | None
+    model: nn.Module,
+    shape: Shape,
+    images: int,
+    device: torch.device,
+    precision: torch.dtype | None,
+    ranks: int = 1,
 ) -> int:
-    """Find a batch size for a training set of `images` images. Keeps model and random state."""
+    """Find a batch size for a training set of `images` images. Keeps model and random state.
+
+    It is that of all ranks together, each of which has a device of its own or a share of the CPU.
+    """
     cap = max(1, min(LARGEST, images // STEPS_PER_EPOCH))
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         if device.type == "cuda":
             return largest_that_fits(
-                lambda size: _fits_gpu(model, shape, size, device, precision), cap
+                lambda size: _fits_gpu(model, shape, -(-size // ranks), device, precision), cap
             )
         budget = available_memory_bytes() // 2
         per_image = _activation_bytes(model, shape, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,12 @@ import prepare_data
 from model import Shape
 from places import Places
 from prepare_data import IMAGE_SUFFIXES, SPLITS, DatasetError
+from ranks import Ranks
 
 # Images: uint8 (B, C, S, S), values 0 to 255; labels: int64 (B,).
 Batch = tuple[Tensor, Tensor]
+# The label of an image that does not count.
+NO_LABEL = -100
 # Of one image: a file of some kilobytes can claim to be billions.
 MOST_PIXELS = 50_000_000
 UNREADABLE = (
@@ -100,9 +104,17 @@ class ImageFolder(Dataset[Batch]):
         return len(self.files)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        path, label = self.files[number]
+        """Load an image. That of ~number is the same without its label: see `Ranks.share`."""
+        path, label = self.files[number if number >= 0 else ~number]
         with opened(path) as picture:
-            return to_tensor(picture, self.shape), torch.tensor(label)
+            image = to_tensor(picture, self.shape)
+        return image, torch.tensor(label if number >= 0 else NO_LABEL)
+
+    def share(self, ranks: Ranks) -> ImageFolder:
+        """Return this rank's part of the images."""
+        part = copy.copy(self)
+        part.files = self.files[ranks.rank :: ranks.count]
+        return part
 
 
 def to_tensor(picture: Image.Image, shape: Shape) -> Tensor:
@@ -120,9 +132,17 @@ class EpochOrder(Sampler[int]):
     interrupted one had not come to, whatever the number of workers.
     """
 
-    def __init__(self, length: int, seed: int) -> None:
+    def __init__(
+        self,
+        length: int,
+        seed: int,
+        batch_size: int = 1,  # of all ranks together
+        ranks: Ranks = Ranks(),  # noqa: B008 - frozen
+    ) -> None:
         self.length = length
         self.seed = seed
+        self.batch_size = batch_size
+        self.ranks = ranks
         self.epoch = 0
         self.position = 0  # images of this epoch already seen
 
@@ -130,12 +150,14 @@ class EpochOrder(Sampler[int]):
         self.epoch, self.position = epoch, position
 
     def __len__(self) -> int:
-        return self.length - self.position
+        whole, rest = divmod(self.length - self.position, self.batch_size)
+        return whole * self.ranks.part_of(self.batch_size) + self.ranks.part_of(rest)
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order: list[int] = torch.randperm(self.length, generator=generator).tolist()
-        return iter(order[self.position :])
+        for start in range(self.position, self.length, self.batch_size):
+            yield from self.ranks.share(order[start : start + self.batch_size])
 
 
 def loader(

@@ -92,6 +92,25 @@ class Journal:
         self.writer.close()
 
 
+class SilentJournal(Journal):
+    """Writes nothing: the first of several ranks writes for all."""
+
+    def __init__(self, logs: Path, step: int) -> None:
+        self.progress_at = -math.inf
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def progress(self, values: Mapping[str, float]) -> None:
+        self.progress_at = time.monotonic()
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def check_finite(loss: float) -> None:
     """Raise DivergedError for NaN: further training would waste the server, without any use."""
     if not math.isfinite(loss):

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from dataset import Batch
+from dataset import NO_LABEL, Batch
+from ranks import Ranks
 
 
 @dataclass(frozen=True)
 class StepResult:
     """Metrics of one step. Tensors stay on the device: reading one would wait for the GPU."""
 
-    loss: Tensor  # mean over the step's images
+    loss: Tensor  # mean over the step's images, those of all ranks
     correct: Tensor  # how many of them were classified correctly
     gradient_norm: Tensor  # before clipping
     images: int
@@ -56,9 +58,15 @@ class Learner:
     """A model with its optimizer (AdamW)."""
 
     def __init__(
-        self, model: nn.Module, device: torch.device, precision: torch.dtype | None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        precision: torch.dtype | None,
+        ranks: Ranks = Ranks(),  # noqa: B008 - frozen
     ) -> None:
         self.model = model.to(device)
+        self.ranks = ranks
+        self.network = ranks.wrap(self.model)
         self.device = device
         self.precision = precision
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.01)
@@ -71,21 +79,36 @@ class Learner:
         self.model.train()
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
-        images_in_group = sum(len(labels) for _, labels in group)
+        images_here = torch.stack([(labels >= 0).sum() for _, labels in group]).sum()
+        images_in_group = int(self.ranks.add(images_here))
         loss_sum = torch.zeros((), device=self.device)
-        correct = torch.zeros((), dtype=torch.int64, device=self.device)
-        for batch in group:
+        correct = torch.zeros((), device=self.device)
+        for number, batch in enumerate(group, start=1):
             images, labels = (part.to(self.device, non_blocking=True) for part in batch)
-            with self._autocast():
-                logits = self.model(images).float()
-                # Divide by the images of the group, not of the batch: the last
-                # one may be smaller.
-                loss = functional.cross_entropy(logits, labels, reduction="sum") / images_in_group
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            with self._averaging(is_last=number == len(group)):
+                with self._autocast():
+                    logits = self.network(images).float()
+                    # Divide by the images of the group, not of the batch: the
+                    # last one may be smaller.
+                    loss = functional.cross_entropy(
+                        logits, labels, reduction="sum", ignore_index=NO_LABEL
+                    )
+                    loss = loss / images_in_group
+                # `backward` averages over the ranks, whose parts add up to the
+                # loss.
+                self.scaler.scale(loss * self.ranks.count).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
             correct += (logits.detach().argmax(dim=1) == labels).sum()
         gradient_norm = self._update(clip)
+        loss_sum, correct = self.ranks.add(torch.stack([loss_sum, correct]))
         return StepResult(loss_sum, correct, gradient_norm, images_in_group)
+
+    def _averaging(self, *, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Exchange gradients once for each group: until its last batch, each rank sums its own."""
+        if is_last or not isinstance(self.network, DistributedDataParallel):
+            return contextlib.nullcontext()
+        no_sync: contextlib.AbstractContextManager[Any] = self.network.no_sync()
+        return no_sync
 
     def _update(self, clip: float) -> Tensor:
         self.scaler.unscale_(self.optimizer)

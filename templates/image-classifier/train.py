@@ -2,6 +2,7 @@
 
     python train.py     # the digits, made first if they are not there
     python train.py --epochs 20 --batch-size auto --image-size 64
+    torchrun --standalone --nproc-per-node=gpu train.py     # all GPUs
 
 Started again in the same place, it resumes from its last whole checkpoint with
 the very numbers it would have had. SIGTERM and Ctrl-C make a checkpoint first
@@ -29,14 +30,17 @@ import batch_size
 import checkpoints
 import evaluate
 import places
+import ranks
 from checkpoints import Checkpoint, CheckpointError
 from dataset import Batch, EpochOrder, ImageFolder, loader, locate, shape_of
-from journal import DivergedError, Journal, Window, check_finite
+from evaluate import Score
+from journal import DivergedError, Journal, SilentJournal, Window, check_finite
 from learner import Learner, learning_rate, mixed_precision
 from model import Classifier, Shape, to_json
 from options import parse_options
 from places import Places
 from prepare_data import SPLITS, DatasetError
+from ranks import Ranks
 
 CHECKPOINT_FILES = ("model", "optimizer", "random")  # .safetensors
 # These decide the course of a run.
@@ -75,15 +79,22 @@ class Stopped(Exception):
 class Training:
     """One run: the data, the learner, its progress, and the training loop."""
 
-    def __init__(self, options: argparse.Namespace, here: Places, stop: StopRequest) -> None:
-        self.options, self.here, self.stop = options, here, stop
-        self.device = evaluate.pick_device(options.device)
-        self.data: Path = options.data or locate(here)
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        here: Places,
+        stop: StopRequest,
+        group: Ranks = Ranks(),  # noqa: B008 - frozen
+    ) -> None:
+        self.options, self.here, self.stop, self.ranks = options, here, stop, group
+        self.device = evaluate.pick_device(group.device(options.device))
+        with group.first_goes_first():
+            self.data: Path = options.data or locate(here)
+            here.checkpoints.mkdir(parents=True, exist_ok=True)
+            if group.is_first:
+                checkpoints.clean(here.checkpoints)
         shape = shape_of(self.data, options.image_size)
         self.images, self.val_images, _ = (ImageFolder(self.data / part, shape) for part in SPLITS)
-
-        here.checkpoints.mkdir(parents=True, exist_ok=True)
-        checkpoints.clean(here.checkpoints)
         checkpoint = checkpoints.latest(here.checkpoints)
         state = checkpoints.load_state(checkpoint) if checkpoint else {}
 
@@ -95,12 +106,13 @@ class Training:
         self.settings["batch_size"] = self.batch_size
         self.at = self._resume(checkpoint, state) if checkpoint else Position()
 
-        self.order = EpochOrder(len(self.images), options.seed)
+        self.order = EpochOrder(len(self.images), options.seed, self.batch_size, group)
         self.workers = default_workers(self.device) if options.workers is None else options.workers
-        self.batches = loader(self.images, self.batch_size, self.device, self.workers, self.order)
+        part = group.part_of(self.batch_size)
+        self.batches = loader(self.images, part, self.device, self.workers, self.order)
         steps_per_epoch = math.ceil(len(self.images) / (self.batch_size * options.accumulate))
         self.total_steps = steps_per_epoch * options.epochs
-        self.journal = Journal(here.logs, self.at.step)
+        self.journal = (Journal if group.is_first else SilentJournal)(here.logs, self.at.step)
         self.window = Window()
         self.figures: dict[str, float] = {}  # the window's newest
         self.started = time.monotonic() - self.at.seconds
@@ -115,8 +127,11 @@ class Training:
         precision = mixed_precision(self.options.amp, self.device)
         size = self.options.batch_size or state.get("settings", {}).get("batch_size")
         if size is None:
-            size = batch_size.choose(model, shape, len(self.images), self.device, precision)
-        return Learner(model, self.device, precision), size
+            images, count = len(self.images), self.ranks.count
+            size = batch_size.choose(model, shape, images, self.device, precision, count)
+            # The smallest of what the ranks have memory for.
+            size = -self.ranks.largest(-size)
+        return Learner(model, self.device, precision, self.ranks), size
 
     def _resume(self, checkpoint: Checkpoint, state: dict[str, Any]) -> Position:
         for name, value in self.fixed.items():
@@ -127,13 +142,13 @@ class Training:
                 )
         for name, value in self.settings.items():
             if state["settings"][name] != value:
-                print(f"note: {name} was {state['settings'][name]} and is {value} from here on")
+                self._say(f"note: {name} was {state['settings'][name]} and is {value} from here on")
         self.learner.restore(
             {name: checkpoints.load_tensors(checkpoint, name) for name in CHECKPOINT_FILES}
         )
         if state["scaler"]:  # empty unless the run so far was in fp16
             self.learner.scaler.load_state_dict(state["scaler"])
-        print(f"resuming from {checkpoint.path}", flush=True)
+        self._say(f"resuming from {checkpoint.path}")
         return Position(**state["position"])
 
     def run(self) -> int:
@@ -144,9 +159,10 @@ class Training:
         try:
             while self.at.epoch < self.options.epochs:
                 if not self._train_epoch():
-                    print(f"stopped after step {self.at.step}; start again to go on", flush=True)
-                    return self.stop.exit_code
-            self._report()
+                    self._say(f"stopped after step {self.at.step}; start again to go on")
+                    return self.exit_code
+            if self.ranks.is_first:
+                self._report()
         finally:
             self.journal.close()
         return 0
@@ -157,6 +173,7 @@ class Training:
         self.window = Window()
         for group, wait_s in timed(groups(self.batches, self.options.accumulate)):
             rate = learning_rate(self.at.step + 1, self.total_steps, self.options.lr)
+            self.ranks.seed_step(self.options.seed, self.at.step)
             result = self.learner.step(group, rate, self.options.clip)
             self.at.step += 1
             self.at.seen += result.images
@@ -165,8 +182,7 @@ class Training:
             if self.at.seen == len(self.images):
                 # Validation first: the epoch's checkpoint has its figures.
                 break
-            # Asked once: a signal may come at any moment.
-            stopping = self.stop.exit_code != 0
+            stopping = self._should_stop()
             if stopping or self.at.step % self.options.checkpoint_every == 0:
                 self._save({})
             if stopping:
@@ -177,7 +193,16 @@ class Training:
             # There may be too little time to validate: the resumed run does.
             self._save({})
             return False
-        return not self.stop.exit_code or self.at.epoch == self.options.epochs
+        return not self._should_stop() or self.at.epoch == self.options.epochs
+
+    def _should_stop(self) -> bool:
+        """Ask once, since a signal may come at any moment. All ranks get the same answer."""
+        self.exit_code = self.ranks.largest(self.stop.exit_code)
+        return self.exit_code != 0
+
+    def _say(self, line: str) -> None:
+        if self.ranks.is_first:
+            print(line, flush=True)
 
     def _log(self, rate: float) -> None:
         at_interval = self.at.step % self.options.log_every == 0
@@ -213,9 +238,7 @@ class Training:
         )
 
     def _validate(self) -> None:
-        score = evaluate.score(
-            self.learner.model, self.val_images, self.device, between=self._unless_stopped
-        )
+        score = self._score()
         check_finite(score.loss)
         self.at.epoch, self.at.seen = self.at.epoch + 1, 0
         figures = {"val/accuracy": score.accuracy, "val/loss": score.loss}
@@ -225,11 +248,28 @@ class Training:
         if self.figures:  # none after a resume just before validating
             trained = f"loss {self.figures['loss']:.4f}  acc {self.figures['accuracy']:.4f}  "
             speed = f"  {self.figures['images_per_second']:.0f} img/s"
-        print(
+        self._say(
             f"epoch {self.at.epoch}/{self.options.epochs}  step {self.at.step}/{self.total_steps}  "
-            f"{trained}val {score.accuracy:.4f}{speed}",
-            flush=True,
+            f"{trained}val {score.accuracy:.4f}{speed}"
         )
+
+    def _score(self) -> Score:
+        """Classify this rank's part of the images for validation, and add the ranks up."""
+        part = self.val_images.share(self.ranks)
+        correct, loss = 0, 0.0
+        try:
+            if len(part):
+                own = evaluate.score(
+                    self.learner.model, part, self.device, between=self._unless_stopped
+                )
+                correct, loss = own.correct, own.loss * own.total
+        except Stopped:
+            pass
+        if self._should_stop():
+            raise Stopped
+        sums = self.ranks.add(torch.tensor([correct, loss], dtype=torch.float64))
+        total = len(self.val_images)
+        return Score(float(sums[0]) / total, int(sums[0]), total, float(sums[1]) / total)
 
     def _unless_stopped(self) -> None:
         if self.stop.exit_code:
@@ -237,6 +277,11 @@ class Training:
 
     def _save(self, metrics: dict[str, float]) -> None:
         self.at.seconds = time.monotonic() - self.started
+        with self.ranks.first_goes_first():
+            if self.ranks.is_first:
+                self._write(metrics)
+
+    def _write(self, metrics: dict[str, float]) -> None:
         # Events first: a run that resumes at this step then has every scalar up
         # to it.
         self.journal.flush()
@@ -278,11 +323,11 @@ class Training:
         parameters = sum(parameter.numel() for parameter in self.learner.model.parameters())
         number = str(self.learner.precision or torch.float32).removeprefix("torch.")
         added = f" x {self.options.accumulate}" if self.options.accumulate > 1 else ""
-        print(
+        processes = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
+        self._say(
             f"run {self.here.run_id}: {len(self.images):,} images of {self.data}, "
             f"{parameters:,} parameters, {self.device}, {number}, "
-            f"batches of {self.batch_size}{added}",
-            flush=True,
+            f"batches of {self.batch_size}{added}{processes}"
         )
 
 
@@ -323,8 +368,11 @@ def main() -> None:
     stop = StopRequest()
     options = parse_options((__doc__ or "").partition("\n")[0])
     here = places.from_environment(os.environ)
+    group = ranks.join()
     try:
-        sys.exit(Training(options, here, stop).run())
+        code = Training(options, here, stop, group).run()
+        ranks.leave(group)
+        sys.exit(code)
     except (CheckpointError, DatasetError, DivergedError, MemoryError) as error:
         raise SystemExit(f"train: {error}") from None
 

@@ -298,6 +298,17 @@ def test_status_draws_names_that_cannot_steer_a_terminal(labctl: Any, home: Path
     assert "night" in said.out
 
 
+def test_status_says_that_the_cost_includes_earlier_servers(labctl: Any, home: Path) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    before = {"created_at": time.time() - 7200, "price_usd_per_hour": 1.0, "lab": "digits"}
+    lab.context.state.record("created", lab_id=lab.id, server_id="box-0", detail=before)
+    lab.context.state.record("terminated", lab_id=lab.id, server_id="box-0")
+    lab.context.state.close()
+    line = labctl("status").out.splitlines()[1]
+    assert line.endswith("$3.00 so far with earlier servers, at $0.50/h"), (server, line)
+
+
 def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     labctl: Any, home: Path
 ) -> None:
@@ -312,6 +323,25 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert lines[1].endswith(", free")
     assert next(line.split()[:2] for line in lines if "night" in line) == ["night", "canceled"]
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
+
+
+def test_status_says_that_a_run_was_stopped_because_its_gpu_time_ended(
+    labctl: Any, home: Path
+) -> None:
+    server = kept(home)
+    lab = Lab.load(".")
+    summary = "stopped: its GPU time ended; the outputs saved by then are kept"
+    for name, state, stopped_by in (("night", "lost", "GPU lease"), ("day", "lost", "")):
+        run = Run(
+            id=name, lab_id=lab.id, server_id=server.id, state=state, summary=summary,
+            stopped_by=stopped_by,
+        )  # fmt: skip
+        lab.context.state.save_run(run)
+    lab.context.state.close()
+    rows = {line.split()[0]: line for line in labctl("status").out.splitlines() if "GPU" in line}
+    assert rows["night"].split()[1] == "stopped"
+    assert rows["night"].endswith(summary)
+    assert rows["day"].split()[1] == "lost"
 
 
 def test_status_and_an_interrupted_up_name_the_same_next_commands(labctl: Any, home: Path) -> None:
@@ -637,7 +667,7 @@ def test_orphans_lists_the_image_caches_that_down_counts(
     said = labctl("orphans", "--terminate", "--yes")
     assert (said.code, said.out) == (
         0,
-        "Found nothing but image caches that labctl created.\n"
+        "Found nothing at local but image caches that labctl created.\n"
         f"image cache labctl-cache-1: free, {note}\n",
     )
 
@@ -669,6 +699,8 @@ def test_the_reasons_of_decisions_are_whole_at_80_columns(
     watch = {"decisions": [{"at": 0.0, "elapsed_s": 0.0, "what": "limits", "why": why}]}
     monkeypatch.setattr(Lab, "status", lambda self, **_: {**real(self), "watch": watch})
     monkeypatch.setenv("COLUMNS", "80")
+    assert labctl("status", "--why").out.splitlines()[-1].endswith(why), "not a terminal"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     said = labctl("status", "--why")
     rows = said.out.splitlines()[-2:]
     assert [len(row) <= 80 for row in rows] == [True, True]
@@ -725,7 +757,7 @@ def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
     monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [])
     said = labctl("orphans", "--terminate", "--yes")
-    assert (said.code, said.out) == (0, "Found nothing that labctl created for you.\n")
+    assert (said.code, said.out) == (0, "Found nothing at local that labctl created for you.\n")
     assert (
         "1 server of another user is not listed; to list all: labctl orphans --everyone" in said.err
     )
@@ -783,7 +815,10 @@ def test_the_question_does_not_blame_lab_yaml_for_an_option(labctl: Any, home: P
     config.write_text("server: {static: {hosts: [gpu1.lab.example]}}\n")
     said = labctl("trust", "--provider", "static")
     assert said.code == 3
-    assert "lab.yaml would:\n  - choose gpu T4 for the server from static\n" in said.err
+    assert (
+        "lab.yaml would:\n  - start a server from static with its own settings: gpu T4\n"
+        in said.err
+    )
     assert "next: labctl trust --provider static\n" in said.err
     assert labctl("trust", "--provider", "static", "--yes").code == 0
 
@@ -897,6 +932,11 @@ def test_a_question_breaks_no_word_of_its_details(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert Screen().confirm(Question(question="x" * (columns - 5) + "?")) is False
+    assert capsys.readouterr().err == "x" * (columns - 5) + "?\n[y/N]: "
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
     detail = "g5.xlarge: $0.34/h\n  " + "its disk is kept for 14 days; " * 6
     assert Screen().confirm(Question(question="go?", detail=detail)) is False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from labctl import Lab
@@ -75,6 +77,9 @@ def test_offers_fit_a_narrow_terminal(
     )  # fmt: skip
     monkeypatch.setenv("COLUMNS", "80")
     _print_offers([offer], 1)
-    lines = capsys.readouterr().out.splitlines()
+    assert "  $1.01/h  spot -58%" in capsys.readouterr().out, "not a terminal"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _print_offers([offer], 1)
+    lines = click.unstyle(capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1].endswith("$0.4186/h  $0.32-0.42/h  spot -58%")

@@ -168,7 +168,7 @@ def test_what_canvas_does_not_take_is_named(course: Path, labctl: Labctl, canvas
     canvas.refused.add(12)
     said = labctl(*SEND)
     assert (said.code, canvas.scores[11]) == (1, 90.0)
-    assert "Canvas did not take the grades of: jmueller" in said.err
+    assert "Canvas rejected the grades of: jmueller" in said.err
     body = json.loads(labctl(*SEND, "--json").out)["canvas"]
     assert (body["sent"], body["failed"], body["same"]) == (0, ["jmueller"], 2)
 

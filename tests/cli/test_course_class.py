@@ -109,10 +109,21 @@ def test_status_shows_the_time_left_that_is_known(
     assert shown == (["2", "h"] if ttl_left_s is None else ["10", "min"])
 
 
-def find_left(table: str) -> list[str]:
-    """Return the words of the column LEFT of the only seat with a server."""
+def test_a_stopped_server_has_no_time_left(labctl: Any, cut: Callable[..., None]) -> None:
+    assert "1 of 2 seats has a server" in labctl("course", "status").out
+    with State(find_paths().database) as state:
+        (server,) = state.list_servers()
+        ends = msgspec.structs.replace(server, deadline_at=time.time() + 7210, state="stopped")
+        state.save_server(ends)
+    shown = labctl("course", "status").out
+    assert find_left(shown, "stopped") == ["-"]
+    assert "0 of 2 seats have a server" in shown
+
+
+def find_left(table: str, seat_state: str = "running") -> list[str]:
+    """Return the words of the column LEFT of the only seat whose server has this state."""
     head, *rows = table.splitlines()
-    (row,) = [line for line in rows if " running " in line]
+    (row,) = [line for line in rows if f" {seat_state} " in line]
     return row[head.index("LEFT") : head.index("COST")].split()
 
 
@@ -155,6 +166,7 @@ def test_ssh_passes_codes_on_and_says_its_own_as_ssh_does(labctl: Any, course: P
     assert "next: labctl course up --only alice" in said.err
     assert "labctl course ssh --all -- uptime" in labctl("course", "ssh", "--all").err
     assert labctl("course", "ssh").code == 255
+    assert labctl("course", "--as", "ann", "ssh").code == 255
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,22 @@ def test_a_line_is_commented_listed_and_removed(run: Labctl) -> None:
     ]
     (comment,) = json.loads(run("comment", "hw3", "alice", "--json").out)["comments"]
     assert (comment["file"], comment["line"], comment["by"]) == ("code/train.py", 3, "ann")
-    assert run("comment", "hw3", "bob").out == "hw3 has no comments.\n"
+    assert run("comment", "hw3", "bob").out == "bob's submission for hw3 has no comments.\n"
     assert run("comment", "hw3", "--remove", "1", by="ben").code == 0
     again = run("comment", "hw3", "--remove", "1")
     assert again.code == 4
     assert "next: labctl course comment hw3" in again.err
+
+
+def test_a_comment_on_a_released_grade_names_the_command_that_shows_it(run: Labctl) -> None:
+    assert run("comment", "hw3").out == "hw3 has no comments.\n"
+    run("mark", "hw3", "alice", "code", "8")
+    run("grades", "hw3", "--release")
+    added = run("comment", "hw3", "alice", "train.py:3", "Why 10?")
+    assert added.err.splitlines() == [
+        "alice can read this after the next release.",
+        "  next: labctl course grades hw3 --release",
+    ]
 
 
 def test_saved_comments_are_used_by_their_number(run: Labctl) -> None:

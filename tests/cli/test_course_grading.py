@@ -66,7 +66,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, flow: str, found: object) -> None:
 @pytest.mark.parametrize(
     ("found", "code", "says"),
     [
-        (graded(ALICE, BOB), 0, "1 graded, 0 failed, 0 not graded, 1 missing; 1 run now."),
+        (graded(ALICE, BOB), 0, "1 graded, 0 failed, 0 not graded, 1 missing. New: 1."),
         (graded(SeatGrade(seat="bob", state="error", why="it crashed")), 1, "retries those"),
         (
             graded(ALICE, unreached=("bob",), why="no answer"),
@@ -121,7 +121,10 @@ def test_a_failure_of_all_is_shown_with_its_cause_its_log_and_the_next_commands(
     said = labctl("-C", "ml", "course", "grade", "hw3", "--release")
     assert said.code == 1
     assert f"Every submission failed alike, so none has a grade:\n  {cause}\n" in said.err
-    assert f"{course}/.course/grades/hw3/alice/output.txt, and of 1 more beside it" in said.err
+    assert (
+        f"{course}/.course/grades/hw3/alice/output.txt, and 1 more in the directories beside it"
+        in said.err
+    )
     assert "next: labctl course grade hw3 --dry-run" in said.err
     assert "nothing was released" in said.err
     place = course / ".course" / "grades" / "hw3" / "alice"

@@ -90,7 +90,7 @@ def test_what_is_unmarked_is_listed_and_not_released(run: Labctl) -> None:
         (("essay", "alice"), 2, "a mark needs"),
         (("essay", "alice", "text", "1", "--undo"), 2, "a mark needs"),
         (("essay", "--next"), 2, "not a terminal"),
-        (("essay", "alice", "--list"), 2, "stand alone"),
+        (("essay", "alice", "--list"), 2, "take only an assignment"),
         (("essay", "alice", "text", "--undo"), 4, "no mark"),
     ],
 )
@@ -149,6 +149,67 @@ def test_next_can_be_skipped_and_stopped(run: Labctl, course: CourseFolder) -> N
     assert "bob (Bob)" in out
 
 
+def test_next_says_what_is_left_and_how_to_release(run: Labctl, course: CourseFolder) -> None:
+    run("mark", "essay", "alice", "text", "8")
+    run("mark", "essay", "bob", "text", "8")
+    code, _, err = answer_in_a_terminal(course, "17\n\ns\n")
+    assert (code, "1 mark given; 1 item left" in err) == (0, True), err
+    code, _, err = answer_in_a_terminal(course, "17\n\n")
+    assert (code, "1 mark given; nothing is left" in err) == (0, True), err
+    assert "  next: labctl course grades essay --release" in err
+    code, out, err = answer_in_a_terminal(course, "")
+    assert (code, out, err) == (0, "", "Every submission for essay is marked.\n")
+
+
+def test_ctrl_c_stops_marking_and_what_was_given_stays(run: Labctl, course: CourseFolder) -> None:
+    run("mark", "essay", "alice", "text", "8")
+    run("mark", "essay", "bob", "text", "8")
+    code, out, err = answer_in_a_terminal(course, "17\n\n\x04")  # Ctrl-D; \x03 needs a session
+    assert (code, "1 mark given; 1 item left" in err) == (130, True), err
+    assert "down" not in err, "no server is left by marking"
+    assert "alice: talk 17 of 20" in out
+
+
+def test_a_wrong_answer_repeats_what_can_be_entered(run: Labctl, course: CourseFolder) -> None:
+    run("mark", "essay", "alice", "text", "8")
+    _, out, err = answer_in_a_terminal(course, "17.\n17,5\n\nQ\n")
+    wrong = err.splitlines().index("'17.' is not a number of points")
+    assert "such as 7 or 7.5, s to skip an item, or q to stop" in err.splitlines()[wrong + 1]
+    assert "alice: talk 17.5 of 20" in out
+    assert run("mark", "essay", "alice", "text", "7,5").out.startswith("alice: text 7.5 of 10")
+
+
+def test_a_mark_for_a_released_grade_says_that_the_student_sees_the_old_one(run: Labctl) -> None:
+    for item, points in (("text", "8"), ("talk", "17")):
+        assert "released" not in run("mark", "essay", "alice", item, points).err
+    run("grades", "essay", "--release")
+    said = run("mark", "essay", "alice", "text", "9")
+    assert said.out == "alice: text 9 of 10 (was 8, by ann)\n"
+    assert said.err.splitlines() == [
+        "Students still see the released grades. The next release changes:",
+        "  alice: 25 -> 26 (text marked 9)",
+        "  next: labctl course grades essay --release",
+        "        (asks first)",
+    ]
+    assert "alice: 25 -> no grade" in run("mark", "essay", "alice", "text", "--undo").err
+    assert "released" not in run("mark", "essay", "bob", "text", "9").err
+    said = run("mark", "essay", "alice", "text", "8", "--note", "clear")
+    assert said.err.splitlines() == [
+        "alice can read this after the next release.",
+        "  next: labctl course grades essay --release",
+    ]
+
+
+def test_who_of_a_team_lacks_a_mark_is_named(run: Labctl, course: CourseFolder) -> None:
+    course.roster_file.write_text("id,name,team\nalice,Alice,owls\nbob,Bob,owls\n")
+    run("mark", "essay", "owls", "text", "8")
+    run("mark", "essay", "alice", "talk", "17", "--alone")
+    assert "talk of bob (20)" in run("mark", "essay", "--list").out
+    _, out, _ = answer_in_a_terminal(course, "12\n\n")
+    assert "talk of bob (0-20):" in out
+    assert "bob: talk 12 of 20" in out
+
+
 def test_grading_an_assignment_of_a_rubric_alone_leads_to_marking(run: Labctl) -> None:
     refused = run("grade", "essay")
     assert refused.code == 2
@@ -164,7 +225,7 @@ def test_an_invitation_without_a_keeper_publishes_nothing(
     refused = run("invite", "--all")
     assert refused.code == 2
     assert "names no keeper" in refused.err
-    assert "hw1: 19 files" in run("push").out, "it was published by the refused command"
+    assert "hw1: 20 files" in run("push").out, "it was published by the refused command"
 
 
 def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
@@ -199,6 +260,14 @@ def test_a_release_in_a_large_class_names_a_few_who_wait(run: Labctl, course: Co
     assert line.endswith("s12 and 27 more")
 
 
+def test_a_repeated_release_adds_nothing_to_the_ledger(run: Labctl, course: CourseFolder) -> None:
+    for item, points in (("text", "8"), ("talk", "17")):
+        run("mark", "essay", "alice", item, points)
+    for _ in range(2):
+        assert run("grades", "essay", "--release").code == 0
+    assert len(course.ledger.list_entries(kind="released")) == 1
+
+
 def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> None:
     words = "why?\nbob, request 9\nI want \x1b[31mmore"
     course.ledger.append_all([draft_request_line("essay", "alice", 1, words)])
@@ -206,6 +275,9 @@ def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> 
     assert "essay alice, request 1" in said.out
     assert "  | bob, request 9" in said.out
     assert "\x1b" not in said.out
+    answer = 'labctl course regrades essay alice --answer "..."'
+    assert said.err.splitlines()[:2] == [f"  next: {answer} --accept", f"        {answer}"]
+    assert said.err.splitlines()[2].strip() == "(declines)"
     refused = run("regrades", "essay", "--answer", "x")
     assert refused.code == 2
     said = run("regrades", "essay", "alice", "--answer", "you are right", "--accept")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 EXAMPLE = shlex.split(
@@ -88,6 +90,7 @@ def test_no_line_is_wider_than_the_terminal(
     labctl: Any, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for words in (
         EXAMPLE,
         ["--params", "175B", "--train", "adam", "--tokens", "300B"],
@@ -96,7 +99,8 @@ def test_no_line_is_wider_than_the_terminal(
     ):
         said = labctl("estimate", *words)
         assert said.code == 0
-        assert max(len(line.rstrip()) for line in said.out.splitlines()) <= width
+        lines = click.unstyle(said.out).splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= width
 
 
 def test_both_kv_caches_are_shown(labctl: Any) -> None:
@@ -284,3 +288,17 @@ def test_the_name_of_a_missing_package_is_in_the_command_that_installs_it(
     assert "labctl: model.py:build_model cannot be imported" in said.err
     assert 'File "model.py", line 1, in <module>' in said.err
     assert " -m pip install no_such_package\n" in said.err
+
+
+def test_a_slow_link_is_named_as_what_limits_the_training(labctl: Any, home: Path) -> None:
+    words = "--params 8B --train adamw --batch 64 --seq 2048 --hidden 4096 --layers 32 --price 20"
+    call = ("estimate", *words.split(), "--data-parallel", "8", "--tokens", "100M")
+    slow = " ".join(labctl(*call, "--link", "25gbit").out.split())
+    assert "Each GPU sends 28.0 GB of gradients per step: 8.96 s over 25gbit." in slow
+    assert "the link limits the training" in slow
+    fast = " ".join(labctl(*call, "--link", "nvlink").out.split())
+    assert "the link limits the training" not in fast
+    assert "over nvlink. The step computes" in fast
+    smaller = " ".join(labctl(*call, "--link", "25gbit", "--compress", "powersgd").out.split())
+    assert "of gradients, compressed by powersgd, per step" in smaller
+    assert labctl(*call, "--compress", "powersgd").code == 2

@@ -126,6 +126,17 @@ def test_an_empty_directory_of_checkpoints_is_none(labctl: Labctl, run: Run, hom
     assert "run r1 has no checkpoints on this machine" in said.err
 
 
+def test_a_run_that_was_canceled_before_its_first_checkpoint(
+    labctl: Labctl, run: Run, home: Path
+) -> None:
+    save(home, run, state="cancelled", exit_code=143, summary="canceled (SIGTERM)")
+    said = labctl("eval")
+    assert said.code == 4
+    assert "  it ended before it saved one: canceled (SIGTERM)\n" in said.err
+    assert "        labctl eval RUN\n" in said.err
+    assert "save the model there" not in said.err
+
+
 def test_a_run_without_checkpoints_is_not_pulled_once_more(
     labctl: Labctl, run: Run, home: Path
 ) -> None:

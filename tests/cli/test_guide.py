@@ -22,7 +22,7 @@ def test_every_transcript_of_the_guide_is_replayed() -> None:
 
 def test_every_task_of_the_guide_has_a_transcript() -> None:
     _, *tasks = re.split(r"^## ", GUIDE.read_text(), flags=re.MULTILINE)
-    assert len(tasks) == 7
+    assert len(tasks) == 8
     assert [task.partition("\n")[0] for task in tasks if "<!-- transcript: " not in task] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def test_the_list_fits_and_an_error_follows_with_its_command(
     )  # fmt: skip
     state.close()
     lines = labctl("keep", "--list").out.splitlines()
-    assert max(map(len, lines[2:4])) <= 80
     assert lines[2].split() == ["LAB", "RUNS", "CHECKED", "RESULT", "SERVER"]
     assert "trouble" in lines[3]
     assert lines[4:] == [f"{kept.name}: {ERROR}", "  next: labctl up"]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert len(labctl("keep", "--list").out.splitlines()[3]) <= 80

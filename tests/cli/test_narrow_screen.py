@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from terminal import open_terminal
 from test_grading_guide import COURSES, FILES, prepare_course
 from transcripts import make_program, make_session
 
+from labctl import Lab
+from labctl.courses.records.folder import make_private
+from labctl.model import Endpoint, Offer, Server
+from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -19,6 +25,7 @@ from submission_bed import DUE_AT, handed_in, make_receiver, packed
 
 COLUMNS = 80
 COMMAND_S = 60.0
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJf9dHhVsI2y3a9vT5o1kTqZ7bq0mC4rYw8sN6uXeLpQ"
 ANSWER = "You are right: the names are explained, and so is the choice of the rate in train.py."
 LAB = """\
 lab: digits
@@ -65,6 +72,57 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     ]
 
 
+def test_a_table_is_cut_on_a_terminal_and_whole_in_a_pipe(lab: Path, tmp_path: Path) -> None:
+    """Also if the shell exports COLUMNS."""
+    command = "python train.py --learning-rate 0.001 --weight-decay 0.0005 --batch-size 128 --last"
+    (lab / "lab.yaml").write_text(f"lab: digits\nrun: {command}\n")
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    with open_terminal(lab, environ, COLUMNS) as terminal:
+        shown = terminal.run("labctl config", [], COMMAND_S)
+        terminal.run("labctl config | tee piped", [], COMMAND_S)
+        terminal.run(f"COLUMNS={COLUMNS} labctl config | tee exported", [], COMMAND_S)
+    assert max(map(len, shown.splitlines())) <= COLUMNS
+    assert "--last" not in shown
+    for piped in ("piped", "exported"):
+        rows = [line.split(maxsplit=2) for line in (lab / piped).read_text().splitlines()]
+        value = next(row[2] for row in rows if row[0] == "run")
+        assert value.endswith("--last")
+
+
+@pytest.mark.parametrize("options", ["", " --all"])
+def test_the_cost_of_spot_servers_fits_the_terminal(
+    lab: Path, tmp_path: Path, options: str
+) -> None:
+    """What the terminal has no room for is in the pipe."""
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    record_spot_server(Lab.load(lab, environ=environ))
+    with open_terminal(lab, environ, COLUMNS) as terminal:
+        lines = terminal.run(f"labctl cost{options}", [], COMMAND_S).splitlines()
+        terminal.run(f"labctl cost{options} | tee piped", [], COMMAND_S)
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert lines[1].split()[0] == "i-7934dcd0144a3ec73"
+    assert "$4.31" in lines[1]
+    assert "IDLE" not in lines[0]
+    headings, row = (lab / "piped").read_text().splitlines()[:2]
+    assert headings.endswith("  COST   SAVED  IDLE")
+    assert row.split()[-3:] == ["$4.31", "?", "?"]
+
+
+def record_spot_server(lab: Lab) -> None:
+    """Record a server that ran for most of a day."""
+    offer = Offer(
+        provider="aws", type="g4dn.12xlarge", price_usd_per_hour=0.1815, spot=True,
+        on_demand_usd_per_hour=0.526,
+    )  # fmt: skip
+    server = Server(
+        id="i-7934dcd0144a3ec73.us-east-1", provider="aws", lab="digits", lab_id=lab.id,
+        alias="digits", state="running", endpoint=Endpoint(host="127.0.0.1"), offer=offer,
+        created_at=time.time() - 23.75 * 3600,
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    lab.context.state.close()
+
+
 def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
     """Also where a name, a rubric and an excuse do not fit beside each other."""
     session = make_session(tmp_path, COURSES / "marks", {})
@@ -94,3 +152,42 @@ def test_tables_of_a_course_are_folded_at_spaces(tmp_path: Path) -> None:
         assert lines[row + 1].strip() == reason
     quoted = [line.removeprefix("  > ") for line in lines if line.startswith("  > ")]
     assert " ".join(quoted) == ANSWER
+
+
+def test_the_path_of_a_join_file_is_never_cut(tmp_path: Path) -> None:
+    """On a terminal it is on a line of its own; a program that reads the table gets all of it."""
+    course = tmp_path / "machine-learning-2026"
+    course.mkdir()
+    keeper = "keeper: {host: keeper.example.edu, user: labctl}\n"
+    (course / "course.yaml").write_text(f"course: machine-learning-2026\n{keeper}")
+    (course / "roster.csv").write_text("id,name\nada,Ada Lovelace\n")
+    make_private(course)
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    into = course / "the-join-files-of-the-first-group" / "of-students"
+    command = f"labctl course invite ada --host-key '{HOST_KEY}' --into {into}"
+    with open_terminal(course, environ, COLUMNS) as terminal:
+        lines = terminal.run(command, [], COMMAND_S).splitlines()
+        piped = terminal.run(f"{command} | cat", [], COMMAND_S).splitlines()
+    file = str(into / "machine-learning-2026-ada.join")
+    assert [line.strip() for line in lines[:3]] == ["STUDENT  FILE", "ada", file]
+    assert f"ada      {file}" in piped
+
+
+def test_feedback_is_wrapped_at_words(tmp_path: Path) -> None:
+    note = "clear names, but the function needs a docstring that says what it does with a zero"
+    text = f"code: 18 of 20 (ann): {note}"
+    feedback = Feedback(assignment="hw1", number=1, score=18, points=20, text=text, page="")
+    show = f"""
+from pathlib import Path
+import msgspec
+from labctl.cli.submit_output import print_feedback
+from labctl.submissions.feedback import Feedback
+feedback = msgspec.json.decode({msgspec.json.encode(feedback)!r}, type=Feedback)
+print_feedback(feedback, Path("feedback.html"), Path("."))
+"""
+    (tmp_path / "show.py").write_text(show)
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    with open_terminal(tmp_path, environ, COLUMNS) as terminal:
+        lines = terminal.run(f"{sys.executable} show.py", [], COMMAND_S).splitlines()
+    assert [line for line in lines if len(line) > COLUMNS] == []
+    assert text in " ".join(lines)

@@ -53,6 +53,23 @@ def test_a_plan_and_a_push_say_which_files_students_have(labctl: Labctl, course:
     assert (starter["published"], starter["files"]) == ("current", 1)
 
 
+def test_a_plan_warns_only_of_assignments_without_an_image(labctl: Labctl, course: Path) -> None:
+    def read_plan() -> str:
+        return " ".join(labctl("-C", "ml", "course", "plan", "--offline").out.split())
+
+    warning = "labs that name none get python:3.12-slim"
+    assert f"no image: {warning}" in read_plan()
+    (course / "starter" / "Dockerfile").write_text("FROM scratch\n")
+    assert warning not in read_plan()
+    with (course / "course.yaml").open("a") as file:
+        file.write("  hw4:\n    template: other\n")
+    (course / "other").mkdir()
+    (course / "other" / "lab.yaml").write_text("run: python train.py\n")
+    assert f"no image for hw4: {warning}" in read_plan()
+    (course / "other" / "lab.yaml").write_text("image: pytorch:2\n")
+    assert warning not in read_plan()
+
+
 @pytest.mark.parametrize("command", [("plan", "--offline"), ("push",)])
 def test_an_unknown_template_is_an_error_with_its_line(
     command: tuple[str, ...], labctl: Labctl, course: Path

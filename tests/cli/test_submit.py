@@ -159,7 +159,7 @@ def test_a_dry_run_says_the_rules_and_what_would_leave(
         "ml hw3",
         "Thu 01 Jan 2099 12:00 UTC",
         "accepted until Sat 03 Jan 2099 12:00 UTC, 10% of the points off for each day or part",
-        "at most 20MB",
+        "at most 20 MB",
         AT,
         "step-00000040",
         "no secret",

@@ -55,7 +55,7 @@ def test_a_keeper_that_is_dead_is_not_well(bed: CourseBed) -> None:
     """One that was killed leaves its socket behind."""
     (before,) = asked(bed)
     assert (before.ok, before.skipped) == (False, False)
-    assert "keeper is not running" in before.detail
+    assert before.detail == "the course's keeper is not running", "the rest is for students"
     assert "course serve" in before.next
     with (bed.folder / "serve.log").open("w+") as log:
         keeper = bed.serve(log)

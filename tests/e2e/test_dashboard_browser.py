@@ -264,6 +264,9 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         if width < 1000:  # the costs: figures stay whole
             assert page.evaluate("getComputedStyle($('costs').querySelector('td.n')).whiteSpace") \
                 == "nowrap"  # fmt: skip
+            command = page.get_by_text("labctl course cost --csv").bounding_box()
+            assert command is not None
+            assert command["height"] < 30, "the command is broken within an option"
         if width > 1900:  # to be read from the back row
             assert float(page.evaluate("getComputedStyle(document.body).fontSize")[:-2]) >= 20
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")

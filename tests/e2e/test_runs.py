@@ -307,6 +307,15 @@ def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:
     assert "hello ada" in lab.labctl("logs", "asks").stdout
 
 
+def test_ctrl_c_reaches_a_command_in_its_terminal(lab: LabDirectory) -> None:
+    line = 'trap \'echo saved on""ce; exit 5\' INT; echo rea""dy; while :; do sleep 0.1; done'
+    with lab.in_terminal("run", "-it", "--id", "stopped", "--", "sh", "-c", line) as terminal:
+        terminal.said("ready")
+        terminal.type("\x03")
+        assert terminal.popen.wait(60) == 5
+    assert terminal.shown.count(b"saved once") == 1
+
+
 def test_a_short_command_with_a_terminal_loses_nothing(lab: LabDirectory) -> None:
     with lab.in_terminal(
         "run", "-it", "--id", "brief", "--", "sh", "-c", "echo a b; exit 4"

@@ -304,7 +304,7 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
     with small_shares(bed, gpu_lease_s=1):
         _, run = alice.run("short", SLEEP, gpus="all")
     assert run.stopped_by == "GPU lease"
-    assert "its GPU lease ended" in run.summary
+    assert "its GPU time ended" in run.summary
 
 
 def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedServer) -> None:

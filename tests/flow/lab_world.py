@@ -21,7 +21,7 @@ from shared_agent import link_agent
 
 from labctl.agent import reply
 from labctl.config import Paths, find_paths, load_lab
-from labctl.errors import ConnectError, LabError, LinkLostError
+from labctl.errors import LabError, LinkLostError, UnreachableError
 from labctl.events import Event, Note, Question, Reporter
 from labctl.model import (
     Check,
@@ -387,5 +387,5 @@ class Output(Value, frozen=True):
 Labctl = Callable[..., Output]
 
 
-def unreachable() -> ConnectError:
-    return ConnectError("no answer", why="it is silent")
+def unreachable() -> UnreachableError:
+    return UnreachableError("no answer", why="it is silent")

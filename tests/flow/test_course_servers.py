@@ -26,6 +26,7 @@ from labctl.courses.records.plan_changes import list_cautions
 from labctl.courses.records.spending import spent_usd
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.courses.servers import CourseOperator, bring_up_servers
+from labctl.courses.starters import publish_starters
 from labctl.courses.status import read_status
 from labctl.courses.teardown import end_of_term, end_seats
 from labctl.errors import (
@@ -907,3 +908,17 @@ def test_the_check_of_a_course_without_an_image_tries_none(ml: Class) -> None:
     detail = found["image"].detail.removeprefix("none in course.yaml: ")
     assert found["image"].warning
     assert f"no image: {detail}; {found['image'].next}" in cautions, "plan and check agree"
+
+
+def test_the_check_of_a_course_whose_assignments_bring_an_image_warns_of_none(ml: Class) -> None:
+    file = ml.folder.path / "course.yaml"
+    text = file.read_text().replace("image: {build: .}\n", "").partition("assignments:")[0]
+    file.write_text(f"{text}assignments: {{hw3: {{template: starter}}}}\n")
+    (ml.folder.path / "starter").mkdir()
+    (ml.folder.path / "starter" / "Dockerfile").write_text("FROM scratch\n")
+    staff = ml.staff()
+    found = {one.name: one for one in check_course(staff, staff.folder.list_seats())}
+    assert found["image"].warning, "nothing is published yet"
+    publish_starters(staff.folder, staff.paths)
+    found = {one.name: one for one in check_course(staff, staff.folder.list_seats())}
+    assert (found["image"].ok, found["image"].warning) == (True, False)

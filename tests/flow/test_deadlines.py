@@ -140,7 +140,7 @@ def test_the_plan_of_a_server_that_a_keeper_ends_does_not_name_labctl_down(lab: 
     (offer,) = lab.cloud.offers(Need())
     cloud = KeptCloud(lab.cloud.key)
     assert describe_plan(cloud, Need(), offer, (), None).splitlines()[1:] == [
-        f"{cloud.name} decides when it stops"
+        f"the {cloud.name} decides when it stops"
     ]
     others = [msgspec.structs.replace(offer, price_usd_per_hour=price) for price in (0.6, 0.7)]
     for count, text in ((1, "offer, up to $0.60/h"), (2, "2 offers in turn, up to $0.70/h")):

@@ -252,9 +252,22 @@ def test_a_disk_is_let_go_once_a_store_saves_the_results(
     assert armed[-1].ending.disk == "goes"
 
 
-def with_store(lab: World) -> LabContext:
+def test_a_bucket_that_the_server_may_not_write_to_saves_nothing(
+    lab: World, armed: list[GuardRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = up(lab)
+    guard.arm(with_store(lab, "s3://bucket/digits"), server)
+    assert server.id in cloud_of(lab).kept_until
+    assert armed[-1].ending.disk == "stays"
+    monkeypatch.setattr(cloud_of(lab), "can_keep_itself", True)
+    guard.arm(with_store(lab, "s3://bucket/digits"), server)
+    assert cloud_of(lab).kept_until == {}
+    assert armed[-1].ending.disk == "keepable"
+
+
+def with_store(lab: World, url: str = "ssh://ann@store/labs") -> LabContext:
     context = lab.context()
-    config = msgspec.structs.replace(context.config, store="s3://bucket/digits")
+    config = msgspec.structs.replace(context.config, store=url)
     stored = msgspec.structs.replace(context, config=config)
     stored.__dict__.update(context.__dict__)  # the provider and the connections of the world
     return stored

@@ -512,10 +512,10 @@ def test_what_a_notebook_saves_as_it_is_stopped_is_home(
     ready.machine.run_with("night", **{"model.pt": "weights"})
     stop_service = lab_services.services.stop_service
 
-    def stops(*about: Any) -> Any:
+    def stops(*about: Any, **more: Any) -> Any:
         code.mkdir(exist_ok=True)
         (code / "notes.ipynb").write_text("all of today's work")
-        return stop_service(*about)
+        return stop_service(*about, **more)
 
     monkeypatch.setattr(lab_services.services, "stop_service", stops)
     assert end(ready).saved_edits == 1

@@ -383,11 +383,12 @@ def test_down_ends_nothing_that_a_keeper_would_replace(two: Pair) -> None:
     two.hand_over()
     two.lab.machine.run_with("night", **{"model.pt": "weights"})
     two.error = cut()
+    reporter = Recorded()
     with pytest.raises(PolicyError, match="cannot reach the keeper") as caught:
-        down(two.lab.context(), discard=False)
+        down(two.lab.context(reporter), discard=False)
     assert "would replace" in caught.value.why
     assert len(two.cloud.machines) == 1
-    assert (two.lab.home / "lab/runs/night/checkpoints/model.pt").exists(), "results are home"
+    assert reporter.asked == [], "what it asks for would not be done"
     reporter = Recorded()
     down(two.lab.context(reporter), discard=True)
     assert two.cloud.machines == {}

@@ -207,4 +207,4 @@ def test_the_addresses_of_browsers_are_told_apart(front: Front) -> None:
         assert front.ask(PAGE, "/sign-in", "POST", form, **kind, **forged)[0] == 403
     form = urllib.parse.urlencode({"csrf": "", "student": "lovelace", "code": CODE})
     status, _, page = front.ask(PAGE, "/sign-in", "POST", form, **kind)
-    assert (status, "too many failed tries" in page) == (403, True)
+    assert (status, "too many failed attempts" in page) == (403, True)

@@ -223,8 +223,8 @@ def test_late_work_shows_its_penalty_after_free_days(
     publish(bed)
     with serve_bed(bed) as campus:
         page = campus.enter("lovelace").ask("/submissions/hw3/new")[2]
-    assert f"late, {penalty}; <small>uses 1 of 1 free days</small>" in page
-    assert "at most 500MB" in page
+    assert f"late, {penalty} <small>uses 1 of 1 free days</small>" in page
+    assert "at most 500 MB" in page
     assert "Start your server first" in page
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from lab_world import Recorded, World
+from lab_world import LAB_ID, Recorded, World
 
 from labctl.errors import NoOfferError, PolicyError
 from labctl.lifecycle import spending_policy
-from labctl.model import Offer, Server
-from labctl.servers import attempts
+from labctl.model import Need, Offer, Run, Server
+from labctl.servers import attempts, guard
+from labctl.wire.codec import to_json
+from labctl.wire.watchdog import GuardLimits
 
 RUN = "night"
 
@@ -42,6 +44,26 @@ def test_a_dearer_one_is_not_made(lab: World) -> None:
     with pytest.raises(NoOfferError):
         again(lab, 0.51)
     assert len(lab.cloud.machines) == before
+
+
+def test_the_limits_of_an_earlier_up_hold_for_a_recovery_too(lab: World) -> None:
+    """`labctl up --ttl 8h --budget 5 --idle 30m` names them; `labctl run --recover` does not."""
+    ready(lab, 0.40)
+    server = next(iter(lab.cloud.machines.values()))
+    given = GuardLimits(ttl_s=28800.0, idle_s=1800.0, budget_usd=4.2, budget_whole_usd=5.0)
+    detail = {"limits": to_json(given)}
+    state = lab.context().state
+    state.record(guard.EVENT, lab_id=LAB_ID, server_id=server.id, detail=detail)
+    state.save_run(Run(id=RUN, lab_id=LAB_ID, server_id=server.id, state="lost"))
+    need = spending_policy.make_recovery_context(lab.context(), RUN).config.server.need
+    assert (need.ttl_s, need.idle_s, need.budget_usd) == (28800, 1800, 5.0)
+    own = lab.context(need=Need(ttl_s=60))
+    need = spending_policy.make_recovery_context(own, RUN).config.server.need
+    assert (need.ttl_s, need.idle_s, need.budget_usd) == (60, 1800, None)
+    # A run without --recover, whose price is asked about.
+    state.save_run(Run(id="plain", lab_id=LAB_ID, server_id=server.id, state="lost"))
+    need = spending_policy.make_recovery_context(lab.context(), "plain").config.server.need
+    assert (need.ttl_s, need.budget_usd, need.max_price_usd_per_hour) == (28800, 5.0, None)
 
 
 def test_what_nobody_agreed_to_is_asked_about(lab: World) -> None:

@@ -18,6 +18,7 @@ from labctl.config import find_paths as all_paths
 from labctl.courses.grading import record as records
 from labctl.courses.grading.flags import Flag
 from labctl.courses.records.folder import CourseFolder, Seat, make_private
+from labctl.courses.records.free_days import FreeDays
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.state import State
@@ -39,6 +40,9 @@ NAMES = (
     "Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov",
     "Donald Knuth", "Frances Allen", "Ken Thompson", "Radia Perlman", "Tony Hoare",
 )  # fmt: skip
+
+
+NO_DAYS = FreeDays()
 
 
 @dataclass
@@ -126,7 +130,8 @@ class Bed:
         received = due.at + late_s if late_s else self.now - 7200
         made = Receipt(
             kind="labctl-receipt", version=1, course="ml-2026", assignment=assignment,
-            student=student, number=number, received=utc_text(received), due="",
+            student=student,
+            number=number, received=utc_text(received), due="",
             late_s=late_s, penalty=10 if late_s else 0, run="1120-101010-abcd",
             bundle_bytes=3_400_000, bundle_sha256="0" * 64, manifest_sha256="1" * 64,
         )  # fmt: skip
@@ -134,13 +139,22 @@ class Bed:
             log.write(msgspec.json.encode(Signed(receipt=made, key="", signature="")) + b"\n")
         return made
 
-    def grade(self, student: str, assignment: str, score: float | None, message: str = "") -> None:
+    def grade(
+        self,
+        student: str,
+        assignment: str,
+        score: float | None,
+        message: str = "",
+        number: int = 1,
+        free_days: FreeDays = NO_DAYS,
+    ) -> None:
         place = self.folder.grades / assignment / student
         place.mkdir(parents=True, exist_ok=True)
         made = records.GradeRecord(
-            assignment=assignment, seat=student, students=(student,), student=student, number=1,
+            assignment=assignment, seat=student, students=(student,), student=student,
+            number=number,
             received="", bundle_sha256="", key="k", outcome="failed" if score is None else "graded",
-            points=100, score=score, message=message,
+            points=100, score=score, message=message, free_days=free_days,
             flags=(Flag(kind="shared", what="its model is byte for byte another's"),),
         )  # fmt: skip
         (place / records.FILE).write_bytes(records.encode(made))

@@ -57,7 +57,9 @@ def hand_in_files(
     return sha256(content)
 
 
-def grade_automatically(bed: Bed, student: str, score: float, penalty: int = 0) -> None:
+def grade_automatically(
+    bed: Bed, student: str, score: float, penalty: int = 0, message: str = ""
+) -> None:
     """Store what the automatic grading gave: `score` of 40 points, and two tests."""
     tests = (
         GraderTest(name="test_shape", score=10, max_score=10),
@@ -67,7 +69,7 @@ def grade_automatically(bed: Bed, student: str, score: float, penalty: int = 0) 
     record = GradeRecord(
         assignment="hw3", seat=student, students=(student,), student=student, number=1,
         received="", bundle_sha256="", key="k", outcome="graded", points=40, penalty=penalty,
-        late_s=7200 if penalty else 0, score=score,
+        late_s=7200 if penalty else 0, score=score, message=message,
         raw=GradeResults(score=score, output="accuracy 0.91", tests=tests),
     )  # fmt: skip
     place = bed.folder.grades / "hw3" / student

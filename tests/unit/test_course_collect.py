@@ -354,7 +354,7 @@ def staff_of(folder: CourseFolder, grading: str) -> CourseOperator:
             "  hw5: {tests: {hidden: hw5/hidden}}\n"
             "grading: {server: {provider: static, static: {hosts: [g]}}, image: {build: hw5}}\n",
             ConfigError,
-            "cannot be built from hw5, which has or is in hw5/hidden",
+            "cannot be built from hw5, which contains or is in hw5/hidden",
         ),
     ],
 )

@@ -60,8 +60,8 @@ def test_students_read_comments_with_their_grade(folder: CourseFolder) -> None:
     text, page = read_feedback(folder, "alice")
     assert text.splitlines() == [
         "code: 7 of 10 (ann)",
-        "intro.ipynb, cell 2 (ben) good\ufffd[2J <script>alert(1)</script>\ufffdtxt",
-        "train.py:3 (ann) Why 10?",
+        "intro.ipynb, cell 2 (ben): good\ufffd[2J <script>alert(1)</script>\ufffdtxt",
+        "train.py:3 (ann): Why 10?",
     ]
     assert "<h2>Comments on your files</h2>" in page
     assert "<script>alert" not in page
@@ -82,8 +82,8 @@ def test_a_comment_stays_with_its_submission(folder: CourseFolder) -> None:
     give_mark(folder, "hw3", "alice", "code", "7")
     release_grades(folder, "hw3")
     assert read_feedback(folder, "alice")[0].splitlines()[1:] == [
-        "train.py:3 of submission 1 (ann) Why 10?",
-        "train.py:1 (ben) short",
+        "train.py:3 of submission 1 (ann): Why 10?",
+        "train.py:1 (ben): short",
     ]
 
 
@@ -94,7 +94,7 @@ def test_a_team_reads_the_comments_on_its_submission(folder: CourseFolder) -> No
     give_mark(folder, "hw3", "owls", "code", "7")
     release_grades(folder, "hw3")
     for student in ("bob", "carol"):
-        assert "train.py:1 (ann) torch?" in read_feedback(folder, student)[0]
+        assert "train.py:1 (ann): torch?" in read_feedback(folder, student)[0]
     assert [one.id for one in list_comments(folder, "hw3", "carol")] == [comment.id]
     assert list_comments(folder, "hw3", "alice") == []
 

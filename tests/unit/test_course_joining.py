@@ -368,7 +368,7 @@ def test_a_join_file_enrols_a_key_and_writes_a_lab(
     again = join.join_course(data, None, paths, SilentReporter(), base=tmp_path)
     assert (again.again, again.assignments, again.section) == (True, ("hw3",), "")
     keeper.exchange = lambda line: b'{"joined": []}\n'  # type: ignore[method-assign]
-    with pytest.raises(LabError, match="does not answer like a keeper"):
+    with pytest.raises(LabError, match="answers, but is not a keeper"):
         join.join_course(data, None, paths, SilentReporter(), base=tmp_path)
 
 

@@ -240,10 +240,22 @@ def test_a_release_names_what_is_not_marked_and_publishes_the_total(folder: Cour
     feedback = Receiver(folder.drop).feedback("hw3", "alice")
     assert feedback is not None
     assert (feedback.score, feedback.points) == (61, 90)
-    assert "code: 20 of 20 (ann) fine" in feedback.text
+    assert "code: 20 of 20 (ann): fine" in feedback.text
     assert "1 h 0 min late, -10%: final score 61" in feedback.text
     assert "<td>code</td><td>20</td><td>20</td><td>fine - marked by ann</td>" in feedback.page
     assert Receiver(folder.drop).feedback("hw3", "carol") is None
+
+
+def test_a_change_after_the_release_names_the_automatic_grading_too(folder: CourseFolder) -> None:
+    hand_in(folder, "alice")
+    grade(folder, "alice", score=30)
+    for item in ("code", "presentation"):
+        give_mark(folder, "hw3", "alice", item, "10", by="ann")
+    release_grades(folder, "hw3")
+    grade(folder, "alice", score=40)
+    give_mark(folder, "hw3", "alice", "code", "12", by="ann")
+    change = grade_of(folder, "alice", "hw3").change
+    assert change == "code marked 12, automatic grading 40 instead of 30"
 
 
 def test_a_released_mark_changes_only_with_another_release(folder: CourseFolder) -> None:

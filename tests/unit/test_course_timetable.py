@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -19,6 +19,7 @@ from labctl.courses.records.timetable import (
     find_just_ended,
     find_phase,
     list_lessons,
+    short_time_text,
 )
 from labctl.errors import ConnectError, PolicyError, ProviderError
 from labctl.model import Need, Offer
@@ -245,3 +246,10 @@ def test_a_keepers_refusal_comes_as_it_was_meant() -> None:
     assert provider({"offers": [offer]}).offers(Need()) == [
         Offer(provider="course", type="g4dn.xlarge", price_usd_per_hour=0.5)
     ]
+
+
+def test_a_time_in_another_year_shows_the_year() -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    new_year = datetime(2029, 12, 31, 23, 30, tzinfo=UTC).timestamp()
+    assert short_time_text(new_year, zone, new_year + 86_400) == "01 Jan 00:30"
+    assert short_time_text(new_year, zone, new_year - 86_400) == "01 Jan 2030 00:30"

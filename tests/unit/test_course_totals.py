@@ -157,7 +157,7 @@ def test_a_course_without_groups_computes_no_total_for_students(tmp_path: Path) 
 
 
 def test_the_plan_says_what_is_dropped(folder: CourseFolder) -> None:
-    text = "homework: the lowest grade of hw1, hw2, hw3, hw4 is dropped"
+    text = "homework: the lowest grade of hw1, hw2, hw3 and hw4 is dropped"
     assert describe_assignments(folder.config)[-1] == text
 
 
@@ -230,7 +230,7 @@ def test_groups_with_weights_give_a_percentage(
         "  hw2 is dropped: the lowest of 4 in homework",
     ]
     assert describe_assignments(folder.config)[-2:] == [
-        "homework: 40% of the total; the lowest grade of hw1, hw2, hw3, hw4 is dropped",
+        "homework: 40% of the total; the lowest grade of hw1, hw2, hw3 and hw4 is dropped",
         "projects: 60% of the total for project",
     ]
 

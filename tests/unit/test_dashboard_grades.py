@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from labctl.config.course_schema import AssignmentConfig
-from labctl.courses.grading.record import FILE, GradeRecord, encode
+from labctl.courses.grading.record import FILE, RESULTS, GradeRecord, encode
 from labctl.courses.grading.results import GradeResults
 from labctl.courses.records.excuses import draft_excuse_line
-from labctl.courses.records.gradebook import Grade
+from labctl.courses.records.gradebook import Grade, Stamp
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.records.marks import draft_mark_line
 from labctl.courses.records.released_grades import draft_released_line
@@ -60,7 +60,7 @@ def test_a_grade_without_all_marks_is_not_complete(graded: Path) -> None:
     assert (grade.score, grade.points) == (None, 100)
     assert grade.feedback.splitlines() == [
         "not marked yet: talk",
-        "code: 17 of 20 (ann) clear",
+        "code: 17 of 20 (ann): clear",
         "talk: not marked yet, of 20",
         "55 of 60 right",
     ]
@@ -74,7 +74,7 @@ def test_marks_are_added_and_the_penalty_is_of_all_points(graded: Path) -> None:
 def test_marks_without_an_automatic_grade_are_shown(tmp_path: Path) -> None:
     grade = read(tmp_path, mark("code", 17), mark("talk", 20))
     assert grade.score is None
-    assert "code: 17 of 20 (ann) clear" in grade.feedback
+    assert "code: 17 of 20 (ann): clear" in grade.feedback
     assert not grade.released
 
 
@@ -119,3 +119,27 @@ def test_only_a_grade_that_changed_is_computed_again(
     assert len(computed) == 1
     assert read_after(mark("talk", 12)) == 74
     assert len(computed) == 2
+
+
+def release(score: float) -> CourseLedgerDraft:
+    grade = Grade(student="ada", score=score, points=100, stamp=Stamp(number=2, penalty=10))
+    return draft_released_line("hw3", grade, "ann")
+
+
+def test_a_mark_after_the_release_shows_what_the_student_still_sees(graded: Path) -> None:
+    marks = (mark("code", 17), mark("talk", 20))
+    assert not read(graded, *marks, release(92)).has_unseen_change
+    grade = read(graded, *marks, release(92), mark("code", 12))
+    assert (grade.score, grade.released_score, grade.has_unseen_change) == (77, 82, True)
+
+
+def test_a_correction_by_hand_counts_on_the_pages_too(graded: Path) -> None:
+    results = graded / "hw3" / "ada" / RESULTS
+    results.write_text('{"score": 55, "output": "55 of 60 right"}')
+    marks = (mark("code", 17), mark("talk", 20))
+    assert read(graded, *marks).score == 82
+    results.write_text('{"score": 58, "output": "3 more, as agreed"}')
+    grade = read(graded, *marks)
+    assert (grade.score, grade.automatic) == (85, 58)
+    assert grade.feedback.endswith("3 more, as agreed")
+    assert not read(graded, *marks, release(95)).has_unseen_change

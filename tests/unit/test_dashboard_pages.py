@@ -15,6 +15,9 @@ from submission_bed import packed
 from labctl.courses.grading.record import FEEDBACK
 from labctl.courses.records.course_total import CourseTotal
 from labctl.courses.records.excuses import draft_excuse_line
+from labctl.courses.records.free_days import FreeDays
+from labctl.courses.records.gradebook import Grade
+from labctl.courses.records.released_grades import draft_released_line
 from labctl.courses.records.spending import spent_usd
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
@@ -507,3 +510,30 @@ def test_a_channel_sends_only_what_differs() -> None:
     assert channel.replace_parts({"b": "3"})
     assert b"reload" in channel.encode_event(2)
     assert b"reload" in channel.encode_event(99)
+
+
+def test_an_assignment_shows_what_students_see_until_the_next_release(
+    bed: Bed, visitor: Visitor
+) -> None:
+    student = bed.folder.list_students()[0].id
+    grade = Grade(student=student, score=40, points=100)
+    bed.folder.ledger.append_all([draft_released_line("hw3", grade, "ann")])
+    released = "40<small>until the next release</small>"
+    wait_until(lambda: released in visitor.ask("/assignments/hw3")[2])
+    seat = visitor.ask(f"/seats/{bed.seat(0).pseudonym}")[2]
+    assert "students see 40 until the next release" in seat
+
+
+def test_a_late_submission_shows_the_penalty_after_free_days(bed: Bed, visitor: Visitor) -> None:
+    file = bed.folder.path / "course.yaml"
+    text = file.read_text()
+    assert "late: 48h, penalty: 10" in text
+    late = "late: {at_most: 2d, per_day: 10%, free_days: 2}"
+    file.write_text(text.replace("late: 48h, penalty: 10", late))
+    late_student, other = "turing", "hopper"
+    for name in (late_student, other):
+        bed.hand_in(name, "hw3", number=2, late_s=5400)
+    bed.grade(late_student, "hw3", 90, number=2, free_days=FreeDays(used=1, total=2))
+    graded = "no points off, uses 1 of 2 free days"
+    wait_until(lambda: graded in visitor.ask("/assignments/hw3")[2])
+    assert "10% off before free days" in visitor.ask("/assignments/hw3")[2]

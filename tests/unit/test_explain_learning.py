@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from explain_cases import COMMAND, findings, material, run, samples, series, unknown
 from hypothesis import given, settings
@@ -284,6 +285,8 @@ def test_what_is_not_known_is_shown_as_it_is() -> None:
     assert "lost" in findings(material(run=run(state="lost", exit_code=None, summary="lost: gone")))
     limit = run(state="lost", exit_code=None, summary="lost: its budget", stopped_by="budget")
     assert "budget" in findings(material(run=limit))["lost"].next
+    lease = run(state="lost", exit_code=None, summary="stopped", stopped_by="GPU lease")
+    assert "--recover --id" in findings(material(run=lease))["lost"].next
     assert findings(material(run=run(state="cancelled", exit_code=143))) == {}
 
 
@@ -383,6 +386,20 @@ def test_a_program_that_does_not_exist_is_named_with_the_one_that_was_meant(
     assert finding.what.startswith(f"the program {program} was not found")
     assert finding.next == command_next
     assert not {"failed", "exception"} & set(found)
+
+
+def test_a_run_without_a_container_lacks_what_its_environment_lacks() -> None:
+    ended = msgspec.structs.replace(run(exit_code=127, command=("zzzz9",)), executor="process")
+    finding = findings(material(run=ended))["program-missing"]
+    assert finding.why == (
+        "the name is misspelled, or the run's environment does not contain this program"
+    )
+    assert finding.next.startswith("add the package that has zzzz9 to the requirements.txt")
+    ended = msgspec.structs.replace(ended, exit_code=1)
+    log = "ModuleNotFoundError: No module named 'yaml'\n"
+    finding = findings(material(log=log, run=ended, package_file="deps.txt"))["module-missing"]
+    assert finding.what == "the run's environment has no Python module yaml"
+    assert "add it to deps.txt" in finding.next
 
 
 def test_a_shell_that_says_nothing_of_a_program_ended_with_127_by_itself() -> None:

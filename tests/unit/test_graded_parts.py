@@ -160,7 +160,7 @@ def test_the_plan_warns_of_points_that_a_student_can_forge(tmp_path: Path) -> No
     text = "hw3: 10 points: 2.5 for the autograder, 7.5 for 3 public tests"
     assert describe_parts(config, parts) == [text]
     own, setup, public = list_part_cautions(config, parts)
-    assert "in one container with the student's code, which can read the tests" in own
+    assert "in one container with the student's code, so that code can read" in own
     assert "labctl does not run setup.sh of autograder.zip" in setup
     assert "which can forge their points" in public
 

@@ -25,6 +25,7 @@ from labctl.courses.commenting import add_comment, list_comments, save_comment
 from labctl.courses.marking import give_mark
 from labctl.courses.records.marks import read_marks
 from labctl.courses.records.regrade_requests import draft_request_line
+from labctl.courses.release import release_grades
 from labctl.web import factory
 from labctl.web.http_server import URL_FILE
 from labctl.web.mutations import CourseActions
@@ -107,6 +108,24 @@ def test_the_page_has_files_rubric_tests_and_the_total(bed: Bed, ann: Visitor) -
     assert "train(epochs=2)" in shown[2]
     assert 'src="data:image/png;base64,' in shown[2]
     assert "[not shown here: application/javascript]" in shown[2]
+
+
+def test_the_page_says_why_the_automatic_grading_failed(bed: Bed, ann: Visitor) -> None:
+    grade_automatically(bed, "lovelace", 10, message="its program ended with 1: KeyError: <b>")
+    page = ann.ask(page_of(bed))[2]
+    assert "its program ended with 1: KeyError: &lt;b&gt;" in page
+
+
+def test_the_page_says_what_students_see_until_the_next_release(bed: Bed, ann: Visitor) -> None:
+    grade_automatically(bed, "lovelace", 25)
+    for item, points in (("code", "20"), ("presentation", "10")):
+        give_mark(bed.folder, "hw3", "lovelace", item, points, by="ben")
+    release_grades(bed.folder, "hw3")
+    assert "<small>released</small>" in ann.ask(page_of(bed))[2]
+    give_mark(bed.folder, "hw3", "lovelace", "code", "22", by="ben")
+    page = ann.ask(page_of(bed))[2]
+    assert "<strong data-total>57</strong>" in page
+    assert "students see 55 until the next release" in page
 
 
 def test_the_page_opens_with_a_file_that_people_mark(bed: Bed, ann: Visitor) -> None:

@@ -33,7 +33,9 @@ def lab(tmp_path: Path) -> Path:
 
 def hash_of(lab: Path, image: ImageConfig, **changes: str) -> str:
     packages = read_list(lab, image)
-    return hash_environment(image, packages, {**list_args(image, packages), **changes})
+    return hash_environment(
+        read_dockerfile(image), packages, {**list_args(image, packages), **changes}
+    )
 
 
 def test_the_tag_follows_the_packages_and_not_the_code(lab: Path) -> None:

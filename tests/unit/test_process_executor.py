@@ -12,12 +12,17 @@ from typing import Any
 
 import pytest
 
-from labctl.agent.host.engine_objects import Image
+from labctl.agent.host import engine, telemetry
+from labctl.agent.host.gpus import Gpus, select_given
+from labctl.agent.host.host_usage import HostUsageReader, load_psutil, name_session
+from labctl.agent.host.other_programs import OtherPrograms
 from labctl.agent.host.paths import lab_dir, labctl_home
+from labctl.agent.host.top import TopView
 from labctl.agent.reply import Failure
 from labctl.agent.runs import runs
-from labctl.agent.runs.executor import NewAttempt
-from labctl.agent.runs.process_executor import ProcessExecutor
+from labctl.agent.runs.ended_runs import clear
+from labctl.agent.runs.executor import Environment, NewAttempt
+from labctl.agent.runs.process_executor import ProcessExecutor, read_process
 from labctl.agent.runs.run_state import inspect_run, status
 from labctl.wire.runs import (
     PROCESS,
@@ -28,10 +33,12 @@ from labctl.wire.runs import (
     StartRunRequest,
     StatusRequest,
 )
+from labctl.wire.telemetry import GpuRecord
 from labctl.wire.verbs import LabRequest
 
 LAB_ID = "0f1e2d3c4b5a"
 DEADLINE_S = 30.0
+ENVIRONMENT_REFERENCE = "labctl/environment:0123456789abcdef"
 CHECKPOINT_ON_TERM = """
 import os, signal, sys, time
 def save(*_):
@@ -49,6 +56,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The lab's directory on a server that has neither Docker nor tmux; what runs ends after it."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine")
+    monkeypatch.setattr(engine, "ATTEMPTS_S", 0.0)  # it waits for one that is being restarted
     directory = lab_dir("digits", LAB_ID)
     (directory / "code").mkdir(parents=True)
     yield directory
@@ -88,6 +96,12 @@ def read_log(directory: Path) -> str:
     return (directory / "logs" / "run.log").read_text()
 
 
+def read_leader(directory: Path) -> int:
+    process = read_process(inspect_run(directory, {}).container)
+    assert process is not None
+    return process.pid
+
+
 def cancel(directory: Path, grace_s: int = 10) -> RunRecord:
     request = CancelRunRequest("digits", LAB_ID, directory.name, grace_s)
     return runs.cancel(request).run
@@ -108,6 +122,30 @@ def test_its_exit_code_and_standard_error_are_kept(root: Path) -> None:
     ended = wait_for_end(directory := start("sh", "-c", "echo oh no >&2; exit 3"))
     assert (ended.state, ended.exit_code, ended.summary) == ("exited", 3, "failed with exit code 3")
     assert read_log(directory) == "oh no\n"
+
+
+def make_environment() -> Path:
+    """Make an environment with a program, and code of the lab in editable mode."""
+    directory = labctl_home() / ".environments" / "0123456789abcdef"
+    for name in ("labs", "env/bin", "env/lib/python3.11/site-packages"):
+        (directory / name).mkdir(parents=True)
+    program = directory / "env" / "bin" / "python"
+    program.write_text('#!/bin/sh\necho "$VIRTUAL_ENV $PYTHONPATH"\n')
+    program.chmod(0o755)
+    paths = directory / "env" / "lib" / "python3.11" / "site-packages" / "birds.pth"
+    paths.write_text(f"{directory}/code/src\n/elsewhere\nimport sys\n")
+    return directory
+
+
+def test_programs_and_code_come_from_its_environment_and_its_own_copy(root: Path) -> None:
+    environment = make_environment()
+    spec = make_spec("python", image=ENVIRONMENT_REFERENCE, env={"PYTHONPATH": "tools"})
+    reply, directory = start_reply(spec)
+    assert reply.missing == ENVIRONMENT_REFERENCE  # nobody has built it to its end
+    (environment / "whole").touch()
+    _, directory = start_reply(spec)
+    wait_for_end(directory)
+    assert read_log(directory) == f"{environment}/env tools:{directory}/code/src\n"
 
 
 def test_a_program_that_does_not_exist_is_127(root: Path) -> None:
@@ -152,7 +190,7 @@ def test_an_attempt_that_never_began_does_not_begin_beside_the_next(root: Path) 
     (directory / ".labctl" / "record.json").unlink()
     (directory / ".labctl" / "exit.json").unlink()
     spec = make_spec("sh", "-c", "echo once; sleep 60")
-    attempt = NewAttempt(f"{first.rpartition('-')[0]}-2", root, directory, spec, Image(""))
+    attempt = NewAttempt(f"{first.rpartition('-')[0]}-2", root, directory, spec, Environment())
     assert ProcessExecutor().create(attempt)
     late = subprocess.run(["sh", str(earlier / "enter.sh"), "true"], capture_output=True)
     assert late.returncode != 0
@@ -201,10 +239,8 @@ def test_cancel_ends_what_the_command_left_behind(root: Path) -> None:
 def test_a_process_killed_from_outside_is_reported_as_such(root: Path) -> None:
     directory = start("sleep", "60")
     name = inspect_run(directory, {}).container
-    process = labctl_home() / ".attempts" / name / "process.json"
-    wait_for(process.exists)
-    leader = int(process.read_text().split('"pid":')[1].split(",")[0])
-    os.killpg(leader, signal.SIGKILL)
+    wait_for((labctl_home() / ".attempts" / name / "process.json").exists)
+    os.killpg(read_leader(directory), signal.SIGKILL)
     ended = wait_for_end(directory)
     assert (ended.state, ended.exit_code) == ("exited", None)
     assert ended.summary == "its process was killed from outside"
@@ -235,6 +271,85 @@ def test_a_command_beside_it_has_its_environment(root: Path) -> None:
     assert inspect_run(directory, {}).state == "running"
 
 
+BUSY = """
+import subprocess, sys
+held = bytearray(64 * 1024**2)
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+open("/dev/null", "w").write(str(len(held)))
+print("ready", flush=True)
+while True: pass
+"""
+
+
+def test_telemetry_measures_all_processes_of_it(root: Path) -> None:
+    directory = start("python3", "-c", BUSY)
+    idle = start("sleep", "60", id="idle")
+    wait_for(lambda: "ready" in read_log(directory))
+    recorded = telemetry.list_recorded({})
+    assert {run.directory for run in recorded.values()} == {directory, idle}
+    run = next(run for run in recorded.values() if run.directory == directory)
+    runs = {session: each.directory.name for session, each in recorded.items()}
+    psutil = load_psutil()
+    gpus, host = Gpus(), HostUsageReader(labctl_home(), psutil)
+    programs = OtherPrograms(psutil, gpus)
+    programs.refresh()
+    assert run.build_line([], host.read(), programs, runs)
+    time.sleep(1)
+    programs.refresh()
+    line = run.build_line([], host.read(), programs, runs)
+    assert line is not None
+    assert line.attempt == 1
+    assert line.processes == 3  # with its entry script
+    assert (line.cpu_cores or 0) > 0
+    assert 64 * 1024**2 < (line.memory_bytes or 0) < 200 * 1024**2
+    assert line.other_runs == 1
+    assert "night" not in "".join(other.run for other in line.others)
+    of_idle = recorded[name_session(read_leader(idle))]
+
+    def is_beside() -> bool:
+        programs.refresh()
+        line = of_idle.build_line([], host.read(), programs, runs)
+        return line is not None and directory.name in [other.run for other in line.others]
+
+    wait_for(is_beside)
+    assert telemetry.list_recorded(recorded) == recorded
+    cancel(directory, grace_s=0)
+    assert [each.directory for each in telemetry.list_recorded(recorded).values()] == [idle]
+    assert run.build_line([], host.read(), programs, runs) is None
+
+
+def test_top_shows_it(root: Path) -> None:
+    directory = start("python3", "-c", BUSY)
+    wait_for(lambda: "ready" in read_log(directory))
+    (directory / "logs" / "progress.json").write_text('{"step": 3, "total_steps": 8}')
+    view = TopView()
+    view.read()
+    time.sleep(0.5)
+    sample = view.read()
+    (row,) = sample.runs
+    assert (row.run, row.lab, row.lab_id) == (directory.name, "digits", LAB_ID)
+    assert (row.step, row.total_steps) == (3, 8)
+    assert row.cpu_cores is not None
+    assert row.started_at.startswith("20")
+
+    def is_named() -> bool:
+        view.refreshed_s = 0.0  # a refresh is due
+        processes = view.read().processes
+        named = {each.run for each in processes if "while True" in each.command}
+        return named == {directory.name}
+
+    wait_for(is_named)
+
+
+@pytest.mark.parametrize(("gpus", "given"), [("", 0), ("all", 2), ("GPU-b", 1)])
+def test_its_gpus_are_those_that_it_sees(root: Path, gpus: str, given: int) -> None:
+    start("sleep", "60", gpus=gpus)
+    (run,) = telemetry.list_recorded({}).values()
+    cards = [GpuRecord(index="0", uuid="GPU-a"), GpuRecord(index="1", uuid="GPU-b")]
+    assert len(select_given(cards, run.usage_reader.container)) == given
+    assert run.probe is None
+
+
 @pytest.mark.parametrize(("gpus", "visible"), [("", "[]"), ("GPU-1,GPU-2", "[GPU-1,GPU-2]")])
 def test_it_sees_only_its_gpus(root: Path, gpus: str, visible: str) -> None:
     directory = start("sh", "-c", 'echo "[$CUDA_VISIBLE_DEVICES]"', gpus=gpus)
@@ -261,7 +376,6 @@ def test_data_of_the_server_is_where_the_run_looks(root: Path) -> None:
     [
         ({"memory_bytes": 2**30}, "limits.memory"),
         ({"cpus": 1.5, "memory_bytes": 1}, "limits.memory and limits.cpus"),
-        ({"tty": True}, "a terminal"),
     ],
 )
 def test_what_needs_a_container_is_refused_and_leaves_nothing(
@@ -276,6 +390,6 @@ def test_what_needs_a_container_is_refused_and_leaves_nothing(
 
 def test_ended_runs_are_cleared_with_their_records(root: Path) -> None:
     wait_for_end(directory := start("true"))
-    assert runs.clear(LabRequest("digits", LAB_ID)).cleared == (directory.name,)
+    assert clear(LabRequest("digits", LAB_ID)).cleared == (directory.name,)
     assert not list((labctl_home() / ".attempts").iterdir())
     assert read_log(directory) == ""

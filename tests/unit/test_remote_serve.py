@@ -121,6 +121,9 @@ def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
     with pytest.raises(Failure, match="has no checkpoints on this server"):
         build_mounts(root, pulled)
     (root / "models" / "old").mkdir(parents=True)
+    with pytest.raises(Failure, match="has no checkpoints on this server"):
+        build_mounts(root, pulled)
+    (root / "models" / "old" / "step-1").mkdir()
     sources = seen(build_mounts(root, pulled))
     assert sources["/lab/run/checkpoints"] == (str(root / "models" / "old"), True)
 
@@ -147,7 +150,7 @@ def test_what_is_not_there_or_leads_out_is_refused(
 
 def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) -> None:
     wishes = {
-        services._hash_settings(one)
+        services.hash_settings(one)
         for one in (
             request(),
             request(model=NIGHT._replace(run="other")),
@@ -157,7 +160,7 @@ def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) 
         )
     }
     assert len(wishes) == 5
-    assert services._hash_settings(decode(ServiceRequest, encode(request()))) in wishes
+    assert services.hash_settings(decode(ServiceRequest, encode(request()))) in wishes
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_the_label_of_a_service_is_that_of_earlier_versions(
     wish: ServiceRequest, label: str
 ) -> None:
     """Else each of them would be replaced, or reported to have other settings."""
-    assert services._hash_settings(wish) == label
+    assert services.hash_settings(wish) == label
 
 
 def test_any_image_keeps_its_own_command_and_may_not_write_into_the_lab(root: Path) -> None:

@@ -22,6 +22,7 @@ from labctl.wire.services import (
     START_SERVICE,
     STOP_SERVICES,
     ListServicesReply,
+    ListServicesRequest,
     ServedModel,
     ServiceImageOpening,
     ServiceRecord,
@@ -30,7 +31,6 @@ from labctl.wire.services import (
     StopServiceReply,
     StopServiceRequest,
 )
-from labctl.wire.verbs import LabRequest
 
 WEB = ServiceRequest("digits", "0f1e", "web", "digits:1", command=("python", "app.py"), port=80)
 STARTED = ServiceReply("web", 40001, container="digits-svc-web", running=True)
@@ -146,7 +146,7 @@ def test_running_services_are_listed_and_stopped() -> None:
     assert list_services(remote, "digits", "0f1e") == [SERVICE]
     assert stop_service(remote, "digits", "0f1e", "web") == ["web"]
     assert agent.requests == [
-        (LIST_SERVICES, LabRequest("digits", "0f1e")),
+        (LIST_SERVICES, ListServicesRequest("digits", "0f1e")),
         (STOP_SERVICES, StopServiceRequest("digits", "0f1e", "web")),
     ]
 

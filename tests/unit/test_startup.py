@@ -44,6 +44,7 @@ STATUS_MODULES = {
     "labctl.servers.cost",
     "labctl.servers.disks",
     "labctl.servers.context",
+    "labctl.servers.provider_choice",
     "labctl.servers.provider_traits",
     "labctl.servers.watch_reports",
     "labctl.wire",

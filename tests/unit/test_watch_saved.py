@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from labctl.agent.mirror import boto3_python
 from labctl.agent.reply import Failure
 from labctl.agent.watchdog import disk as watch_disk
-from labctl.agent.watchdog import poweroff, saved_results, shutdown
+from labctl.agent.watchdog import poweroff, saved_results, shutdown, watchdog
 from labctl.agent.watchdog.activity import LabAccount, _describe_kernel
 from labctl.agent.watchdog.install import _merge_limits, start_script
 from labctl.agent.watchdog.jupyter_objects import JupyterKernel
@@ -234,6 +235,32 @@ def test_the_rule_for_results_that_are_only_here(
     by: str, only_here: bool, disk_safe: bool, ends: bool
 ) -> None:
     assert should_end(by, only_here, disk_safe) is ends
+
+
+def test_a_problem_that_somebody_repaired_is_shown_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a bucket that was created after `labctl up`: the next check is a minute later."""
+    problems = ["results cannot be sent to s3://b/p: NoSuchBucket"]
+    monkeypatch.setattr(watchdog, "find_unsavable", lambda plan: list(problems))
+    monkeypatch.setattr(watchdog, "ESTIMATE_EVERY_S", 0.01)
+    limits = GuardLimits()
+    request = GuardRequest(
+        **LAB, server_id="srv", limits=limits, ending=EndingRecord("poweroff"), store="s3://b/p",
+        uid=os.getuid(), gid=os.getgid(), home=str(tmp_path),
+    )  # fmt: skip
+    LimitsFile(tmp_path).write(_merge_limits(None, request))
+    watching = watchdog.Watchdog(tmp_path, "1")
+    watching.limits_file.reload()
+    threading.Thread(target=watching._explore, daemon=True).start()
+    for expected in (list(problems), []):
+        deadline = time.monotonic() + 10
+        while watching.cannot != expected:
+            assert time.monotonic() < deadline, watching.cannot
+            time.sleep(0.01)
+        problems.clear()
+    decisions = (tmp_path / "decisions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["what"] for line in decisions] == ["results at risk", "results safe"]
 
 
 def test_without_boto3_it_says_so_beforehand(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

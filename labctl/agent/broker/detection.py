@@ -6,8 +6,6 @@ import os
 
 BROKER = "/run/labctl/broker.sock"
 ENGINE = "/var/run/docker.sock"
-# the limit (host.paths.LIMIT) that ended a run whose GPU lease was over
-LEASE = "GPU lease"
 # the key of an error response that tells the broker's limits from the engine's own errors
 LIMIT_KEY = "labctl_limit"
 

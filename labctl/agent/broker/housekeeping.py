@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, Iterator
 
+from ...wire.runs import GPU_LEASE
 from ..host import engine
 from ..host.engine_objects import CreatedObject, ExecState, NewExec, StartExec
 from ..host.paths import read_boottime_s
@@ -20,7 +21,6 @@ from ..reply import Failure
 from . import mounts
 from .account_containers import AccountContainer, list_rows, read_containers
 from .claims import ENDED_KEPT, Claims
-from .detection import LEASE
 from .gpu_leases import list_leases
 from .networks import MOST_CARRIED, PLACE, ServiceRelay
 from .rules import GPUS, SOCKET
@@ -196,7 +196,7 @@ def _remove_unless_started(container: str) -> None:
 
 
 def _write_note(container: AccountContainer) -> None:
-    command = NewExec(("/bin/sh", "-c", NOTE, "sh", LEASE), User=str(container.uid))
+    command = NewExec(("/bin/sh", "-c", NOTE, "sh", GPU_LEASE), User=str(container.uid))
     path = f"/containers/{container.id}/exec"
     reply = json.loads(engine.call("POST", path, command, NOTE_S))
     exec_id = engine.convert_object(CreatedObject, reply).Id

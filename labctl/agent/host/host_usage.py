@@ -27,6 +27,7 @@ CONTAINER = re.compile(r"[0-9a-f]{64}")
 BUSY_CORES = 0.05
 MOST_PROCESSES = 12
 COMMAND_CHARACTERS = 160
+SESSION = "session-"
 
 
 def load_psutil(packages: str = PACKAGES) -> Any:
@@ -99,7 +100,10 @@ def is_whole_disk(name: str) -> bool:
 
 
 class ProcessDescription(NamedTuple):
-    """A process: the account that it runs as, and the id of its container, or ""."""
+    """A process: the account that it runs as, and the id of its container, or "".
+
+    `session` is the name of its session, which identifies a run without a container.
+    """
 
     pid: int
     person: str
@@ -107,6 +111,16 @@ class ProcessDescription(NamedTuple):
     container: str
     cpu_cores: float
     memory_bytes: int
+    session: str = ""
+
+    def belongs_to(self, owner: str) -> bool:
+        """Return whether it is in this container or session."""
+        return owner in (self.container, self.session)
+
+
+def name_session(session: int) -> str:
+    """Return the id of a session, beside the ids of containers."""
+    return f"{SESSION}{session}"
 
 
 class ProcessUsage:
@@ -154,6 +168,7 @@ class ProcessUsage:
             container=containers[-1] if containers else "",
             cpu_cores=round(self.busy.get(pid, 0.0), 3),
             memory_bytes=memory.rss,
+            session=_find_session(pid),
         )
 
     def find_person(self, pid: int) -> str:
@@ -162,3 +177,10 @@ class ProcessUsage:
             return str(self._psutil.Process(pid).username())
         except self._psutil.Error:
             return ""
+
+
+def _find_session(pid: int) -> str:
+    try:
+        return name_session(os.getsid(pid))
+    except OSError:
+        return ""

@@ -32,14 +32,15 @@ class OtherPrograms:
     def list_beside(
         self, container: str, gpus: Collection[str], runs: Mapping[str, str]
     ) -> tuple[OtherProgramRecord, ...]:
-        """List programs outside of a run's container; `runs` names runs by their container's id."""
+        """List programs outside of a run; `container` is its container or session, as in `runs`."""
         cores: dict[tuple[str, str, str], float] = {}
         shared: dict[tuple[str, str, str], set[str]] = {}
         for process in self._processes:
-            if process.container == container:
+            if process.belongs_to(container):
                 continue
             name = PurePath(process.command.split()[0]).name if process.command.split() else "?"
-            key = (name, process.person, runs.get(process.container, ""))
+            run = runs.get(process.container) or runs.get(process.session, "")
+            key = (name, process.person, run)
             cores[key] = cores.get(key, 0.0) + process.cpu_cores
             used = self._on_gpus.get(process.pid, set()).intersection(gpus)
             shared[key] = shared.get(key, set()) | used

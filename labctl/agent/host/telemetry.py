@@ -33,6 +33,7 @@ from .gpus import Gpus, select_given
 from .host_usage import HostUsageReader, load_psutil
 from .other_programs import OtherPrograms
 from .paths import labctl_home
+from .session_usage import is_session, list_process_runs
 
 NAME = "telemetry.jsonl"
 LOCKS = Path("/var/tmp")
@@ -47,15 +48,19 @@ PATIENCE = 3
 
 
 class RecordedRun:
-    """One run's container, and when its next line is due."""
+    """One run's container, and when its next line is due.
 
-    def __init__(self, container: Container) -> None:
+    `reader` is for a run without a container, which is described as one.
+    """
+
+    def __init__(self, container: Container, reader: ContainerUsageReader | None = None) -> None:
         self.directory = Path(container.sources["/lab/run"])
         self.container_id = container.Id
-        self.usage_reader = ContainerUsageReader(container)
+        self.usage_reader = reader or ContainerUsageReader(container)
         self.attempt = int(container.Name.rpartition("-")[2])
         self.began_s = self.due_s = time.monotonic()
-        has_gpu = bool(container.HostConfig.DeviceRequests)
+        # A plain process keeps the access to GPUs that its account has.
+        has_gpu = reader is None and bool(container.HostConfig.DeviceRequests)
         self.probe = GpuProbe(container, self.directory) if has_gpu else None
 
     def build_line(
@@ -167,12 +172,16 @@ def claim_recording(uid: int, lab_home: Path) -> Iterator[bool]:
 
 
 def list_recorded(before: dict[str, RecordedRun]) -> dict[str, RecordedRun]:
-    """Return every live run of this account by its container's id."""
+    """Return every live run of this account by the id of its container or session."""
+    processes = {run.container.Id: run for run in list_process_runs()}
+    current = {
+        session: before.get(session) or RecordedRun(run.container, run.usage_reader)
+        for session, run in processes.items()
+    }
     try:
         ids = list_running()
-    except Failure:  # the engine is being restarted; its containers may still run
-        return before
-    current = {}
+    except Failure:  # the engine is being restarted, and its containers may still run; or none
+        return {**{id_: run for id_, run in before.items() if not is_session(id_)}, **current}
     for container_id in ids:
         entry = before.get(container_id)
         if entry is None:

@@ -10,7 +10,6 @@ import json
 import select
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from ...wire.codec import to_json
@@ -32,6 +31,7 @@ from .engine_objects import Container
 from .gpus import GpuProcess, Gpus, select_given
 from .host_usage import HostUsageReader, ProcessUsage, load_psutil
 from .paths import labctl_home, read_json_number
+from .session_usage import is_session, list_process_runs
 
 REFRESH_S = 5.0
 # seconds between the two readings that make the first sample
@@ -94,24 +94,35 @@ class TopView:
         )
 
     def _refresh(self) -> None:
-        with suppress(Failure, ValueError):
-            container_ids = [container.Id for container in engine.list_containers()]
-            runs = {
-                container_id: container
-                for container_id, container in self.runs.items()
-                if container_id in container_ids
-            }
-            for container_id in container_ids:
-                if container_id not in runs:
-                    inspected = engine.inspect_container(container_id)
-                    if inspected:
-                        runs[container_id] = TopContainer(inspected, self.processes)
-            self.runs = runs
+        self.runs = {**self._find_containers(), **self._find_process_runs()}
         self.processes.refresh()
         self.apps = self.gpus.list_processes()
 
+    def _find_containers(self) -> dict[str, TopContainer]:
+        """Return all containers by id; as before if the engine does not answer."""
+        before = {id_: one for id_, one in self.runs.items() if not is_session(id_)}
+        containers = {}
+        try:
+            for row in engine.list_containers():
+                inspected = None if row.Id in before else engine.inspect_container(row.Id)
+                if row.Id in before:
+                    containers[row.Id] = before[row.Id]
+                elif inspected:
+                    containers[row.Id] = TopContainer(inspected, self.processes)
+        except (Failure, ValueError):
+            return before
+        return containers
+
+    def _find_process_runs(self) -> dict[str, TopContainer]:
+        """Return the runs of this account without a container, by the names of their sessions."""
+        return {
+            run.container.Id: self.runs.get(run.container.Id)
+            or TopContainer(run.container, self.processes, run.usage_reader)
+            for run in list_process_runs()
+        }
+
     def _list_processes(self) -> list[TopProcessRecord]:
-        """List processes that use a GPU or a CPU; those of runs refer to their container."""
+        """List processes that use a GPU or a CPU; those of runs refer to them."""
         on_gpus: dict[int, list[GpuUseRecord]] = {}
         for app in self.apps:
             on_gpus.setdefault(app.pid, []).append(GpuUseRecord(app.uuid, app.memory_bytes))
@@ -120,7 +131,7 @@ class TopView:
             process = self.processes.describe(pid)
             if process is None:
                 continue
-            container = self.runs.get(process.container)
+            container = self.runs.get(process.container) or self.runs.get(process.session)
             owner = container.owner if container else ContainerOwnerRecord()
             rows.append(
                 TopProcessRecord(
@@ -136,11 +147,19 @@ class TopView:
 
 
 class TopContainer:
-    """A container: anybody's run, a service, or another one."""
+    """A container: anybody's run, a service, or another one.
 
-    def __init__(self, container: Container, processes: ProcessUsage) -> None:
+    `reader` is for a run without a container, which is described as one.
+    """
+
+    def __init__(
+        self,
+        container: Container,
+        processes: ProcessUsage,
+        reader: ContainerUsageReader | None = None,
+    ) -> None:
         labels = container.labels
-        self.usage_reader = ContainerUsageReader(container)
+        self.usage_reader = reader or ContainerUsageReader(container)
         directory = container.sources.get("/lab/run")
         self.progress = Path(directory) / PROGRESS if directory else None
         self.owner = ContainerOwnerRecord(

@@ -27,10 +27,11 @@ class DockerExecutor:
     noun = "container"
     runs_here = True
 
-    def find_image(self, reference: str) -> Image | None:
-        return engine.inspect_image(reference)
+    def find_image(self, spec: RunSpec) -> Image | None:
+        return engine.inspect_image(spec.image)
 
     def create(self, attempt: NewAttempt) -> bool:
+        assert isinstance(attempt.image, Image)
         body = build_run_body(attempt.root, attempt.directory, attempt.spec, attempt.image)
         with _removed_if_refused(attempt):
             return engine.create_container(attempt.name, body)

@@ -41,6 +41,11 @@ forward() {
 trap 'forward TERM' TERM
 trap 'forward INT' INT
 trap 'forward HUP' HUP
+if [ -t 0 ]; then
+  # The terminal sends Ctrl-C to the command too, and a shell has its background commands ignore that.
+  trap 'asked=INT' INT
+  ! env --default-signal=INT true 2>/dev/null || set -- env --default-signal=INT "$@"
+fi
 exec 3<&0
 "$@" <&3 &
 child=$!

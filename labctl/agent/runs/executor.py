@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Union
 
 from ...wire.runs import RunSpec
 from ..host.engine_objects import Image
 from ..reply import Failure
+
+
+class Environment(NamedTuple):
+    """The programs of an attempt without a container: those in `directory`, and the server's."""
+
+    directory: Path | None = None
+
+
+# What an attempt runs in.
+AttemptImage = Union[Image, Environment]
 
 
 class NewAttempt(NamedTuple):
@@ -22,7 +32,7 @@ class NewAttempt(NamedTuple):
     root: Path
     directory: Path
     spec: RunSpec
-    image: Image
+    image: AttemptImage
 
 
 class ProgramState(NamedTuple):
@@ -68,7 +78,7 @@ class Executor(Protocol):
     noun: str
     runs_here: bool
 
-    def find_image(self, reference: str) -> Image | None:
+    def find_image(self, spec: RunSpec) -> AttemptImage | None:
         """Return what an attempt runs in; None if it is not on this server."""
 
     def create(self, attempt: NewAttempt) -> bool:

@@ -8,6 +8,7 @@ import http.server
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from ..host.docker import run_docker
 from ..host.engine import inspect_image
 from ..host.paths import lab_dir, labctl_home, resolve_inside, run_dir, write_text
 from ..reply import Failure, send_closing_reply, send_reply
+from .environments import is_environment, is_whole
 
 # Fixed, since the address is a build argument and so part of Docker's layer cache key.
 WHEELHOUSE_PORT = 8437
@@ -43,9 +45,15 @@ FAILED_STEP = re.compile(r"^(Step \d+/\d+ : |#\d+ \[)")
 
 
 def find(request: FindImagesRequest) -> FindImagesReply:
-    images = {reference: inspect_image(reference) for reference in request.references}
+    environments = [one for one in request.references if is_environment(one)]
+    images = {
+        reference: inspect_image(reference)
+        for reference in request.references
+        if reference not in environments
+    }
+    ids = {reference: reference if is_whole(reference) else "" for reference in environments}
     return FindImagesReply(
-        {reference: image.Id if image else "" for reference, image in images.items()},
+        {**ids, **{reference: image.Id if image else "" for reference, image in images.items()}},
         {
             reference: hash_image_content(image.Created, image.layers) if image else ""
             for reference, image in images.items()
@@ -87,7 +95,7 @@ def build(request: BuildImageRequest) -> None:
     if is_brokered():
         rootless.require_buildkit()
     send_reply(BuildOpening(str(log)))
-    with _lock_build(name):
+    with lock_build(name):
         if inspect_image(request.tag):
             send_closing_reply(BuildResult(0, (), str(log)))
             return
@@ -116,17 +124,21 @@ def _write_context(request: BuildImageRequest, code: Path, target: Path) -> None
     """Create the directory of a build that needs lists of packages, and perhaps Python projects."""
     if target.exists():
         shutil.rmtree(str(target))
-    copy = target / "code"
+    write_code(target / "code", code, request.files, has_code=request.has_code)
+    write_text(target / "Dockerfile", request.dockerfile)
+
+
+def write_code(copy: Path, code: Path, files: Mapping[str, str], *, has_code: bool) -> None:
+    """Write the lists of packages, and copy what an editable installation reads of the code."""
     copy.mkdir(parents=True)
-    names = _list_project_files(code) if request.has_code else ()
+    names = _list_project_files(code) if has_code else ()
     for name in names:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(str(code / name), str(copy / name))
-    for path, text in request.files.items():
+    for path, text in files.items():
         file = resolve_inside(copy, path)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, text)
-    write_text(target / "Dockerfile", request.dockerfile)
 
 
 def _list_project_files(code: Path) -> Iterator[Path]:
@@ -144,7 +156,7 @@ def _list_project_files(code: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _lock_build(name: str) -> Iterator[None]:
+def lock_build(name: str) -> Iterator[None]:
     """Let a second build of the same image wait, also if another lab or machine requested it."""
     folder = labctl_home() / ".cache" / "builds"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,9 +190,20 @@ def pick_failing_lines(lines: list[str]) -> list[str]:
     return [lines[starts[-1]], *lines[max(starts[-1] + 1, len(lines) - 12) :]]
 
 
-def run_and_tee(words: list[str], log: Path | None) -> tuple[int, list[str]]:
-    """Run a command, copy its output to stdout and `log`; return (exit code, the last lines)."""
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def run_and_tee(
+    words: list[str], log: Path | None, environ: Mapping[str, str] | None = None
+) -> tuple[int, list[str]]:
+    """Run a command, copy its output to stdout and `log`; return (exit code, the last lines).
+
+    If the output can go nowhere, the command is ended with all that it started.
+    """
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        start_new_session=True,
+    )
     lines: list[str] = []
     file = log.open("wb") if log else None
     try:
@@ -193,7 +216,7 @@ def run_and_tee(words: list[str], log: Path | None) -> tuple[int, list[str]]:
         return process.wait(), lines
     finally:
         if process.poll() is None:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
         if process.stdout:
             process.stdout.close()
         if file:

@@ -9,26 +9,41 @@ from . import serve
 LINK_EVERY_S = 2
 TOKEN_FILE = "/run/labctl-service/token"
 
-# Shows each run under its id, and reads only the logs directory of each run.
-TENSORBOARD = f"""
+
+def build_tensorboard(runs: str, links: str, host: str) -> str:
+    """Return the script of TensorBoard, which reads only the logs of each run.
+
+    It shows each of `runs` under its id, by links in `links`. These are words for the shell.
+    """
+    return f"""
 link() {{
-  for logs in /lab/runs/*/logs; do
+  for logs in {runs}/*/logs; do
     [ -d "$logs" ] || continue
     run=${{logs%/logs}}; run=${{run##*/}}
-    [ -e "/tmp/runs/$run" ] || ln -sfn "$logs" "/tmp/runs/$run"
+    [ -e "{links}/$run" ] || ln -sfn "$logs" "{links}/$run"
   done
 }}
-mkdir -p /tmp/runs; link
+mkdir -p {links}; link
 (while sleep {LINK_EVERY_S}; do link; done) &
-exec tensorboard --logdir /tmp/runs --host 0.0.0.0 --port "$1" --reload_interval 5
+exec tensorboard --logdir {links} --host {host} --port "$1" --reload_interval 5
 """
-# Jupyter answers only for the host names 127.0.0.1 and localhost, which a forward uses: a hostile
-# page cannot reach it through a name that resolves to the loopback. The token is in a file.
-JUPYTER = """
-exec jupyter lab --no-browser --ip 0.0.0.0 --port "$1" --ServerApp.port_retries=0 \\
-  --ServerApp.root_dir=/lab --ServerApp.preferred_dir=/lab/code \\
+
+
+def build_jupyter(lab: str, host: str) -> str:
+    """Return the script of Jupyter in the directory `lab`, a word for the shell.
+
+    Jupyter answers only for the host names 127.0.0.1 and localhost, which a forward uses: a hostile
+    page cannot reach it through a name that resolves to the loopback. The token is in a file.
+    """
+    return f"""
+exec jupyter lab --no-browser --ip {host} --port "$1" --ServerApp.port_retries=0 \\
+  --ServerApp.root_dir={lab} --ServerApp.preferred_dir={lab}/code \\
   --ServerApp.allow_remote_access=False
 """
+
+
+TENSORBOARD = build_tensorboard("/lab/runs", "/tmp/runs", "0.0.0.0")
+JUPYTER = build_jupyter("/lab", "0.0.0.0")
 
 
 class KnownService(NamedTuple):

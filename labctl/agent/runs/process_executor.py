@@ -2,7 +2,8 @@
 
 An attempt has a directory of its own outside of the run's, which the program does not see: what
 was created (attempt.json), the script that sets its environment (enter.sh), the mark that it was
-started (started/) and its first process (process.json), which is the leader of the session.
+started (started/) and its first process (process.json), which is the leader of the session. With
+`-it`, start.sh starts it in the user's terminal.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -21,14 +23,17 @@ from ...wire.codec import to_json
 from ...wire.runs import PROCESS, ProcessAttemptRecord, ProcessRecord, RunSpec
 from ...wire.verbs import CONFIG_FILE
 from ..host.background import build_scope_words
-from ..host.engine_objects import Image
 from ..host.paths import drop_tree, labctl_home, read_record, require_name, write_json, write_text
 from ..host.server_data import resolve_all
+from ..host.sessions import is_alive, kill_session, list_session
 from ..reply import Failure
 from . import secrets_tmpfs
-from .executor import LiveAttempt, NewAttempt, ProgramState
+from .environments import list_code_paths, use_environment
+from .executor import Environment, LiveAttempt, NewAttempt, ProgramState
 
 ENTER = "enter.sh"
+# Of an attempt with a terminal: the script by which the terminal starts it.
+START = "start.sh"
 STARTED = "started"
 # seconds that a new session may take to record its first process; systemd-run itself gives up
 # after 25
@@ -37,13 +42,13 @@ POLL_S = 0.02
 
 
 class ProcessExecutor:
-    """See `Executor`. An attempt's image is `Image("")`: it uses the programs of the server."""
+    """See `Executor`. What an attempt runs in is an Environment."""
 
     noun = "process"
     runs_here = True
 
-    def find_image(self, reference: str) -> Image | None:
-        return Image("")
+    def find_image(self, spec: RunSpec) -> Environment | None:
+        return use_environment(spec.image, spec.lab_id)
 
     def create(self, attempt: NewAttempt) -> bool:
         require_supported(attempt.spec)
@@ -58,8 +63,10 @@ class ProcessExecutor:
             spec.id, spec.lab_id, str(attempt.directory), read_boot_token()
         )
         _drop_unstarted(attempt)
-        link_server_data(attempt.root, spec)
+        link_server_data(attempt.root, spec.data)
         write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
+        if spec.tty:
+            write_text(directory / START, build_start_script(directory, attempt), 0o700)
         write_json(directory / "attempt.json", to_json(record))
         return True
 
@@ -67,7 +74,7 @@ class ProcessExecutor:
         directory = _attempt_directory(attempt.name)
         words = [*build_scope_words(), "sh", str(directory / ENTER), *attempt.spec.command]
         log = str(attempt.directory / "logs" / "run.log")
-        _spawn_session(words, log)
+        spawn_session(words, log)
         deadline_s = time.monotonic() + STARTS_WITHIN_S
         while not (directory / "process.json").exists():
             if time.monotonic() > deadline_s:
@@ -77,23 +84,23 @@ class ProcessExecutor:
             time.sleep(POLL_S)
 
     def stop(self, name: str, grace_s: int) -> None:
-        process = _read_process(name)
+        process = read_process(name)
         if process is None:
             return
         self.send_signal(name, signal.SIGTERM)
         deadline_s = time.monotonic() + grace_s
-        while _list_session(process):
+        while list_session(process):
             if time.monotonic() > deadline_s:
-                _kill_session(process)
+                kill_session(process)
                 return
             time.sleep(POLL_S)
 
     def send_signal(self, name: str, number: int) -> None:
         """Send it to the entry script, which passes it on; SIGKILL to the whole session."""
-        process = _read_process(name)
+        process = read_process(name)
         if process and number == signal.SIGKILL:
-            _kill_session(process)
-        elif process and _is_alive(process):
+            kill_session(process)
+        elif process and is_alive(process):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
@@ -117,9 +124,9 @@ class ProcessExecutor:
         return live
 
     def remove(self, name: str) -> None:
-        process = _read_process(name)
+        process = read_process(name)
         if process:
-            _kill_session(process)
+            kill_session(process)
         drop_tree(_attempt_directory(name))
 
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
@@ -127,8 +134,8 @@ class ProcessExecutor:
         return ["env", "LABCTL_ENTER=1", "sh", enter, *command]
 
     def build_wait_words(self, name: str) -> list[str]:
-        process = _read_process(name)
-        if process is None or not _is_alive(process):
+        process = read_process(name)
+        if process is None or not is_alive(process):
             return ["true"]
         return ["tail", "--sleep-interval=0.1", f"--pid={process.pid}", "-f", "/dev/null"]
 
@@ -144,7 +151,6 @@ def require_supported(spec: RunSpec) -> None:
         for text, is_wanted in (
             ("limits.memory", spec.memory_bytes > 0),
             ("limits.cpus", spec.cpus > 0),
-            ("a terminal (-it)", spec.tty),
         )
         if is_wanted
     ]
@@ -156,10 +162,10 @@ def require_supported(spec: RunSpec) -> None:
         )
 
 
-def link_server_data(root: Path, spec: RunSpec) -> None:
+def link_server_data(root: Path, data: dict[str, str]) -> None:
     """Put a link to each data set of the server beside the pushed ones, where the run looks."""
     (root / "data").mkdir(exist_ok=True)
-    for name, directory in resolve_all(spec.data).items():
+    for name, directory in resolve_all(data).items():
         link = root / "data" / require_name(name)
         if link.is_symlink():
             link.unlink()
@@ -186,9 +192,36 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
     if spec.gpus != "all":
         variables["CUDA_VISIBLE_DEVICES"] = spec.gpus
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    assert isinstance(attempt.image, Environment)
+    lines += build_environment_lines(attempt.image, run / "code")
     entry = shlex.quote(str(run / ".labctl" / "entry.sh"))
     code = shlex.quote(str(run / "code"))
     return "\n".join(["#!/bin/sh", *lines, f"cd {code} || exit 125", f'exec sh {entry} "$@"', ""])
+
+
+def build_start_script(attempt_directory: Path, attempt: NewAttempt) -> str:
+    """Return the script that starts an attempt in a terminal, which may be lost before its end."""
+    terminal = [sys.executable, "-I", "-S", str(Path(__file__).with_name("terminal.py"))]
+    log = str(attempt.directory / "logs" / "run.log")
+    program = ["sh", str(attempt_directory / ENTER), *attempt.spec.command]
+    words = [*build_scope_words(), *terminal, log, *program]
+    return f"#!/bin/sh\nexec {' '.join(map(shlex.quote, words))}\n"
+
+
+def build_environment_lines(environment: Environment, code: Path) -> list[str]:
+    """Return the lines that put the programs and packages of an environment before the server's."""
+    if environment.directory is None:
+        return []
+    prefix = shlex.quote(str(environment.directory / "env"))
+    lines = [
+        f'export PATH={prefix}/bin:"$PATH" VIRTUAL_ENV={prefix} CONDA_PREFIX={prefix}',
+        "export PYTHONNOUSERSITE=1",
+    ]
+    paths = list_code_paths(environment, code)
+    if paths:
+        own = shlex.quote(":".join(paths))
+        lines.append(f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{own}')
+    return lines
 
 
 def _drop_unstarted(attempt: NewAttempt) -> None:
@@ -211,8 +244,8 @@ def _attempt_directory(name: str) -> Path:
     return labctl_home() / ".attempts" / name
 
 
-def _spawn_session(words: Sequence[str], log: str) -> None:
-    """Start a program as the leader of a new session, its output in the run's log."""
+def spawn_session(words: Sequence[str], log: str) -> int:
+    """Start a program as the leader of a new session, its output in a log; return its number."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644),
@@ -222,16 +255,17 @@ def _spawn_session(words: Sequence[str], log: str) -> None:
     pid = os.posix_spawnp(words[0], words, os.environ, file_actions=actions, setsid=True)
     # This process may outlive it, and must not keep it as a zombie, which others take for alive.
     threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
+    return pid
 
 
 def _inspect(name: str) -> ProgramState | None:
     record = _read_attempt(name)
     if record is None:
         return None
-    process = _read_process(name)
+    process = read_process(name)
     if process is None:
         return ProgramState(name, "created")
-    if record.boot == read_boot_token() and _list_session(process):
+    if record.boot == read_boot_token() and list_session(process):
         return ProgramState(name, "running")
     return ProgramState(name, "ended", exit_code=None)
 
@@ -240,45 +274,6 @@ def _read_attempt(name: str) -> ProcessAttemptRecord | None:
     return read_record(ProcessAttemptRecord, _attempt_directory(name) / "attempt.json")
 
 
-def _read_process(name: str) -> ProcessRecord | None:
+def read_process(name: str) -> ProcessRecord | None:
+    """Read the first process of an attempt; None if it has not been started."""
     return read_record(ProcessRecord, _attempt_directory(name) / "process.json")
-
-
-def _is_alive(process: ProcessRecord) -> bool:
-    return _read_start_ticks(process.pid) == process.start_ticks
-
-
-def _read_start_ticks(pid: int) -> int | None:
-    """Return when a process of this account started, in clock ticks since boot.
-
-    None if it has ended, or belongs to others: the account can write the number of any process
-    into its records, and root's watchdog reads them.
-    """
-    try:
-        if Path(f"/proc/{pid}").stat().st_uid != labctl_home().stat().st_uid:
-            return None
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def _list_session(process: ProcessRecord) -> list[int]:
-    """List the processes of a session; its first may have ended before the others."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            pid = int(entry.name)
-            ticks = _read_start_ticks(pid)
-            with suppress(OSError):
-                # A number may be used again, but no process of a session is older than its leader.
-                if os.getsid(pid) == process.pid and ticks and ticks >= process.start_ticks:
-                    members.append(pid)
-    return members
-
-
-def _kill_session(process: ProcessRecord) -> None:
-    for pid in _list_session(process):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)

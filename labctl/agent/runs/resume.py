@@ -39,7 +39,7 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
     spec = request.spec
     directory = require_run_directory(spec.lab, spec.lab_id, spec.id)
     resolve_all(spec.data)  # before anything is changed
-    image = get_executor(spec.executor).find_image(spec.image)
+    image = get_executor(spec.executor).find_image(spec)
     if image is None:
         return ResumeRunReply(missing=spec.image)
     with lock_launch(directory):

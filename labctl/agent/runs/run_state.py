@@ -12,6 +12,7 @@ from pathlib import Path
 from ...wire.boot_id import read_boot_token
 from ...wire.codec import to_json
 from ...wire.runs import (
+    GPU_LEASE,
     AttemptRecord,
     DiskSpace,
     ExitRecord,
@@ -22,7 +23,6 @@ from ...wire.runs import (
 )
 from ...wire.text import bytes_text
 from ...wire.verbs import STATUS_COMMAND
-from ..broker.detection import LEASE
 from ..host.docker import end_session
 from ..host.gpu_access import find_loss_time
 from ..host.paths import (
@@ -234,7 +234,7 @@ def _describe_killed_program(
 def _describe_limit(
     limit: str, exit_record: ExitRecord | None, program: ProgramState | None, record: RunRecord
 ) -> RunRecord:
-    reached = "its GPU lease ended" if limit == LEASE else f"the server reached its {limit}"
+    reached = "its GPU time ended" if limit == GPU_LEASE else f"the server reached its {limit}"
     ended = record._replace(
         state="lost",
         stopped_by=limit,

@@ -16,19 +16,16 @@ from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
 from ...wire.runs import (
-    DOCKER,
     AttemptRecord,
     CancelRunReply,
     CancelRunRequest,
-    ClearRunsReply,
     RunRequest,
     RunSpec,
     SessionReply,
     StartRunReply,
     StartRunRequest,
 )
-from ...wire.verbs import SHOW_DISK, LabRequest
-from ..host import engine
+from ...wire.verbs import SHOW_DISK
 from ..host.background import BackgroundShell
 from ..host.docker import run_tmux
 from ..host.engine_objects import Image
@@ -38,12 +35,11 @@ from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
 from .containers import create_output_directories
-from .executor import Executor, NewAttempt, ProgramState, UnknownStartError
+from .executor import AttemptImage, Executor, NewAttempt, ProgramState, UnknownStartError
 from .executors import get_executor
 from .records import (
     list_attempts,
     read_claim,
-    read_final_record,
     read_last_attempt,
     write_attempt,
     write_final_record,
@@ -67,7 +63,7 @@ def start(request: StartRunRequest) -> StartRunReply:
     image = None
     if not directory.exists():
         resolve_all(spec.data)  # a missing directory is reported before an image is built
-        image = get_executor(spec.executor).find_image(spec.image)
+        image = get_executor(spec.executor).find_image(spec)
     if image is None and not directory.exists():
         return StartRunReply(missing=spec.image)
     existed = not _claim(directory, spec)
@@ -101,7 +97,7 @@ def _launch_claimed(
     request: StartRunRequest,
     root: Path,
     directory: Path,
-    image: Image | None,
+    image: AttemptImage | None,
     existed: bool,
 ) -> StartRunReply:
     spec = request.spec
@@ -112,7 +108,7 @@ def _launch_claimed(
     if request.held and _is_held(spec.executor, run.container):
         # Created by a call whose terminal was lost before it started the container.
         return StartRunReply(run, found=True, directory=str(directory))
-    image = image or get_executor(spec.executor).find_image(spec.image)
+    image = image or get_executor(spec.executor).find_image(spec)
     if image is None:
         return StartRunReply(missing=spec.image)
     try:
@@ -176,7 +172,7 @@ def launch(
     root: Path,
     directory: Path,
     spec: RunSpec,
-    image: Image,
+    image: AttemptImage,
     secrets: dict[str, str],
     *,
     held: bool = False,
@@ -196,8 +192,8 @@ def launch(
     record = AttemptRecord(
         container=container,
         boot=read_boot_token() if executor.runs_here else "",
-        image_id=image.Id,
-        image_digest=next(iter(image.RepoDigests or ()), ""),
+        image_id=image.Id if isinstance(image, Image) else "",
+        image_digest=next(iter(image.RepoDigests or ()), "") if isinstance(image, Image) else "",
         started_at=time.time(),
     )
     write_attempt(directory, attempt, record)
@@ -329,22 +325,3 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
             write_final_record(directory, after)
     run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
     return CancelRunReply(after, already=False)
-
-
-def clear(request: LabRequest) -> ClearRunsReply:
-    """Remove the containers and sessions of runs that have ended; keep their files."""
-    from ..sandbox.evaluation import name_container  # a start has no use for it
-
-    root = lab_dir(request.lab, request.lab_id)
-    cleared = []
-    for directory in sorted((root / "runs").glob("*")):
-        if not directory.name.startswith(".") and read_final_record(directory):
-            executor = read_spec(directory).executor
-            attempt = read_last_attempt(directory).container
-            if attempt:
-                get_executor(executor).remove(attempt)
-            if executor == DOCKER:
-                engine.remove_container(name_container(root, directory.name))
-            run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
-            cleared.append(directory.name)
-    return ClearRunsReply(tuple(cleared))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ...wire.codec import to_json
 from ...wire.services import NEEDS_PREDICT, WRITE_PREDICT, ServedModel, ServiceRequest
-from ...wire.verbs import HintPart
 from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
@@ -99,9 +98,10 @@ def _find_checkpoints(root: Path, model: ServedModel) -> Path:
     run = require_name(model.run)
     is_pushed = model.where == "here"
     directory = root / "models" / run if is_pushed else run_dir(root, run) / "checkpoints"
-    if not directory.is_dir():
+    if not directory.is_dir() or not any(entry.name[0] != "." for entry in directory.iterdir()):
         message = f"run {run} has no checkpoints on this server"
-        raise Failure("missing", message, "", HintPart("status", "--refresh"))
+        hint = "labctl status   # lists the runs\nlabctl serve RUN   # one that has saved a model"
+        raise Failure("missing", message, "", hint)
     if model.checkpoint and not resolve_inside(directory, model.checkpoint).exists():
         available = ", ".join(
             sorted(entry.name for entry in directory.iterdir() if entry.name[0] != ".")

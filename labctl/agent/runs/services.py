@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...wire.services import (
     ListServicesReply,
+    ListServicesRequest,
     ServiceImageOpening,
     ServiceRecord,
     ServiceReply,
@@ -24,7 +25,7 @@ from ...wire.services import (
     StopServiceReply,
     StopServiceRequest,
 )
-from ...wire.verbs import CONFIG_FILE, LabRequest
+from ...wire.verbs import CONFIG_FILE
 from ..broker.detection import is_brokered
 from ..host import engine
 from ..host.docker import run_docker
@@ -65,7 +66,7 @@ def start(request: ServiceRequest) -> ServiceReply:
     """
     root = lab_dir(request.lab, request.lab_id)
     name = require_name(request.name)
-    with _lock_service(root, name):
+    with lock_service(root, name):
         container = _container_name(root, name)
         inspected = inspect_container(container)
         is_stale = False
@@ -90,7 +91,7 @@ def start(request: ServiceRequest) -> ServiceReply:
     return ServiceReply(*_describe_service(root, inspected, name), replaced=is_stale)
 
 
-def status(request: LabRequest) -> ListServicesReply:
+def status(request: ListServicesRequest) -> ListServicesReply:
     """List every service of the lab that has a container, running or not."""
     root = lab_dir(request.lab, request.lab_id)
     inspected = inspect_containers(_list_containers(root, request.lab_id))
@@ -112,7 +113,7 @@ def stop(request: StopServiceRequest) -> StopServiceReply:
             continue
         _stop_container(container)
         name = container[len(_container_name(root, "")) :]
-        token = _token_path(root, name)
+        token = find_token(root, name)
         if token.exists():
             token.unlink()
         stopped.append(name)
@@ -158,7 +159,7 @@ def _list_containers(root: Path, lab_id: str) -> list[str]:
 
 
 @contextmanager
-def _lock_service(root: Path, name: str) -> Iterator[None]:
+def lock_service(root: Path, name: str) -> Iterator[None]:
     """Make two callers who start the same service wait for each other."""
     with (root / ".labctl" / f"service-{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -187,7 +188,7 @@ def _find_service_image(base_image: Image, request: ServiceRequest) -> Image | N
     return base_image if programs[request.name] else inspect_image(_image_tag(base_image, request))
 
 
-def _get_port(request: ServiceRequest) -> int:
+def get_port(request: ServiceRequest) -> int:
     """Return the port inside the container. Failure (usage) without a valid one."""
     known = KNOWN.get(request.name)
     port = request.port or (known.port if known else 0)
@@ -206,11 +207,11 @@ def _build_argv(request: ServiceRequest) -> list[str]:
     if preset is None:
         message = f"the service {request.name} has no command"
         raise Failure("usage", message, "", ("add a command for it in ", CONFIG_FILE))
-    return ["/bin/sh", "-c", preset.script, request.name, str(_get_port(request))]
+    return ["/bin/sh", "-c", preset.script, request.name, str(get_port(request))]
 
 
-def _hash_settings(request: ServiceRequest) -> str:
-    settings = [request.image, _build_argv(request), _get_port(request), request.gpus]
+def hash_settings(request: ServiceRequest) -> str:
+    settings = [request.image, _build_argv(request), get_port(request), request.gpus]
     settings += serve.describe_model_settings(request) or ([request.env] if request.env else [])
     settings += [request.data] if request.data else []
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
@@ -218,19 +219,19 @@ def _hash_settings(request: ServiceRequest) -> str:
 
 def _has_other_settings(inspected: Container, request: ServiceRequest) -> bool:
     """Return whether the service runs with another image, command or port than this request's."""
-    return bool(inspected.labels.get("labctl.service-wish") != _hash_settings(request))
+    return bool(inspected.labels.get("labctl.service-wish") != hash_settings(request))
 
 
 def _launch(container: str, body: NewContainer, request: ServiceRequest) -> None:
     try:
-        create_and_start(container, body, _get_port(request))
+        create_and_start(container, body, get_port(request))
     except engine.EngineRequestError as refused:
         message = f"the service {request.name} did not start"
         raise Failure("docker", message, refused.message[-1500:], "labctl doctor") from None
 
 
 def _build_container(root: Path, image: Image, request: ServiceRequest) -> NewContainer:
-    name, argv, port = request.name, _build_argv(request), _get_port(request)
+    name, argv, port = request.name, _build_argv(request), get_port(request)
     env = {**request.env, "LABCTL_DATA_DIR": "/lab/data"}
     env["LABCTL_SERVICE_PORT"] = str(port)
     if request.model:
@@ -239,10 +240,10 @@ def _build_container(root: Path, image: Image, request: ServiceRequest) -> NewCo
     else:
         mounts = _lab_mounts(root, request)
     if name == "jupyter":
-        mounts.append(build_mount(_token(root, name), TOKEN_FILE, read_only=True))
+        mounts.append(build_mount(ensure_token(root, name), TOKEN_FILE, read_only=True))
         env["JUPYTER_TOKEN_FILE"] = TOKEN_FILE
     labels = {"labctl.service": name, "labctl.service-port": str(port)}
-    labels["labctl.service-wish"] = _hash_settings(request)
+    labels["labctl.service-wish"] = hash_settings(request)
     lab = ContainerLab(request.lab, request.lab_id, request.gpus, request.data)
     container = build_lab_container(root, lab, image, mounts, env, labels)
     published = (PortBinding(HostIp="127.0.0.1"),)
@@ -273,13 +274,13 @@ def _lab_mounts(root: Path, request: ServiceRequest) -> list[Mount]:
     ]
 
 
-def _token_path(root: Path, name: str) -> Path:
+def find_token(root: Path, name: str) -> Path:
     return root / ".labctl" / f"service-{name}.token"
 
 
-def _token(root: Path, name: str) -> Path:
+def ensure_token(root: Path, name: str) -> Path:
     """Return the file with the service's token, made once so that a printed address stays valid."""
-    path = _token_path(root, name)
+    path = find_token(root, name)
     if not path.exists():
         write_text(path, secrets.token_urlsafe(32), 0o600)
     return path
@@ -291,7 +292,7 @@ def _describe_service(root: Path, inspected: Container, name: str) -> ServiceRec
         name=name,
         port=_get_inner_port(inspected) if socket else _get_published_port(inspected),
         socket=socket,
-        token=read_text(_token_path(root, name)) if name == "jupyter" else "",
+        token=read_text(find_token(root, name)) if name == "jupyter" else "",
         path=known.path if known else "/",
         container=inspected.Name.lstrip("/"),
         running=inspected.State.Running,

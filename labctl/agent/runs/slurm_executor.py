@@ -20,11 +20,17 @@ from ...wire.codec import to_json
 from ...wire.runs import SLURM, RunSpec, SlurmAttemptRecord
 from ...wire.verbs import CONFIG_FILE
 from ..host.docker import run_program
-from ..host.engine_objects import Image
 from ..host.paths import drop_tree, labctl_home, read_record, write_json, write_text
 from ..reply import Failure
 from . import secrets_tmpfs, slurm_commands
-from .executor import LiveAttempt, NewAttempt, ProgramState, UnknownStartError
+from .executor import (
+    AttemptImage,
+    Environment,
+    LiveAttempt,
+    NewAttempt,
+    ProgramState,
+    UnknownStartError,
+)
 from .process_executor import ENTER, link_server_data
 from .slurm_commands import SlurmJob
 from .slurm_reasons import describe_ending, describe_reason
@@ -54,13 +60,13 @@ class UnreachableSlurmError(Failure):
 
 
 class SlurmExecutor:
-    """See `Executor`. An attempt's image is `Image("")`: it uses the programs of the cluster."""
+    """See `Executor`. An attempt uses the programs of the cluster."""
 
     noun = "job"
     runs_here = False
 
-    def find_image(self, reference: str) -> Image | None:
-        return Image("")
+    def find_image(self, spec: RunSpec) -> AttemptImage | None:
+        return Environment()
 
     def create(self, attempt: NewAttempt) -> bool:
         _require_supported(attempt.spec)
@@ -76,7 +82,7 @@ class SlurmExecutor:
             spec.id, spec.lab_id, str(attempt.directory), name, created_at=time.time()
         )
         _drop_unstarted(attempt)
-        link_server_data(attempt.root, spec)
+        link_server_data(attempt.root, spec.data)
         write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
         write_text(directory / BATCH, build_batch_script(directory, attempt), 0o700)
         _write_attempt(attempt.name, record)

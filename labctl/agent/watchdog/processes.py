@@ -22,7 +22,10 @@ TRANSFER_BYTES_S = 1024.0
 TRANSFERS = ("rsync", "scp", "sftp-server", "tar", "sshd", "sshd-session", "python3", "python")
 OUR_PROGRAM = "/.cache/labctl/remote-"
 # Verbs of the agent that end by themselves: they count as work while they live.
-LASTING = ("build", "pull-image", "load-image", "service-image", "service", "fetch", "start")
+LASTING = (
+    *("build", "build-environment", "pull-image", "load-image", "service-image", "service"),
+    *("fetch", "start"),
+)
 # `send` is a verb of earlier versions, whose programs may run beside this one.
 TRANSFERRING = ("send", "hashes", "plan", "commit", "manifest", "edits")
 LEAST_UID = 1000

@@ -11,10 +11,12 @@ import threading
 import time
 from typing import Any, Callable
 
+from ...wire.runs import PROCESS
 from ..host.paths import labctl_home
 from ..host.telemetry import claim_recording
 from ..program import PROGRAM
 from ..reply import Failure
+from ..runs.executors import get_executor
 from .activity import LabAccount
 from .shutdown import list_running_containers
 
@@ -39,7 +41,8 @@ class Recorder:
     def _ensure_recorder(self) -> bool:
         """Run the recorder if runs live and nobody records them; return False if it failed."""
         try:
-            if not list_running_containers("labctl.run") or not self._is_unclaimed():
+            is_needed = list_running_containers("labctl.run") or get_executor(PROCESS).list_live()
+            if not is_needed or not self._is_unclaimed():
                 return True
             done: subprocess.CompletedProcess[Any] = subprocess.run(
                 [*self._account().words, sys.executable, "-I", "-S", str(PROGRAM), "telemetry"],

@@ -35,6 +35,7 @@ from ..host.engine_objects import ContainerRow
 from ..host.paths import LIMIT, compute_age_s, labctl_home
 from ..mirror.boto3_python import LACKING, find_python
 from ..reply import Failure
+from ..runs import process_services
 from ..runs.executor import Executor, LiveAttempt
 from ..runs.executors import get_executor
 from .activity import LabAccount
@@ -283,6 +284,9 @@ def _get_mtime(path: Path) -> float:
 
 def _stop_services(plan: ShutdownPlan, say: Say) -> None:
     """Stop the lab's services: a machine that goes back to others keeps nothing running."""
+    with suppress(Failure, OSError, ValueError):  # its records are files of the account
+        for name in process_services.stop_lab_services(plan.lab_id):
+            say("service stopped", name)
     with suppress(Failure):
         for container in list_running_containers("labctl.service", plan.lab_id):
             with suppress(engine.EngineRequestError):

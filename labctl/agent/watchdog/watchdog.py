@@ -186,20 +186,30 @@ class Watchdog:
 
     def _explore(self) -> None:
         """Find what could not be saved at the end, and what is not saved yet: slow, in a thread."""
-        checked, problems = None, []
+        checked: tuple[str, str] | None = None
+        problems: list[str] = []
         while True:
             plan = self.limits_file.plan
-            if (plan.store, plan.disk) != checked:
-                checked, problems = (plan.store, plan.disk), find_unsavable(plan)
-                for problem in problems:
-                    self.record_decision("results at risk", problem)
-            if self.cannot is None:
-                self.cannot = problems
-                wake_watchdog(self.directory)
+            # Somebody may have repaired a problem, for example created the store's bucket.
+            if problems or self.cannot is None or (plan.store, plan.disk) != checked:
+                checked, problems = (plan.store, plan.disk), self._find_problems(plan, problems)
+                if problems != self.cannot:
+                    self.cannot = problems
+                    wake_watchdog(self.directory)
             with suppress(OSError, ValueError):
                 self.unsaved = estimate_unsaved(plan.lab_id, plan.every_lab)
             self.explore_now.wait(ESTIMATE_EVERY_S)
             self.explore_now.clear()
+
+    def _find_problems(self, plan: ShutdownPlan, previous: list[str]) -> list[str]:
+        """Test what could not be saved at the end, and record what has changed since."""
+        problems = find_unsavable(plan)
+        for problem in problems:
+            if problem not in previous:
+                self.record_decision("results at risk", problem)
+        if previous and not problems:
+            self.record_decision("results safe", "they can be saved at the end")
+        return problems
 
     # Decisions
 

@@ -12,7 +12,11 @@ STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}"
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#8882;padding:.75rem;"
     "border-radius:4px}table{border-collapse:collapse;width:100%}td,th{text-align:left;"
-    "padding:.25rem .75rem .25rem 0;vertical-align:top}td:last-child{white-space:pre-wrap}"
+    "padding:.25rem .75rem .25rem 0;vertical-align:top}td{overflow-wrap:anywhere}"
+    "td:last-child{white-space:pre-wrap}"
+    # On a phone, what a test printed and the notes are below its row.
+    "@media(max-width:640px){table,tbody{display:block}tr{display:grid;"
+    "grid-template-columns:1fr 4.5rem 2.5rem}td:last-child{grid-column:1/-1}}"
     "@media(prefers-color-scheme:dark){body{background:#181a1b;color:#e8e6e3}}"
 )
 

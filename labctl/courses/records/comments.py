@@ -127,7 +127,7 @@ def draft_forgotten_line(comment: SavedComment, by: str) -> CourseLedgerDraft:
 
 
 def describe_comments(comments: Sequence[LineComment], number: int) -> str:
-    """Return a line for each comment, for the student: "train.py:12 (ann) Close the file".
+    """Return a line for each comment, for the student: "train.py:12 (ann): Close the file".
 
     Those on another submission than `number` name it.
     """
@@ -135,5 +135,5 @@ def describe_comments(comments: Sequence[LineComment], number: int) -> str:
     for comment in comments:
         earlier = "" if comment.number == number else f" of submission {comment.number}"
         by = f" ({comment.by})" if comment.by else ""
-        lines.append(f"{comment.place}{earlier}{by} {comment.text}")
+        lines.append(f"{comment.place}{earlier}{by}: {comment.text}")
     return "\n".join(lines)

@@ -138,12 +138,13 @@ def as_test(item: RubricItem) -> GraderTest:
 
 
 def describe_items(items: Sequence[RubricItem]) -> str:
-    """Return a line for each item: "code: 17 of 20 (ann) clear names"."""
+    """Return a line for each item: "code: 17 of 20 (ann): clear names"."""
     lines = []
     for item in items:
         if item.mark is None:
             lines.append(f"{item.name}: not marked yet, of {item.points:g}")
             continue
         by = f" ({item.mark.by})" if item.mark.by else ""
-        lines.append(f"{item.name}: {item.mark.points:g} of {item.points:g}{by} {item.mark.note}")
-    return "\n".join(line.rstrip() for line in lines)
+        note = f": {item.mark.note}" if item.mark.note else ""
+        lines.append(f"{item.name}: {item.mark.points:g} of {item.points:g}{by}{note}")
+    return "\n".join(lines)

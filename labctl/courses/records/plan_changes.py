@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -15,7 +15,7 @@ from labctl.config.schema import DEFAULT_IMAGE
 from labctl.config.times import ANY_S
 from labctl.courses.records import timetable
 from labctl.model import Value
-from labctl.text import dollars_text, duration_text
+from labctl.text import count_text, dollars_text, duration_text, list_text
 
 
 class PlanSnapshot(Value, frozen=True):
@@ -62,8 +62,11 @@ IMAGE_CAUTION = f"labs that name none get {DEFAULT_IMAGE}, which has no packages
 IMAGE_NEXT = "name your image in course.yaml: image: REFERENCE"
 
 
-def list_cautions(config: CourseConfig, now: float) -> list[str]:
-    """List settings that are allowed, but perhaps not intended."""
+def list_cautions(config: CourseConfig, now: float, own_images: Collection[str] = ()) -> list[str]:
+    """List settings that are allowed, but perhaps not intended.
+
+    `own_images` are the assignments that hand out an image of their own.
+    """
     messages = []
     limits = config.per_student
     if limits.budget is None:
@@ -76,8 +79,14 @@ def list_cautions(config: CourseConfig, now: float) -> list[str]:
         messages.append("class hours without a term: they never stop, and there is no forecast")
     if not config.store:
         messages.append("no store: results and the ledger are only on this machine and the servers")
-    if config.lab.image.reference == DEFAULT_IMAGE and not config.lab.has_own_image:
-        messages.append(f"no image: {IMAGE_CAUTION}; {IMAGE_NEXT}")
+    without = [name for name in config.assignments if name not in own_images]
+    if (
+        config.lab.image.reference == DEFAULT_IMAGE
+        and not config.lab.has_own_image
+        and (without or not config.assignments)
+    ):
+        which = f"no image for {', '.join(without)}" if own_images else "no image"
+        messages.append(f"{which}: {IMAGE_CAUTION}; {IMAGE_NEXT}")
     if config.lab.server.need.idle_s is None:
         messages.append("no server.idle: an idle server runs until its ttl")
     server = config.lab.server
@@ -136,10 +145,11 @@ def _describe_group(name: str, group: AssignmentGroup) -> str:
     parts = [f"{group.weight:g}% of the total"] if group.weight else []
     if group.drop_lowest:
         one = group.drop_lowest == 1
-        lowest = "the lowest grade" if one else f"the {group.drop_lowest} lowest"
-        parts.append(f"{lowest} of {', '.join(group.assignments)} {'is' if one else 'are'} dropped")
+        lowest = "the lowest grade" if one else f"the {group.drop_lowest} lowest grades"
+        names = list_text(group.assignments)
+        parts.append(f"{lowest} of {names} {'is' if one else 'are'} dropped")
     elif group.weight:
-        parts[0] += f" for {', '.join(group.assignments)}"
+        parts[0] += f" for {list_text(group.assignments)}"
     return f"{name}: {'; '.join(parts)}"
 
 
@@ -148,7 +158,9 @@ def _describe_late_rule(rules: AssignmentConfig) -> str:
     late = {0: "later is not accepted", ANY_S: "later is always accepted"}
     text = late.get(rules.late) or f"accepted for {duration_text(rules.late)}"
     parts.append(text + (f", -{rules.penalty}% a day" if rules.late and rules.penalty else ""))
-    parts += [f"{rules.free_days} free days over the term"] if rules.free_days else []
+    parts += (
+        [f"{count_text(rules.free_days, 'free late day')} over the term"] if rules.free_days else []
+    )
     return "; ".join(parts)
 
 

@@ -45,7 +45,8 @@ def draft_released_line(assignment: str, grade: Grade, by: str, why: str = "") -
     }
     if grade.items:
         detail["automatic"] = grade.automatic
-        detail["items"] = msgspec.to_builtins(grade.items)
+        # A list, as it is read again: a release without a change writes no line.
+        detail["items"] = list(msgspec.to_builtins(grade.items))
     return CourseLedgerDraft(kind=KIND, student=grade.student, by=by, why=why, detail=detail)
 
 
@@ -105,6 +106,9 @@ def _reason_text(before: Grade, now: Grade) -> str:
     for item in now.items:
         if item.mark and item.mark.points != given.get(item.name):
             reasons.append(f"{item.name} marked {points_text(item.mark.points)}")
+    if now.items and now.automatic != before.automatic:
+        automatic = [points_text(one.automatic) or "none" for one in (now, before)]
+        reasons.append(f"automatic grading {' instead of '.join(automatic)}")
     if now.stamp.number != before.stamp.number:
         reasons.append(f"submission {now.stamp.number} instead of {before.stamp.number or 'none'}")
     if now.stamp.penalty != before.stamp.penalty:

@@ -156,6 +156,13 @@ def local_time_text(at: float, zone: tzinfo) -> str:
     return f"{datetime.fromtimestamp(at, zone):%a %d %b %Y %H:%M} {zone}"
 
 
+def short_time_text(at: float, zone: tzinfo, now: float) -> str:
+    """Write a Unix time in a zone: 28 Nov 23:59, with the year if it is not that of `now`."""
+    time = datetime.fromtimestamp(at, zone)
+    year = "" if time.year == datetime.fromtimestamp(now, zone).year else " %Y"
+    return f"{time:%d %b{year} %H:%M}"
+
+
 def term_end(term: Term, zone: str = "UTC") -> float:
     """Return the end of the term's last day in a time zone, in Unix seconds."""
     after = term.last + timedelta(days=1)

@@ -77,10 +77,12 @@ def write_back(
     """
     to = to or name
     if to not in (name, "csv"):
+        also_csv = "" if name == "csv" else "   # or csv"
         raise UsageError(
             f"the roster came from {name}, so grades cannot be written for {to}",
             why=f"it lacks the columns by which {to} identifies students",
-            hint=f"labctl course grades {assignment} --format {name}   # or csv",
+            hint=f"labctl course grades {assignment} --format {name}{also_csv}\n"
+            f"labctl course roster FILE   # an export from {to}, to get these columns",
         )
     if to == "csv" and (rubric or name != "csv"):
         return GradeExport(data=_write_plain(grades, assignment, penalty, dropped), format="csv")

@@ -33,7 +33,9 @@ from labctl.insight.explain.sources import (
     Reference,
 )
 from labctl.insight.explain.wording import repeat_command
+from labctl.model import Run
 from labctl.text import duration_text
+from labctl.wire.runs import GPU_LEASE
 
 # A run that is idle and makes no progress for this long is stuck. A rule of thumb.
 STUCK_S = 300.0
@@ -69,8 +71,8 @@ KNOWN_MESSAGES = (
     _known_message(
         "module-missing",
         r"(?:ModuleNotFoundError|python[\d.]*): No module named '?([\w.]*\w)",
-        "the image has no Python module {0}",
-        "the container has only what its image installs, not what is on your machine",
+        "{image} has no Python module {0}",
+        "a run has only what its image or environment installs, not what is on your machine",
         "correct its name, or add it to {packages}, then:\n{again}",
         LABCTL,
     ),
@@ -202,14 +204,14 @@ def find_known_messages(material: RunData) -> Iterator[Answer]:
         yield Finding(
             rule=message.rule,
             level="advice" if message.level == "advice" else "problem",
-            what=message.what.format(*groups),
+            what=message.what.format(*groups, image=material.image_name),
             why=message.why,
             evidence=(from_log(line[:240]),),
             next=message.next.format(
                 *groups,
                 command=shlex.join(material.run.command),
                 again=repeat_command(material),
-                packages=material.package_file or "the image",
+                packages=material.package_list,
             ),
             source=message.source,
         )
@@ -219,20 +221,29 @@ def explain_end(material: RunData) -> Iterator[Answer]:
     """Explain the end from the run's record, if no known message does."""
     run = material.run
     if run.state == "lost":
-        yield Finding(
-            rule="lost",
-            level="problem",
-            what="the run ended with its server",
-            why=run.summary or "the server ended while the run was active",
-            evidence=(from_record(run.summary or "lost"),),
-            next="labctl run --recover   # resumes on a new server from the last checkpoint"
-            if run.stopped_by == ""
-            else "set a longer ttl: or a larger budget: in lab.yaml, or:\nlabctl extend 1h",
-            source=LABCTL,
-        )
+        yield _explain_loss(run)
         return
     if run.state == "exited" and run.exit_code not in (0, None) and not _is_explained(material):
         yield _explain_failure(material, run.exit_code or 0)
+
+
+def _explain_loss(run: Run) -> Finding:
+    what = "the run ended with its server"
+    hint = "labctl run --recover   # resumes on a new server from the last checkpoint"
+    if run.stopped_by == GPU_LEASE:
+        what = "the run's time with the shared GPU ended"
+        hint = f"labctl run --recover --id {run.id}   # resumes when a GPU is free"
+    elif run.stopped_by:
+        hint = "set a longer ttl: or a larger budget: in lab.yaml, or:\nlabctl extend 1h"
+    return Finding(
+        rule="lost",
+        level="problem",
+        what=what,
+        why=run.summary or "the server ended while the run was active",
+        evidence=(from_record(run.summary or "lost"),),
+        next=hint,
+        source=LABCTL,
+    )
 
 
 def _explain_failure(material: RunData, code: int) -> Finding:

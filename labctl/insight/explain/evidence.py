@@ -118,6 +118,18 @@ class RunData(Value, frozen=True):
     model_function: str = "FILE.py:FUNCTION"
     package_file: str = ""
 
+    @property
+    def image_name(self) -> str:
+        """What the programs and packages of the run come from, for a sentence."""
+        return "the image" if self.run.is_container else "the run's environment"
+
+    @property
+    def package_list(self) -> str:
+        """What a package must be added to."""
+        if self.package_file or self.run.is_container:
+            return self.package_file or "the image"
+        return "the requirements.txt that image: in lab.yaml names"
+
 
 Rule = Callable[[RunData], Iterator[Answer]]
 

@@ -41,15 +41,21 @@ def check_program(material: RunData) -> Iterator[Answer]:
         level="problem",
         what=f"the program {program} was not found"
         + (f"; a usual one is called {similar[0]}" if similar else ""),
-        why="the image does not contain this program"
+        why=f"{material.image_name} does not contain this program"
         if program in USUAL_PROGRAMS
-        else "the name is misspelled, or the image does not contain this program",
+        else f"the name is misspelled, or {material.image_name} does not contain this program",
         evidence=(from_record(f"exit code {NOT_FOUND_CODE}"), *line),
         next=_suggest_command(material, program, similar[0])
         if similar
-        else f"choose an image that has {program}, or correct its name, then:\nlabctl run",
+        else f"{_describe_addition(material, program)}, or correct its name, then:\nlabctl run",
         source=SHELL_CODES,
     )
+
+
+def _describe_addition(material: RunData, program: str) -> str:
+    if material.run.is_container:
+        return f"choose an image that has {program}"
+    return f"add the package that has {program} to {material.package_list}"
 
 
 def _find_similar(program: str) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
 from labctl.config import expand_user
-from labctl.errors import UsageError
+from labctl.errors import UnreachableError, UsageError
 from labctl.model import Endpoint, Offer, Server, Value
 from labctl.providers import ProviderContext
 
@@ -64,7 +65,8 @@ class ConfiguredMachine:
     @cached_property
     def endpoint(self) -> Endpoint:
         """The address with its pinned host key; the first use may have the user confirm the key."""
-        return self._context.settle_host_key(self._find_endpoint())
+        with self._explain_silence():
+            return self._context.settle_host_key(self._find_endpoint())
 
     def settle(self) -> None:
         """Find the address and pin its host key.
@@ -81,7 +83,19 @@ class ConfiguredMachine:
     def run_lease_script(self, line: str) -> MachineLease:
         """Run a lease script on the machine and parse its output."""
         transport = self._context.connect(self.endpoint)
-        return lease.parse(transport.run(line, timeout_s=SCRIPT_TIMEOUT_S).stdout)
+        with self._explain_silence():
+            return lease.parse(transport.run(line, timeout_s=SCRIPT_TIMEOUT_S).stdout)
+
+    @contextmanager
+    def _explain_silence(self) -> Iterator[None]:
+        """Say what to check on a machine that does not answer: labctl cannot start it."""
+        try:
+            yield
+        except UnreachableError as error:
+            error.hint = lambda subject: (
+                f"{subject.up}   # after you checked that {self.name} is on and its sshd runs"
+            )
+            raise
 
     def server_id(self, token: str) -> str:
         return f"static-{self.slug}-{token}"

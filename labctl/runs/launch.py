@@ -1,0 +1,51 @@
+"""The command of a run that torchrun starts, once for each GPU."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from labctl.config import LabConfig
+from labctl.errors import UsageError
+from labctl.errors.subject import Subject
+
+PYTHON = re.compile(r"(?:.*/)?python[0-9.]*")
+
+
+def build_launch_command(
+    config: LabConfig, command: tuple[str, ...], gpu_count: int
+) -> tuple[str, ...]:
+    """Return the command that starts the processes; the same command for a single process.
+
+    torchrun is called as a module of the command's own Python, the one in which PyTorch is
+    installed. What other processes than the first print goes to files in logs/ranks of the run.
+
+    Raises UsageError if the command is not a Python program.
+    """
+    launch = config.launch
+    processes = launch.processes or gpu_count
+    if not launch.launcher or processes <= 1:
+        return command
+    python, *words = command
+    if not PYTHON.fullmatch(python) or not words or (words[0].startswith("-") and words[0] != "-m"):
+        raise UsageError(
+            f"torchrun cannot start `{shlex.join(command)}`",
+            why="`launch:` in lab.yaml needs `python FILE` or `python -m MODULE`",
+            hint=_hint_launch,
+        )
+    is_module = words[0] == "-m"
+    others = ",".join(f"{rank}:3" for rank in range(1, processes))
+    # A program starts in the directory of its code.
+    logs = "/lab/run/logs" if config.uses_containers else "../logs"
+    return (
+        *(python, "-m", "torch.distributed.run", "--standalone"),
+        f"--nproc-per-node={processes}",
+        f"--max-restarts={launch.restarts}",
+        f"--log-dir={logs}/ranks",
+        f"--redirects={others}",
+        *(["--module", *words[1:]] if is_module else words),
+    )
+
+
+def _hint_launch(subject: Subject) -> str:
+    return f"remove `launch:` from {subject.config_file}, or run a Python program"
