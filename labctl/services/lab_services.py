@@ -13,8 +13,8 @@ from labctl.runs import images, wheelhouse
 from labctl.runs.run_specs import find_run_image
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.job_queue import has_job_queue
 from labctl.servers.gpus import choose_gpus_option, load_usable_facts
+from labctl.servers.job_queue import has_job_queue
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
