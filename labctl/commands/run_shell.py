@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labctl.shell import command as render_words
+from labctl.wire.runs import DOCKER, SLURM
 
 # Replaces the remote shell with `docker exec`. Docker's own error for a container that has ended
 # would exit with 1, as the user's command may.
@@ -69,7 +70,7 @@ def build_exec_line(
 
     It exits with 255 and says so if the run's last attempt does not run any more.
     """
-    if executor == "slurm":
+    if executor == SLURM:
         return _SLURM_EXEC.format(
             attempt=render_words(attempt).render(),
             flags="--pty " if tty else "",
@@ -77,7 +78,7 @@ def build_exec_line(
             message=render_words(f"labctl: the job of run {run} is not running").render(),
             next=render_words("  next: labctl status --refresh").render(),
         )
-    if executor != "docker":
+    if executor != DOCKER:
         return _PROCESS_EXEC.format(
             attempt=render_words(attempt).render(),
             command=render_words(*words).render(),

@@ -8,15 +8,25 @@ import shlex
 import msgspec
 
 from labctl.model import Value
+from labctl.text import count_text
 
 CLAIMS = "labctl/.slurm"
-VERSION = "squeue --version && squeue --me -h >/dev/null"
-# Each line is one claim.
-LIST_CLAIMS = f'cd ~/{CLAIMS} 2>/dev/null && for file in *.json; do cat "$file"; echo; done'
-# Partition, state of its machines, machines in that state, CPUs, memory (MB), GRES, used GRES
-_FIELDS = ("PartitionName", "StateCompact", "Nodes", "CPUs", "Memory", "Gres", "GresUsed")
+# The exit code of a script whose question Slurm does not answer.
+NO_ANSWER = 75
+VERSION = f"squeue --me -h >/dev/null || exit {NO_ANSWER}; squeue --version"
+# Each line is one claim. A home that cannot be read now is not an empty one.
+LIST_CLAIMS = (
+    f"cd ~ && [ -r . ] || exit 1; cd {CLAIMS} 2>/dev/null || exit 0; "
+    'for file in *.json; do [ ! -e "$file" ] || { cat "$file"; echo; }; done'
+)
+LIST_JOBS = f"squeue --me -h -o '%i|%T|%k' || exit {NO_ANSWER}"
+# One line for each machine: its partition (the default one with a star), its state, CPUs, memory in
+# MiB, what it has of each generic resource, and how much of that is in use
+_FIELDS = ("Partition", "StateCompact", "CPUs", "Memory", "Gres", "GresUsed")
 PARTITIONS = f"sinfo -h -N -O '{','.join(f'{field}:|' for field in _FIELDS)}'"
 MIB = 1024**2
+# times that a script looks whether canceled jobs have ended, five times a second
+MOST_LOOKS = 150
 USABLE_STATES = ("idle", "mix", "alloc")
 
 
@@ -30,10 +40,19 @@ class LabClaim(Value, frozen=True):
     partition: str = ""
 
 
+class LabJob(Value, frozen=True):
+    """A job of a lab, by its comment."""
+
+    id: str
+    state: str
+    lab_id: str
+
+
 class Partition(Value, frozen=True):
     """One partition: the largest machine that it has, and GPUs of all of its machines."""
 
     name: str
+    is_default: bool = False
     machines: int = 0
     cpus: int = 0
     memory_bytes: int = 0
@@ -54,26 +73,53 @@ def build_claim(claim: LabClaim) -> str:
 
 
 def build_release(claim: LabClaim) -> str:
-    """Return the script that cancels the jobs of a lab and removes its claim."""
+    """Return the script that cancels the jobs of a lab, waits for their end, and drops its claim.
+
+    It exits with NO_ANSWER, and the claim stays, if Slurm does not answer.
+    """
     comment = shlex.quote(f"labctl:{claim.lab_id}")
+    own = f"squeue --me -h -o '%i %k' | awk -v comment={comment} '$2 == comment {{ print $1 }}'"
     return (
-        "squeue --me -h -o '%i %k' | while read -r job comment; do "
-        f'[ "$comment" != {comment} ] || scancel "$job"; done; '
-        f"rm -f ~/{CLAIMS}/{check_token(claim.token)}.json; "
-        # What only labctl writes goes with the last lab.
-        f"cd ~/labctl && rmdir ~/{CLAIMS} .attempts 2>/dev/null; "
-        '[ "$(ls -A)" != .used ] || rm -rf ../labctl; true'
+        f"squeue --me -h >/dev/null || exit {NO_ANSWER}; "
+        f'jobs=$({own}); [ -z "$jobs" ] || scancel $jobs; '
+        f'looks=0; while [ -n "$({own})" ] && [ "$looks" -lt {MOST_LOOKS} ]; '
+        "do sleep 0.2; looks=$((looks + 1)); done; "
+        f"rm -f ~/{CLAIMS}/{check_token(claim.token)}.json"
     )
 
 
 def build_removal(lab: str, lab_id: str) -> str:
-    """Return the script that removes a lab's directory, and no directory of another lab."""
-    names = [shlex.quote(lab), shlex.quote(f"{lab}-{lab_id[:6]}")]
+    """Return the script that removes a lab's directory, and no directory of another lab.
+
+    What labctl itself writes goes with the last lab.
+    """
+    names = " ".join(shlex.quote(name) for name in (lab, f"{lab}-{lab_id[:6]}"))
+    own = shlex.quote(lab_id)
     return (
-        f"cd ~/labctl && for lab in {' '.join(names)}; do "
-        f'[ "$(cat "$lab/.labctl/id" 2>/dev/null)" != {shlex.quote(lab_id)} ] || '
-        'rm -rf "./$lab"; done'
+        f"cd ~/labctl 2>/dev/null || exit 0; for lab in {names}; do "
+        f'[ "$(cat "$lab/.labctl/id" 2>/dev/null)" != {own} ] || rm -rf "./$lab"; done; '
+        f"for attempt in .attempts/*/attempt.json; do "
+        f'! grep -qs {own} "$attempt" || rm -rf "${{attempt%/*}}"; done; '
+        "rmdir .slurm .attempts 2>/dev/null; "
+        '[ "$(ls -A)" != .used ] || { cd ~ && rm -f labctl/.used && rmdir labctl; }; true'
     )
+
+
+def build_cancel(job_id: str) -> str:
+    """Return the script that cancels a job; one that has ended is fine."""
+    return f"squeue --me -h >/dev/null || exit {NO_ANSWER}; scancel {shlex.quote(job_id)}; true"
+
+
+def parse_jobs(output: str) -> list[LabJob]:
+    """Parse what LIST_JOBS prints, without ending jobs and those that are not of a lab."""
+    jobs = []
+    for line in output.splitlines():
+        job_id, _, rest = line.partition("|")
+        state, _, comment = rest.partition("|")
+        lab_id = comment.removeprefix("labctl:")
+        if job_id.isdigit() and lab_id != comment and state != "COMPLETING":
+            jobs.append(LabJob(id=job_id, state=state, lab_id=lab_id))
+    return jobs
 
 
 def parse_claims(output: str) -> list[LabClaim]:
@@ -88,19 +134,24 @@ def parse_claims(output: str) -> list[LabClaim]:
 
 
 def parse_partitions(output: str) -> list[Partition]:
-    """Parse what PARTITIONS prints: one line for each machine of each partition."""
+    """Parse what PARTITIONS prints: one line for each machine of each partition.
+
+    The default partition comes first.
+    """
     partitions: dict[str, Partition] = {}
     for line in output.splitlines():
         fields = [field.strip() for field in line.split("|")][: len(_FIELDS)]
         if len(fields) < len(_FIELDS):
             continue
-        name, state, _, cpus, memory, gres, used = fields
+        marked_name, state, cpus, memory, gres, used = fields
+        name = marked_name.rstrip("*")
         before = partitions.get(name, Partition(name=name))
         kind, count = _parse_gpus(gres)
         is_usable = state.rstrip("*~#!%$@^-") in USABLE_STATES
         free = count - _parse_gpus(used)[1] if is_usable else 0
         partitions[name] = Partition(
             name=name,
+            is_default=marked_name != name,
             machines=before.machines + 1,
             cpus=max(before.cpus, _parse_int(cpus)),
             memory_bytes=max(before.memory_bytes, _parse_int(memory) * MIB),
@@ -109,7 +160,7 @@ def parse_partitions(output: str) -> list[Partition]:
             all_gpus=before.all_gpus + count,
             free_gpus=before.free_gpus + free,
         )
-    return list(partitions.values())
+    return sorted(partitions.values(), key=lambda partition: not partition.is_default)
 
 
 def describe_free(partitions: list[Partition]) -> str:
@@ -117,7 +168,7 @@ def describe_free(partitions: list[Partition]) -> str:
     texts = [
         f"{each.name}: {each.free_gpus} of {each.all_gpus} GPUs free"
         if each.all_gpus
-        else f"{each.name}: {each.machines} machines without GPUs"
+        else f"{each.name}: {count_text(each.machines, 'machine')} without GPUs"
         for each in partitions
     ]
     return "; ".join(texts) or "no partition"

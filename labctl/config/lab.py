@@ -361,10 +361,13 @@ class LabConfigReader:
 
     def check_job_executor(self) -> None:
         """Report settings that a job of a cluster cannot have."""
+        no_deadline = "a login node has no deadline; `time` under `slurm` limits each job"
         for key, why in (
             ("server.executor", "each run is a job of the cluster; leave this out"),
+            *((f"server.{key}", no_deadline) for key in ("ttl", "max_ttl", "idle", "budget")),
             ("image", "needs a container; runs on the cluster use its programs and `modules`"),
             ("limits.shm", "needs a container"),
+            ("store", "nothing of labctl runs on a login node that could save results there"),
         ):
             node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
             if node is not None and node.value is not None:

@@ -113,8 +113,9 @@ def down(
         if not discard:
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
-        job_queue.remove_files(context)
         rest = end_server.remove_or_drop(context, server, discard=discard)
+        if not isinstance(rest, LabError):
+            job_queue.remove_files(context)
         _record_lost_runs(context, server, is_removed=not isinstance(rest, LabError))
         _close_store(context)
         if isinstance(rest, LabError):

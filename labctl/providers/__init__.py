@@ -206,8 +206,8 @@ class SubmitsJobs(Protocol):
 
     job_executor: ClassVar[str]
 
-    def build_job_request(self, need: Need) -> JobRequest:
-        """Say what a job of a lab with this need asks of the cluster."""
+    def build_job_request(self, need: Need, offer: Offer) -> JobRequest:
+        """Say what a job of a lab asks of the cluster. `offer` is that of its login node."""
 
     def remove_files(self, lab: str, lab_id: str) -> None:
         """Remove the directory of a lab whose results were saved, or given up by the user."""

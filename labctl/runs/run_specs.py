@@ -49,7 +49,7 @@ def build_spec(
         tty=tty,
         data=config.server_data,
         executor=config.server.executor,
-        job=build_job_request(context),
+        job=build_job_request(context, server),
     )
 
 

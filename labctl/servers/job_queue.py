@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from labctl.model import Server
 from labctl.providers import SubmitsJobs
 from labctl.servers.context import LabContext
 from labctl.wire.runs import JobRequest
@@ -12,11 +13,11 @@ def has_job_queue(context: LabContext) -> bool:
     return isinstance(context.provider, SubmitsJobs)
 
 
-def build_job_request(context: LabContext) -> JobRequest:
+def build_job_request(context: LabContext, server: Server) -> JobRequest:
     """Say what a run of the lab asks of the cluster; nothing of any other server."""
     provider = context.provider
     if isinstance(provider, SubmitsJobs):
-        return provider.build_job_request(context.config.server.need)
+        return provider.build_job_request(context.config.server.need, server.offer)
     return JobRequest()
 
 

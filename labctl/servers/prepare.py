@@ -105,14 +105,16 @@ def check_login_node(facts: ServerFacts, reporter: Reporter) -> None:
 
     PolicyError if the agent cannot run there.
     """
-    for lack in list_missing(facts, docker=False):
-        if lack.name == "python3":
-            raise PolicyError(
-                f"labctl cannot use this login node: {lack.words}",
-                why="labctl installs nothing on a cluster",
-                hint="load a module with Python in ~/.bashrc there, or ask the administrator",
-            )
-        text = f"{lack.words} on the login node, which `labctl attach` needs"
+    lacking = list_missing(facts, docker=False, sessions=False)
+    required = [lack.words for lack in lacking if not lack.optional]
+    if required:
+        raise PolicyError(
+            f"labctl cannot use this login node: {'; '.join(required)}",
+            why="labctl installs nothing on a cluster",
+            hint="load a module with Python in your ~/.bashrc there, or ask its administrator",
+        )
+    for lack in lacking:
+        text = f"{lack.words} on the login node, so `labctl attach` does not work"
         reporter.emit(Note(text=text))
 
 

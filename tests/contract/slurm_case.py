@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from case import Case
+from case import Case, wait_for
 
 from labctl.events import SilentReporter
+from labctl.model import Resource
 from labctl.providers import ProviderContext
 from labctl.providers.slurm import SlurmProvider, SlurmSettings
 from labctl.providers.static import HostEntry
@@ -48,7 +49,20 @@ def slurm_case(slurm_cluster: Cluster, tmp_path: Path) -> Iterator[Case]:
         identity=str(slurm_cluster.key),
     )
     provider = SlurmProvider(SlurmSettings(login=login), around)
-    case = Case(provider, tmp_path, shares_machine=True)
+
+    def leave_job() -> Resource:
+        """As a lab whose records are lost leaves one."""
+        line = "sbatch --parsable --chdir=/tmp --comment=labctl:lost --wrap 'sleep 600'"
+        job_id = slurm_cluster.sh(line, user="student").strip()
+
+        def find_running() -> Resource | None:
+            jobs = (one for one in provider.leftovers() if one.note == "running")
+            return next((one for one in jobs if one.id == job_id), None)
+
+        left: Resource = wait_for(find_running)
+        return left
+
+    case = Case(provider, tmp_path, leave_something=leave_job, shares_machine=True)
     try:
         yield case
     finally:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guide_session import trust_machine
+from lab_servers import ROOT
 from slurm_cluster import Cluster, run_cluster
 from sshd_container import wait_for
+from transcripts import make_session, replay
 
 from labctl.servers.host_keys import ensure_key_pair
 
@@ -74,6 +77,17 @@ def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+GUIDE = ROOT / "docs" / "cluster.md"
+PROJECT = ROOT / "tests" / "guide" / "counting"
+GUIDE_LAB = """\
+server:
+  provider: slurm
+  gpu: any
+  slurm: {login: hpc, partition: gpu, account: ml2026, qos: student, time: 20m}
+run: python3 train.py
+"""
+
+
 class Labctl:
     """labctl in a project's directory, in the home of its user."""
 
@@ -122,7 +136,10 @@ def test_a_run_prints_its_log_and_its_results_come_home(
 
 @pytest.mark.parametrize(
     ("run", "victim", "code"),
-    [("unconfirmed", "$PPID", 0), ("unreported", "$(ps -o ppid= -p $PPID)", 255)],
+    [
+        pytest.param("unconfirmed", "$PPID", 0, marks=pytest.mark.long),
+        ("unreported", "$(ps -o ppid= -p $PPID)", 255),
+    ],
 )
 def test_a_job_whose_confirmation_is_lost_is_not_submitted_again(
     labctl: Labctl, cluster: Cluster, run: str, victim: str, code: int
@@ -154,12 +171,9 @@ def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> N
     labctl("run", "--detach", "--id", "long", "--", "python3", "train.py", "143", "60")
     labctl("run", "--detach", "--id", "waiting")
     wait_for(lambda: "training" in labctl("logs", "long").stdout)
-    run = read_run(labctl, "waiting")
-    assert (run["state"], run["told"]) == (
-        "starting",
-        "waiting: you already use as many GPUs as you may use at once",
-    )
-    assert run["told"] in labctl("status").stdout
+    reason = "waiting: you already use 1 of 1 GPUs"
+    wait_for(lambda: read_run(labctl, "waiting")["told"] == reason)
+    assert reason in labctl("status").stdout
     beside = labctl("exec", "long", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 3", code=3)
     assert beside.stdout == "long\n"
     assert "canceled" in labctl("cancel", "long").stdout
@@ -196,6 +210,44 @@ def test_a_run_goes_on_from_its_checkpoint_after_its_machine_failed(
     assert "done at step" in output
     assert following.returncode == 0
     assert read_run(labctl, "counting")["exit_code"] == 0
+
+
+@pytest.mark.long
+def test_a_run_that_must_make_room_saves_a_checkpoint_and_goes_on(
+    labctl: Labctl, project: Path, cluster: Cluster
+) -> None:
+    """Slurm sends SIGTERM before the time limit and at a preemption, as root does here."""
+    (project / "count.py").write_text(COUNT)
+    labctl("run", "--detach", "--id", "evicted", "--", "python3", "count.py")
+    step = "/home/student/labctl/plain/runs/evicted/checkpoints/step"
+    wait_for(lambda: int(cluster.sh(f"cat {step} 2>/dev/null || echo 0")) > 5)
+    (job,) = cluster.squeue("%i")
+    cluster.sh(f"scancel --signal=TERM --batch {job}")
+    wait_for(lambda: cluster.squeue("%T") == ["PENDING"])
+    assert read_run(labctl, "evicted")["told"] == "waiting: Slurm starts it again in a moment"
+    cluster.sh(f"scontrol update jobid={job} StartTime=now ReqNodeList=n2")
+    log = labctl("logs", "--follow", "evicted").stdout
+    starts = [line.split()[2] for line in log.splitlines() if line.startswith("from step")]
+    assert len(starts) == 2
+    assert int(starts[1]) > 5
+    assert f"job {job} must make room; it saved a checkpoint" in log
+    assert read_run(labctl, "evicted")["exit_code"] == 0
+
+
+@pytest.mark.long
+def test_the_guide_shows_what_labctl_prints_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    session = make_session(tmp_path, PROJECT, {})
+    ssh_dir = Path(session.environ["HOME"]) / ".ssh"
+    trust_machine(session, tmp_path, cluster.endpoint())
+    (ssh_dir / "config").write_text(
+        f"Host hpc\n  HostName 127.0.0.1\n  Port {cluster.port}\n  User student\n"
+        f"  IdentityFile {cluster.key}\n"
+    )
+    (session.directory / "lab.yaml").write_text(GUIDE_LAB)
+    try:
+        assert "\n".join(replay(GUIDE, "cluster", session)) == ""
+    finally:
+        session.run("labctl down --yes --discard")
 
 
 def test_down_cancels_the_jobs_and_gives_the_login_node_back(

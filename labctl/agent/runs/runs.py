@@ -129,9 +129,12 @@ def _launch_claimed(
 
 
 def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
-    """List the ids of the lab's running runs except this one, the newest first."""
+    """List the ids of the lab's running runs except this one on this machine, the newest first."""
+    executor = get_executor(spec.executor)
+    if not executor.runs_here:
+        return ()
     try:
-        live = get_executor(spec.executor).list_live(spec.lab_id)
+        live = executor.list_live(spec.lab_id)
     except Failure:  # the run has started: a list for information must not fail it
         return ()
     return tuple(attempt.run for attempt in live if attempt.run != spec.id)

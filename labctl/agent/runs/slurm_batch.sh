@@ -32,7 +32,7 @@ if [ "$code" -gt 128 ]; then
 fi
 # Slurm sends SIGTERM shortly before the time limit, and to make room for other jobs. A command that
 # saved a checkpoint then goes on in another start of the same job.
-saved() { [ -n "$(find "$run/checkpoints" -type f ! -path "*/.*" -newer "$attempt/began" | head -n 1)" ]; }
+saved() { [ -n "$(find "$run/checkpoints" -type f ! -name ".*" -newer "$attempt/began" | head -n 1)" ]; }
 if [ -n "$asked" ] && [ "$code" -ne 0 ] && [ ! -e "$meta/cancel" ] && saved &&
   [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
   say "job $SLURM_JOB_ID must make room; it saved a checkpoint and is queued again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +16,12 @@ WARNING_S = 120
 MIB = 1024**2
 # Both programs then print times as Unix seconds.
 TIME_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
-_QUEUE_FIELDS = ("JobID", "Name", "State", "Reason", "exit_code", "EndTime")
+_QUEUE_FIELDS = ("JobID", "Name", "State", "Reason", "exit_code", "EndTime", "QOS", "Account")
 _ACCOUNTING_FIELDS = ("JobIDRaw", "JobName", "State", "ExitCode", "End")
 DAY_S = 86_400
+# Reasons to wait that are a limit on GPUs, and how Slurm writes one: LIMIT(USED)
+GPU_REASONS = ("AssocGrpGRES", "MaxGRESPerAccount", "QOSGrpGRES", "QOSMaxGRESPerUser")
+_GPUS = r"\bgres/gpu(?::[^=,]+)?=(\d+)\((\d+)\)"
 
 QUEUED_STATES = {
     *("PENDING", "CONFIGURING", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
@@ -41,6 +45,15 @@ class SlurmJob(NamedTuple):
     reason: str = ""
     exit_code: int | None = None
     ended_at: float | None = None
+    qos: str = ""
+    account: str = ""
+
+
+class GpuLimit(NamedTuple):
+    """How many GPUs may be in use at once, and how many are."""
+
+    used: int
+    limit: int
 
 
 def build_sbatch_words(name: str, spec: RunSpec, code: Path, log: Path, script: Path) -> list[str]:
@@ -86,10 +99,9 @@ def build_queue_words(names: Sequence[str]) -> list[str]:
 def parse_queue(output: str) -> list[SlurmJob]:
     jobs = []
     for fields in _split_rows(output, len(_QUEUE_FIELDS)):
-        job_id, name, state, reason, status, ended_at = fields
-        jobs.append(
-            SlurmJob(job_id, name, state, reason, _decode_status(status), _parse_time(ended_at))
-        )
+        job_id, name, state, reason, status, end, qos, account = fields
+        exit_code, ended_at = _decode_status(status), _parse_time(end)
+        jobs.append(SlurmJob(job_id, name, state, reason, exit_code, ended_at, qos, account))
     return jobs
 
 
@@ -108,11 +120,38 @@ def parse_accounting(output: str) -> list[SlurmJob]:
         exit_code = int(code) if code.isdigit() else None
         if number.isdigit() and int(number):
             exit_code = 128 + int(number)
-        # "CANCELLED by 1000"
-        jobs.append(
-            SlurmJob(job_id, name, state.split(" ")[0], "", exit_code, _parse_time(ended_at))
-        )
+        state = state.split(" ")[0]  # "CANCELLED by 1000"
+        jobs.append(SlurmJob(job_id, name, state, "", exit_code, _parse_time(ended_at)))
     return jobs
+
+
+SHOW_CONFIG = ["scontrol", "show", "config"]
+
+
+def has_accounting(config: str) -> bool:
+    """Whether the cluster that has this configuration stores which jobs have ended."""
+    pattern = r"^AccountingStorageType\s*=\s*(\S+)"
+    match = re.search(pattern, config, re.MULTILINE)
+    return match is not None and match.group(1) not in ("(null)", "accounting_storage/none")
+
+
+def build_limits_words(job: SlurmJob, user: str) -> list[str]:
+    """Return the command that shows the limits of a job's QOS, account and user, and their use."""
+    selection = [f"users={user}", f"accounts={job.account}", f"qos={job.qos}"]
+    return ["scontrol", "-o", "show", "assoc_mgr", *selection, "flags=qos,assoc"]
+
+
+def parse_gpu_limit(output: str, job: SlurmJob, uid: int) -> GpuLimit | None:
+    """Parse the limit on GPUs of a job whose reason is one of GPU_REASONS; None if not shown."""
+    account = re.escape(job.account)
+    pattern = {
+        "AssocGrpGRES": rf"^ClusterName=.*?\bGrpTRES=[^ ]*?{_GPUS}",
+        "MaxGRESPerAccount": rf"\bAccount Limits=.*?\b{account}={{[^}}]*?{_GPUS}",
+        "QOSGrpGRES": rf"^QOS=.*?\bGrpTRES=[^ ]*?{_GPUS}",
+        "QOSMaxGRESPerUser": rf"\bUser Limits=.*?\b{uid}={{[^}}]*?{_GPUS}",
+    }[job.reason]
+    match = re.search(pattern, output, re.MULTILINE)
+    return GpuLimit(used=int(match.group(2)), limit=int(match.group(1))) if match else None
 
 
 def build_cancel_words(job_id: str) -> list[str]:

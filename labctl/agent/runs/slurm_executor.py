@@ -9,6 +9,7 @@ looks for that name before a submission, and after one whose reply is missing.
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import signal
 import time
@@ -32,7 +33,7 @@ from .executor import (
     UnknownStartError,
 )
 from .process_executor import ENTER, link_server_data
-from .slurm_commands import SlurmJob
+from .slurm_commands import GpuLimit, SlurmJob
 from .slurm_reasons import describe_ending, describe_reason
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class SlurmExecutor:
             raise Failure("server", f"the records of run {attempt.spec.id} are missing")
         try:
             job = _find_job(record)
-        except UnreachableSlurmError:
+        except Failure:
             drop_tree(_attempt_directory(attempt.name))  # nothing was submitted
             raise
         job_id = job.id if job else _submit(attempt, record)
@@ -125,7 +126,7 @@ class SlurmExecutor:
         records = {name: record for name in names if (record := _read_attempt(name))}
         jobs = _find_jobs(list(records.values()))
         return {
-            name: _describe_program(name, record, jobs.get(record.job_name))
+            name: describe_program(name, record, jobs.get(record.job_name))
             for name, record in records.items()
         }
 
@@ -282,19 +283,20 @@ def _find_jobs(records: Sequence[SlurmAttemptRecord]) -> dict[str, SlurmJob]:
     if missing:
         since_s = min(record.created_at for record in missing)
         names = [record.job_name for record in missing]
-        accounting = _query(slurm_commands.build_accounting_words(names, since_s))
+        accounting = _query_accounting(names, since_s)
         jobs.update({job.name: job for job in slurm_commands.parse_accounting(accounting)})
     return jobs
 
 
-def _describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None) -> ProgramState:
+def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None) -> ProgramState:
     if job is None:
         if not record.job_id:
             return ProgramState(name, "created")
         summary = f"Slurm has forgotten its job {record.job_id}"
         return ProgramState(name, "ended", exit_code=None, summary=summary)
     if job.state in slurm_commands.QUEUED_STATES:
-        return ProgramState(name, "queued", summary=describe_reason(job.reason))
+        summary = describe_reason(job.reason, _find_gpu_limit(job))
+        return ProgramState(name, "queued", summary=summary)
     if job.state not in slurm_commands.ENDED_STATES:
         return ProgramState(name, "running")
     summary = describe_ending(job.state)
@@ -308,6 +310,15 @@ def _describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | Non
         began=(_attempt_directory(name) / BEGAN).exists(),
         summary=summary,
     )
+
+
+def _find_gpu_limit(job: SlurmJob) -> GpuLimit | None:
+    """Find the limit on GPUs for which a job waits. A cluster may hide its limits from users."""
+    if job.reason not in slurm_commands.GPU_REASONS:
+        return None
+    user = pwd.getpwuid(os.getuid()).pw_name
+    shown = _run(slurm_commands.build_limits_words(job, user)).stdout
+    return slurm_commands.parse_gpu_limit(shown, job, os.getuid())
 
 
 def _has_ended_within(record: SlurmAttemptRecord, limit_s: float) -> bool:
@@ -327,6 +338,16 @@ def _query(words: Sequence[str]) -> str:
     if done.returncode != 0:
         raise UnreachableSlurmError(done.stderr.strip()[-1000:])
     return done.stdout
+
+
+def _query_accounting(names: Sequence[str], since_s: float) -> str:
+    """Return what the accounting prints about jobs; "" on a cluster without one."""
+    done = _run(slurm_commands.build_accounting_words(names, since_s))
+    if done.returncode == 0:
+        return done.stdout
+    if slurm_commands.has_accounting(_query(slurm_commands.SHOW_CONFIG)):
+        raise UnreachableSlurmError(done.stderr.strip()[-1000:])
+    return ""
 
 
 def _call(words: Sequence[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .slurm_commands import GpuLimit
+
 _NO_ROOM = "all the machines that fit are in use"
 _GROUP = "your group already uses all that it may use at once"
 _OWN = "you already use all that you may use at once"
@@ -11,7 +13,7 @@ _TOO_LONG = "it asks for more time than is allowed; set a shorter `time` and sta
 
 # Codes of `squeue`'s field Reason (man squeue, "JOB REASON CODES").
 _REASONS = {
-    "None": "Slurm has not looked at it yet",
+    "None": "it was just submitted",
     "Resources": _NO_ROOM,
     "Priority": "other jobs are before it",
     "BeginTime": "Slurm starts it again in a moment",
@@ -52,6 +54,7 @@ _REASONS = {
     "AssocMaxWallDurationPerJobLimit": _TOO_LONG,
     "MaxGRESPerAccount": "your group already uses as many GPUs as it may use at once",
 }
+_OF_ONE_USER = ("QOSMaxGRESPerUser",)
 # The rest of these families differs only in what is counted.
 _FAMILIES = (
     ("AssocGrp", _GROUP),
@@ -71,8 +74,14 @@ _ENDINGS = {
 }
 
 
-def describe_reason(code: str) -> str:
-    """Say why a job waits. Slurm's own code stays visible where labctl does not know it."""
+def describe_reason(code: str, limit: GpuLimit | None = None) -> str:
+    """Say why a job waits. Slurm's own code stays visible where labctl does not know it.
+
+    `limit` is the limit on GPUs that keeps it waiting, if that is known.
+    """
+    if limit is not None:
+        users = "you already use" if code in _OF_ONE_USER else "your group already uses"
+        return f"waiting: {users} {limit.used} of {limit.limit} GPUs"
     if code in _REASONS:
         return f"waiting: {_REASONS[code]}"
     for prefix, words in _FAMILIES:

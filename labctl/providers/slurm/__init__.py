@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from labctl.commands import slurm
-from labctl.errors import UsageError
+from labctl.errors import BusyError, ProviderError, SchedulerBusyError, UsageError
+from labctl.errors.replies import describe_error
 from labctl.model import (
     Check,
     CreateServerRequest,
@@ -31,6 +32,8 @@ from labctl.wire.runs import SLURM, JobRequest
 __all__ = ["SlurmProvider", "SlurmSettings"]
 
 SCRIPT_TIMEOUT_S = 60.0
+# the kind of a leftover
+JOB = "job"
 
 
 class SlurmProvider:
@@ -66,15 +69,19 @@ class SlurmProvider:
 
     def check(self, need: Need | None = None) -> list[Check]:
         """Check that the login node answers, and that Slurm answers there."""
-        version = self._run(slurm.VERSION)
-        if version:
-            detail = f"{version}, {slurm.describe_free(self._list_partitions())}"
-            return [Check(name=self.login.name, ok=True, detail=detail)]
-        detail = "Slurm does not answer there, or its commands are not on the PATH"
-        return [Check(name=self.login.name, ok=False, detail=detail, next="labctl doctor")]
+        try:
+            version = self._run(slurm.VERSION).strip()
+        except (BusyError, ProviderError) as error:
+            detail = describe_error(error)
+            return [Check(name=self.login.name, ok=False, detail=detail, next=error.hint)]
+        detail = f"{version}; {slurm.describe_free(self._list_partitions())}"
+        return [Check(name=self.login.name, ok=True, detail=detail)]
 
     def offers(self, need: Need) -> list[Offer]:
-        """List the partitions that may run the lab, the configured one alone if there is one."""
+        """List the partitions that may run the lab: the configured one, or all of them.
+
+        Without a configured one, the default partition of the cluster is first.
+        """
         chosen = self.settings.partition
         return [
             Offer(
@@ -100,7 +107,14 @@ class SlurmProvider:
             created_at=time.time(),
             partition=offer.type,
         )
-        return self._make_server(slurm.parse_claims(self._run(slurm.build_claim(claim)))[0])
+        claims = slurm.parse_claims(self._run(slurm.build_claim(claim)))
+        if not claims:
+            raise ProviderError(
+                f"{self.login.name} has stored no claim of the lab",
+                why="the home directory there may be full",
+                hint=self.context.subject.check,
+            )
+        return self._make_server(claims[0])
 
     def find(self, server_id: str) -> Server | None:
         token = self._find_token(server_id)
@@ -118,24 +132,37 @@ class SlurmProvider:
                 self._run(slurm.build_release(claim))
 
     def leftovers(self) -> list[Resource]:
-        return []
+        """List the jobs of labs by their comments; those of a lab in use belong to its server."""
+        servers = {server.lab_id: server.id for server in self.servers()}
+        return [
+            Resource(
+                provider=PROVIDER,
+                kind=JOB,
+                id=job.id,
+                note=job.state.lower(),
+                lab_id=job.lab_id,
+                server_id=servers.get(job.lab_id, ""),
+            )
+            for job in slurm.parse_jobs(self._run(slurm.LIST_JOBS))
+        ]
 
     def remove(self, resource: Resource) -> None:
-        """Do nothing: nothing that costs money is ever left."""
+        if resource.kind == JOB:
+            self._run(slurm.build_cancel(resource.id))
 
     def remove_files(self, lab: str, lab_id: str) -> None:
         """Remove the lab's directory from the login node: its results were saved."""
         self._run(slurm.build_removal(lab, lab_id))
 
-    def build_job_request(self, need: Need) -> JobRequest:
-        """Say what a job of the lab asks of Slurm."""
+    def build_job_request(self, need: Need, offer: Offer) -> JobRequest:
+        """Say what a job of the lab asks of Slurm, in the partition of `offer`."""
         settings, gpu = self.settings, need.gpu
         gpus = ""
         if gpu.is_required:
             kind = "" if gpu.kind == "any" else f"{gpu.kind.lower()}:"
             gpus = f"gpu:{kind}{max(1, gpu.count)}"
         return JobRequest(
-            partition=settings.partition,
+            partition=settings.partition or offer.type,
             account=settings.account,
             qos=settings.qos,
             time_s=settings.time or 0,
@@ -171,7 +198,23 @@ class SlurmProvider:
         )
 
     def _run(self, script: str) -> str:
-        """Run a script in the user's home on the login node; "" if it fails."""
+        """Run a script on the login node, and return what it prints.
+
+        SchedulerBusyError if Slurm does not answer it, ProviderError if it fails otherwise.
+        """
         transport = self.context.connect(self.login.endpoint)
-        output: str = transport.run(script, timeout_s=SCRIPT_TIMEOUT_S, check=False).stdout
+        result = transport.run(script, timeout_s=SCRIPT_TIMEOUT_S, check=False)
+        if result.code == slurm.NO_ANSWER:
+            raise SchedulerBusyError(
+                f"Slurm does not answer on {self.login.name}",
+                why=result.stderr.strip()[-1000:],
+                hint=f"{self.context.subject.refresh}   # after a while",
+            )
+        if result.code:
+            raise ProviderError(
+                f"{self.login.name} cannot be used as a login node of Slurm",
+                why=result.stderr.strip()[-1000:],
+                hint=self.context.subject.check,
+            )
+        output: str = result.stdout
         return output
