@@ -96,7 +96,8 @@ class Learner:
                     loss = loss / images_in_group
                 # `backward` averages over the ranks, whose parts add up to the
                 # loss.
-                self.scaler.scale(loss * self.ranks.count).backward()  # type: ignore[no-untyped-call]
+                scaled = self.scaler.scale(loss * self.ranks.count)
+                scaled.backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
             correct += (logits.detach().argmax(dim=1) == labels).sum()
         gradient_norm = self._update(clip)

@@ -1,9 +1,10 @@
-"""The processes of one training, each with its share of every batch (data parallelism).
+"""The processes of one training, each with its share of every batch.
 
-    torchrun --standalone --nproc-per-node=gpu train.py     # one process for each GPU
+    torchrun --standalone --nproc-per-node=gpu train.py     # one for each GPU
 
-torchrun starts the processes and tells each its rank in the environment. Without it there is one
-process, and nothing here does anything.
+This is data parallelism. torchrun starts the processes and tells each its rank
+in the environment. Without it there is one process, and nothing here does
+anything.
 """
 
 from __future__ import annotations
