@@ -99,9 +99,12 @@ class Labctl:
     def build(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "labctl", *words]
 
-    def __call__(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def __call__(
+        self, *words: str, code: int = 0, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        options = {**self.options, "env": {**self.options["env"], **variables}}
         done = subprocess.run(
-            self.build(*words), capture_output=True, text=True, timeout=120, **self.options
+            self.build(*words), capture_output=True, text=True, timeout=120, **options
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done
@@ -120,6 +123,7 @@ def read_run(labctl: Labctl, name: str) -> dict[str, Any]:
     return next(run for run in runs if run["id"] == name)
 
 
+@pytest.mark.long
 def test_a_run_prints_its_log_and_its_results_come_home(
     labctl: Labctl, project: Path, cluster: Cluster
 ) -> None:
@@ -129,9 +133,11 @@ def test_a_run_prints_its_log_and_its_results_come_home(
     assert (project / "runs" / "first" / "checkpoints" / "model").read_text() == "weights"
     run = read_run(labctl, "first")
     assert (run["state"], run["executor"], run["image"]) == ("exited", "slurm", "")
-    labctl("run", "--id", "failing", "--", "sh", "-c", "exit 7", code=7)
-    wait_for(lambda: cluster.list_jobs("plain-failing") == ["FAILED"])
-    assert cluster.list_jobs("plain-first") == ["COMPLETED"]
+    wait_for(lambda: cluster.list_jobs("plain-first") == ["COMPLETED"])
+    refused = labctl("run", "--id", "refused", code=255, LABCTL_GPU="a100")
+    assert "Slurm refused run refused" in refused.stderr
+    assert "Requested node configuration is not available" in refused.stderr
+    assert "training on n1 0" in labctl("run", "--id", "refused").stdout
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,7 @@ def test_the_guide_shows_what_labctl_prints_on_a_cluster(cluster: Cluster, tmp_p
 def test_down_cancels_the_jobs_and_gives_the_login_node_back(
     labctl: Labctl, project: Path, cluster: Cluster
 ) -> None:
+    labctl("run", "--id", "failing", "--", "sh", "-c", "exit 7", code=7)
     labctl("run", "--detach", "--id", "last", "--", "python3", "train.py", "143", "60")
     wait_for(lambda: "training" in labctl("logs", "last").stdout)
     labctl("down", "--yes")

@@ -11,7 +11,7 @@ import pytest
 from labctl.agent.runs import slurm_commands, slurm_executor
 from labctl.agent.runs.executor import Environment, NewAttempt
 from labctl.agent.runs.slurm_commands import GpuLimit, SlurmJob
-from labctl.agent.runs.slurm_reasons import describe_ending, describe_reason
+from labctl.agent.runs.slurm_reasons import describe_reason
 from labctl.commands import slurm
 from labctl.commands.slurm import LabClaim, LabJob, Partition
 from labctl.wire.runs import SLURM, JobRequest, RunSpec, SlurmAttemptRecord
@@ -140,6 +140,7 @@ def describe(job: SlurmJob, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tu
         ("COMPLETING", ("running", 0, False, "")),
         ("RUNNING", ("running", 0, False, "")),
         ("COMPLETED", ("ended", 7, False, "")),
+        ("FAILED", ("ended", None, False, "Slurm could not start it: BadConstraints")),
         ("OUT_OF_MEMORY", ("ended", 7, True, "")),
         ("TIMEOUT", ("ended", None, False, "it reached the time limit of its job")),
         ("NODE_FAIL", ("ended", None, False, "its machine failed")),
@@ -150,9 +151,8 @@ def describe(job: SlurmJob, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tu
 def test_each_state_of_a_job_is_one_of_a_program(
     state: str, expected: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = SlurmJob("4", "n", state, "None", 7)
+    job = SlurmJob("4", "n", state, "BadConstraints" if state == "FAILED" else "None", 7)
     assert describe(job, tmp_path, monkeypatch) == expected
-    assert bool(describe_ending(state)) == (expected[1] is None)
 
 
 def test_a_script_without_its_attempt_does_nothing(tmp_path: Path) -> None:

@@ -259,7 +259,10 @@ def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
             cause or error.report.what,
             f"labctl run --id {attempt.spec.id}   # again later: it starts once",
         ) from None
-    if job is not None:
+    # Slurm keeps a record of a job that it refused; it never began.
+    if job is not None and (
+        job.state not in slurm_commands.ENDED_STATES or _has_begun(attempt.name)
+    ):
         return job.id
     drop_tree(_attempt_directory(attempt.name))
     raise Failure("policy", f"Slurm refused run {attempt.spec.id}", cause, _SUGGEST_SETTINGS)
@@ -299,7 +302,9 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
         return ProgramState(name, "queued", summary=summary)
     if job.state not in slurm_commands.ENDED_STATES:
         return ProgramState(name, "running")
-    summary = describe_ending(job.state)
+    summary, began = describe_ending(job.state), _has_begun(name)
+    if job.state == "FAILED" and not began:
+        summary = f"Slurm could not start it: {job.reason or 'its accounting has no reason'}"
     return ProgramState(
         name,
         "ended",
@@ -307,9 +312,14 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
         exit_code=None if summary else job.exit_code,
         ended_at=job.ended_at,
         is_out_of_memory=job.state == "OUT_OF_MEMORY",
-        began=(_attempt_directory(name) / BEGAN).exists(),
+        began=began,
         summary=summary,
     )
+
+
+def _has_begun(name: str) -> bool:
+    """Whether Slurm has ever started the script of an attempt."""
+    return (_attempt_directory(name) / BEGAN).exists()
 
 
 def _find_gpu_limit(job: SlurmJob) -> GpuLimit | None:
