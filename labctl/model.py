@@ -343,6 +343,8 @@ class Run(Value, frozen=True):
         """
         if self.state == "lost" and self.stopped_by:
             return "stopped"
+        if self.state == "starting" and self.executor == "slurm":
+            return "queued"
         return "canceled" if self.state == "cancelled" else self.state
 
     @property

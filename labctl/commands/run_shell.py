@@ -33,8 +33,7 @@ _SLURM_EXEC = """\
 attempt=$HOME/labctl/.attempts/{attempt}
 job=$(sed -n 's/.*"job_id":"\\([0-9]*\\)".*/\\1/p' "$attempt/attempt.json" 2>/dev/null)
 if [ -n "$job" ] && [ "$(squeue -h -j "$job" -o %T 2>/dev/null)" = RUNNING ]
-then exec srun --quiet --overlap {flags}--jobid="$job" \\
-  env LABCTL_ENTER=1 sh "$attempt/enter.sh" {command}
+then exec srun --quiet --overlap {flags}--jobid="$job" "$attempt/step.sh" {command}
 fi
 echo {message} >&2
 echo {next} >&2

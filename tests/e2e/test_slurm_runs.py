@@ -44,6 +44,7 @@ server:
     partition: gpu
     qos: student
     time: 20m
+    modules: [cuda/12.4]
 run: python3 train.py 0 0
 """
 COUNT = """
@@ -179,9 +180,10 @@ def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> N
     wait_for(lambda: "training" in labctl("logs", "long").stdout)
     reason = "waiting: you already use 1 of 1 GPUs"
     wait_for(lambda: read_run(labctl, "waiting")["told"] == reason)
-    assert reason in labctl("status").stdout
-    beside = labctl("exec", "long", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 3", code=3)
-    assert beside.stdout == "long\n"
+    assert "queued" in labctl("status").stdout
+    line = "echo $LABCTL_RUN_ID with $LOADED on $SLURMD_NODENAME; exit 3"
+    beside = labctl("exec", "long", "--", "sh", "-c", line, code=3)
+    assert beside.stdout == "long with cuda/12.4 on n1\n"
     assert "canceled" in labctl("cancel", "long").stdout
     labctl("pull", "long")
     assert (project / "runs" / "long" / "checkpoints" / "model").read_text() == "weights"

@@ -1,9 +1,10 @@
 """The executor `slurm`: each attempt is a job of Slurm, on machines that share this home directory.
 
 An attempt has a directory of its own outside of the run's, as a plain process has: what was created
-(attempt.json), the script that Slurm runs (batch.sh) and the one that sets the environment
-(enter.sh). An attempt is submitted once: no other job has the name of its job, and the executor
-looks for that name before a submission, and after one whose reply is missing.
+(attempt.json), the script that Slurm runs (batch.sh), the one for a command beside it (step.sh),
+and the one that sets the environment (enter.sh). An attempt is submitted once: no other job has the
+name of its job, and the executor looks for that name before a submission, and after one whose reply
+is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .slurm_reasons import describe_ending, describe_reason
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-BATCH = "batch.sh"
+BATCH, STEP = "batch.sh", "step.sh"
 BEGAN = "began"
 # seconds that Slurm's programs may take; they give up on a silent controller by themselves before
 ANSWERS_WITHIN_S = 60.0
@@ -85,6 +86,7 @@ class SlurmExecutor:
         _drop_unstarted(attempt)
         link_server_data(attempt.root, spec.data)
         write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
+        write_text(directory / STEP, build_step_script(directory, attempt), 0o700)
         write_text(directory / BATCH, build_batch_script(directory, attempt), 0o700)
         _write_attempt(attempt.name, record)
         return True
@@ -156,9 +158,8 @@ class SlurmExecutor:
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
         record = _read_attempt(name)
         job_id = record.job_id if record else ""
-        enter = str(_attempt_directory(name) / ENTER)
-        inner = ["env", "LABCTL_ENTER=1", "sh", enter, *command]
-        return slurm_commands.build_step_words(job_id or "0", inner)
+        step = str(_attempt_directory(name) / STEP)
+        return slurm_commands.build_step_words(job_id or "0", [step, *command])
 
     def build_wait_words(self, name: str) -> list[str]:
         """Look at the shared file system often, and ask Slurm seldom: it serves a whole cluster."""
@@ -213,7 +214,7 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
 
 
 def build_batch_script(attempt_directory: Path, attempt: NewAttempt) -> str:
-    """Return the script of the job. `module` exists only in login shells."""
+    """Return the script of the job."""
     modules = attempt.spec.job.modules
     values = {
         "attempt": str(attempt_directory),
@@ -222,12 +223,27 @@ def build_batch_script(attempt_directory: Path, attempt: NewAttempt) -> str:
     }
     return "\n".join(
         [
-            "#!/bin/bash -l" if modules else "#!/bin/sh",
+            _choose_interpreter(modules),
             *(f"{name}={shlex.quote(value)}" for name, value in values.items()),
             f"set -- {' '.join(map(shlex.quote, attempt.spec.command))}",
             Path(__file__).with_name("slurm_batch.sh").read_text(),
         ]
     )
+
+
+def build_step_script(attempt_directory: Path, attempt: NewAttempt) -> str:
+    """Return the script that runs a command beside the program."""
+    modules = attempt.spec.job.modules
+    lines = [f"module load {shlex.join(modules)} >&2"] if modules else []
+    enter = shlex.quote(str(attempt_directory / ENTER))
+    return "\n".join(
+        [_choose_interpreter(modules), *lines, f'LABCTL_ENTER=1 exec sh {enter} "$@"', ""]
+    )
+
+
+def _choose_interpreter(modules: Sequence[str]) -> str:
+    """Return the first line of a script. `module` is a function of login shells."""
+    return "#!/bin/bash -l" if modules else "#!/bin/sh"
 
 
 def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
