@@ -306,8 +306,10 @@ def session(request: RunRequest) -> SessionReply:
     has_ended = inspect_run(directory, {}).state not in UNENDED
     executor = get_executor(read_spec(directory).executor)
     name = f"labctl-{directory.name}"
-    later = [";", "set-option", "-t", f"={name}:", OPENED_LATER, "on"] if has_ended else []
-    run_tmux(*_session_words(executor, directory, container), *later)
+    mark = ["set-option", "-t", f"={name}:", OPENED_LATER, "on"] if has_ended else []
+    if mark:
+        run_tmux(*mark)  # a session that is still there, for which the next line does nothing
+    run_tmux(*_session_words(executor, directory, container), *([";", *mark] if mark else []))
     return SessionReply(name, has_ended)
 
 
