@@ -41,7 +41,7 @@ with lazy_imports(__name__):
     from rich import console as rich_console
     from rich import progress as rich_progress
 
-    from labctl.cli import wrapping
+    from labctl.cli import keys, wrapping
 
 # Columns of "999 MiB of 1023 MiB, 1023 KiB/s", and of the spinner, the time and the gaps.
 _BYTES_WIDTH = 32
@@ -111,6 +111,7 @@ class Screen:
                 self._print(_fit(decision.detail))
             return True
         self.stop_drawing()
+        keys.discard_typed_input()
         if decision.detail:
             click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
@@ -125,6 +126,7 @@ class Screen:
 
     def _ask_to_type(self, decision: Question) -> bool:
         self.stop_drawing()
+        keys.discard_typed_input()
         click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)}: no (not a terminal; --yes does not answer this)"

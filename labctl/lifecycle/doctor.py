@@ -110,7 +110,7 @@ def _check_lab_keeper(context: LabContext) -> list[Check]:
     """Check that the keeper that the lab was handed over to answers."""
     host = find_keeper(context)
     if not host:
-        detail = "none; interrupted runs are recovered only while this machine is on"
+        detail = "none for this lab; interrupted runs are recovered only while this machine is on"
         return [Check(name="keeper", ok=True, detail=detail)]
     try:
         info = KeeperHost(context, host).fetch_inventory()
