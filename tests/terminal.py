@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import secrets
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,18 +79,20 @@ class Terminal:
 @contextmanager
 def open_terminal(directory: Path, environ: Mapping[str, str], columns: int) -> Iterator[Terminal]:
     """Open a terminal in `directory` with this environment alone."""
-    tmux = ("tmux", "-f", "/dev/null", "-L", f"labctl-tests-{secrets.token_hex(4)}")
-    size = ("-x", str(columns), "-y", str(ROWS))
-    shell = f"PS1='{PROMPT} ' exec bash --norc --noprofile"
-    subprocess.run(
-        [*tmux, "new-session", "-d", *size, shell],
-        check=True,
-        cwd=directory,
-        env={"LANG": "C.UTF-8", **environ},
-    )
-    try:
-        terminal = Terminal(tmux)
-        terminal.wait_for_prompt()  # keys that come before the shell is ready are shown twice
-        yield terminal
-    finally:
-        subprocess.run([*tmux, "kill-server"], check=False)
+    with tempfile.TemporaryDirectory(prefix="tmux-") as sockets:
+        tmux = ("tmux", "-f", "/dev/null", "-S", f"{sockets}/terminal")
+        size = ("-x", str(columns), "-y", str(ROWS))
+        shell = f"PS1='{PROMPT} ' exec bash --norc --noprofile"
+        subprocess.run(
+            [*tmux, "new-session", "-d", *size, shell],
+            check=True,
+            cwd=directory,
+            env={"LANG": "C.UTF-8", **environ},
+        )
+        try:
+            terminal = Terminal(tmux)
+            # Keys that come before the shell is ready are shown twice.
+            terminal.wait_for_prompt()
+            yield terminal
+        finally:
+            subprocess.run([*tmux, "kill-server"], check=False)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import lab_servers
 import pytest
-from lab_servers import GPU_SETTINGS, LabServer
+from lab_servers import GPU_SETTINGS, LabServer, StartLabServer
 
 from labctl.providers.local import LocalSettings
-
-StartLabServer = Callable[..., LabServer]
 
 
 @pytest.fixture(scope="session")

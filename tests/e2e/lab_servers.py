@@ -228,6 +228,10 @@ class LabServer:
         self.provider.terminate(self.server.id)
 
 
+# The fixture `start_lab_server`.
+StartLabServer = Callable[..., LabServer]
+
+
 def start(
     directory: Path,
     base: str,

@@ -6,8 +6,7 @@ Use `pytest_plugins = ["shared_fixtures"]` in a test module. Every test leaves t
 from __future__ import annotations
 
 import pytest
-from conftest import StartLabServer
-from lab_servers import GPU_SETTINGS
+from lab_servers import GPU_SETTINGS, StartLabServer
 from shared_bed import Person, SharedServer, shared
 
 from labctl.providers.local import LocalSettings

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import StartLabServer
 from lab_directory import make_lab
-from lab_servers import inside
+from lab_servers import StartLabServer, inside
 from sshd_container import Sshd
 
 from labctl import Lab

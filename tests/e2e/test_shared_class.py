@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import StartLabServer
 from course_bed import CourseBed, course_bed, keeping
-from lab_servers import GPU_SETTINGS, LabServer
+from lab_servers import GPU_SETTINGS, LabServer, StartLabServer
 from shared_bed import IMAGE, Agreeing
 from sshd_container import Sshd
 from submit_bed import SSHD

@@ -150,7 +150,7 @@ def test_a_link_in_the_lab_is_not_followed(handler: RequestHandler, tmp_path: Pa
 def test_where_nothing_was_saved_and_where_there_is_no_course(
     handler: RequestHandler, tmp_path: Path
 ) -> None:
-    with pytest.raises(NotFoundError, match="no results of yours"):
+    with pytest.raises(NotFoundError, match="no saved results of yours"):
         fetch_saved_results(lab_of(handler, tmp_path, "alice", files=[]))
     other = cast("LabContext", Student(object(), Config(tmp_path)))
     with pytest.raises(UsageError, match="do not come from a course"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from labctl.agent.host import engine, telemetry
+from labctl.agent.host.docker import OPENED_LATER, end_session
 from labctl.agent.host.gpus import Gpus, select_given
 from labctl.agent.host.host_usage import HostUsageReader, load_psutil, name_session
 from labctl.agent.host.other_programs import OtherPrograms
@@ -28,6 +30,7 @@ from labctl.wire.runs import (
     PROCESS,
     CancelRunRequest,
     RunRecord,
+    RunRequest,
     RunSpec,
     StartRunReply,
     StartRunRequest,
@@ -53,8 +56,9 @@ time.sleep(60)
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The lab's directory on a server that has neither Docker nor tmux; what runs ends after it."""
+    """The lab's directory on a server without Docker; what runs ends after it, also in tmux."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine")
     monkeypatch.setattr(engine, "ATTEMPTS_S", 0.0)  # it waits for one that is being restarted
     directory = lab_dir("digits", LAB_ID)
@@ -63,6 +67,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     attempts = labctl_home() / ".attempts"
     for attempt in attempts.iterdir() if attempts.is_dir() else ():
         ProcessExecutor().remove(attempt.name)
+    if shutil.which("tmux"):
+        subprocess.run(["tmux", "kill-server"], capture_output=True, check=False)
 
 
 def make_spec(*command: str, **changes: Any) -> RunSpec:
@@ -393,3 +399,20 @@ def test_ended_runs_are_cleared_with_their_records(root: Path) -> None:
     assert clear(LabRequest("digits", LAB_ID)).cleared == (directory.name,)
     assert not list((labctl_home() / ".attempts").iterdir())
     assert read_log(directory) == ""
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="there is no tmux on this machine")
+def test_a_session_opened_after_the_end_waits_for_its_viewer(root: Path) -> None:
+    """Whoever notices the end of a run later, ends only the session that was there before."""
+    directory = start("true")
+    wait_for(lambda: inspect_run(directory, {}).state == "exited")
+    opened = runs.session(RunRequest("digits", LAB_ID, directory.name))
+    assert opened.ended
+    end_session(directory.name)
+    find = ["tmux", "has-session", "-t", f"={opened.session}"]
+    assert subprocess.run(find, check=False).returncode == 0
+    subprocess.run(
+        ["tmux", "set-option", "-u", "-t", f"={opened.session}:", OPENED_LATER], check=True
+    )
+    end_session(directory.name)
+    assert subprocess.run(find, capture_output=True, check=False).returncode == 1

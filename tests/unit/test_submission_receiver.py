@@ -177,7 +177,7 @@ def test_an_extension_is_one_students_own(made: tuple[Receiver, Clock]) -> None:
 def test_ten_gigabytes_are_refused_before_a_byte_travels(made: tuple[Receiver, Clock]) -> None:
     receiver, _ = made
     about = ("hw3", "alice", "a" * 64, 10 * GIB)
-    with pytest.raises(PolicyError, match="too large: 10737418240 bytes"):
+    with pytest.raises(PolicyError, match="too large: 10,737,418,240 bytes"):
         receiver.begin(*about)
     # Nor can they be sent by who does not ask.
     with pytest.raises(TransferError, match="not announced"):

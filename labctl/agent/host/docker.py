@@ -56,10 +56,19 @@ def run_tmux(*args: str) -> CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
+# Set in a session that was opened after its run had ended.
+OPENED_LATER = "@opened_later"
+
+
 def end_session(run_id: str) -> None:
-    """End the tmux session of a run that has ended: now, or once its last viewer has left it."""
+    """End the tmux session of a run that has ended: now, or once its last viewer has left it.
+
+    One that was opened for a viewer after the end stays, since the viewer may be on the way.
+    """
+    target = f"=labctl-{run_id}:"
+    end = f"set-option -t {target} destroy-unattached on"
     with suppress(FileNotFoundError):
-        run_tmux("set-option", "-t", f"=labctl-{run_id}:", "destroy-unattached", "on")
+        run_tmux("if-shell", "-F", "-t", target, f"#{{?{OPENED_LATER},,1}}", end)
 
 
 def _tmux_words(args: tuple[str, ...]) -> list[str]:

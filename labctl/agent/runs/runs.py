@@ -27,7 +27,7 @@ from ...wire.runs import (
 )
 from ...wire.verbs import SHOW_DISK
 from ..host.background import BackgroundShell
-from ..host.docker import run_tmux
+from ..host.docker import OPENED_LATER, run_tmux
 from ..host.engine_objects import Image
 from ..host.paths import drop_tree, lab_dir, run_dir, write_json, write_text
 from ..host.server_data import resolve_all
@@ -296,8 +296,10 @@ def session(request: RunRequest) -> SessionReply:
     container = read_last_attempt(directory).container
     has_ended = inspect_run(directory, {}).state not in UNENDED
     executor = get_executor(read_spec(directory).executor)
-    run_tmux(*_session_words(executor, directory, container))
-    return SessionReply(f"labctl-{directory.name}", has_ended)
+    name = f"labctl-{directory.name}"
+    later = [";", "set-option", "-t", f"={name}:", OPENED_LATER, "on"] if has_ended else []
+    run_tmux(*_session_words(executor, directory, container), *later)
+    return SessionReply(name, has_ended)
 
 
 def cancel(request: CancelRunRequest) -> CancelRunReply:
