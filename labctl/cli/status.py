@@ -153,6 +153,8 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     click.echo(f"  {up}{cost}")
     if status["executor"] == "process":
         click.echo("  runs are plain processes (executor: process)")
+    elif status["executor"] == "slurm":
+        click.echo("  runs are jobs of Slurm")
     _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status["interrupted_down"]
     if interrupted is not None:

@@ -11,6 +11,7 @@ from aws_case import aws_case, aws_rehearsal
 from case import Case
 from course_case import course_case, course_keeper
 from local_case import local_case, local_provider
+from slurm_case import slurm_case, slurm_cluster
 from static_case import static_case, static_machines
 
 from labctl.providers import list_provider_names
@@ -22,6 +23,8 @@ __all__ = [
     "course_keeper",
     "local_case",
     "local_provider",
+    "slurm_case",
+    "slurm_cluster",
     "static_case",
     "static_machines",
 ]
