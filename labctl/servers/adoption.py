@@ -106,14 +106,18 @@ def _drop_ended(context: LabContext, alive: Server | None) -> None:
             context.state.save_server(msgspec.structs.replace(recorded, state=shown.state))
             continue
         context.state.drop_server(recorded.id)
-        why = ""
-        if isinstance(context.provider, Explains):
-            why = context.provider.explain_end(recorded.id)
+        why = explain_end(context, recorded.id)
         detail = {"why": why} if why else {}
         context.state.record("gone", lab_id=context.lab_id, server_id=recorded.id, detail=detail)
     context.connections.forget_unrecorded(
         lambda: [server.id for server in context.state.list_servers()]
     )
+
+
+def explain_end(context: LabContext, server_id: str) -> str:
+    """Return why a server has ended, as its provider says; "" if it does not."""
+    provider = context.provider
+    return provider.explain_end(server_id) if isinstance(provider, Explains) else ""
 
 
 def _is_gone(context: LabContext, recorded: Server, alive: Server | None) -> bool:
