@@ -30,7 +30,16 @@ __all__ = [
 ]
 
 
-@pytest.fixture(params=list_provider_names())
+# Its end-to-end tests, which always run, use a cluster of their own.
+WITH_LONG = ("slurm",)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.long if name in WITH_LONG else ())
+        for name in list_provider_names()
+    ]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     name = f"{request.param}_case"
     try:
