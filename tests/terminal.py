@@ -24,13 +24,16 @@ class Terminal:
 
     tmux: tuple[str, ...]
 
-    def run(self, line: str, answers: Sequence[str], timeout_s: float) -> str:
+    def run(self, line: str, answers: Sequence[str], timeout_s: float, type_ahead: str = "") -> str:
         """Type `line`, answer each question in turn, and return what the screen shows below it.
 
-        Lines that the terminal has wrapped are joined, and have no trailing spaces.
+        Lines that the terminal has wrapped are joined, and have no trailing spaces. `type_ahead` is
+        typed at once, before any question.
         """
         self._clear()
         self._type(line)
+        if type_ahead:
+            self._type(type_ahead)
         waiting = list(answers)
         deadline = time.monotonic() + timeout_s
         while not self._has_ended():

@@ -1,4 +1,4 @@
-"""Single keys of a terminal, while another thread draws."""
+"""What is typed at the terminal: keys while another thread draws, and what nobody has read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
+
+
+def discard_typed_input() -> None:
+    """Discard what was typed before a question: it is no answer to it."""
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ with lazy_imports(__name__):
     from rich import console as rich_console
     from rich import progress as rich_progress
 
-    from labctl.cli import wrapping
+    from labctl.cli import keys, wrapping
 
 # Columns of "999 MiB of 1023 MiB, 1023 KiB/s", and of the spinner, the time and the gaps.
 _BYTES_WIDTH = 32
@@ -111,6 +111,7 @@ class Screen:
                 self._print(_fit(decision.detail))
             return True
         self.stop_drawing()
+        keys.discard_typed_input()
         if decision.detail:
             click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
@@ -125,6 +126,7 @@ class Screen:
 
     def _ask_to_type(self, decision: Question) -> bool:
         self.stop_drawing()
+        keys.discard_typed_input()
         click.echo(_fit(decision.detail), err=True)
         if not sys.stdin.isatty():
             text = f"{clean(decision.question)}: no (not a terminal; --yes does not answer this)"
@@ -337,9 +339,14 @@ def _fit(text: str, indent: int = 0) -> str:
 
 
 def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
-    """Wrap text into lines that fit the screen after the indent; words are never broken."""
-    width = (width or wrapping.read_output_width()) - indent
-    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    """Wrap text into lines that fit the screen after the indent; words are never broken.
+
+    A program that reads the text gets one line, whatever COLUMNS says. `width` is a terminal's.
+    """
+    if not width:
+        width = wrapping.read_output_width() if sys.stdout.isatty() else wrapping.UNLIMITED
+    room = max(width - indent, 20)
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def print_table(

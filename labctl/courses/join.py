@@ -202,7 +202,10 @@ def _deliver(
 
 
 def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporter) -> None:
-    question = f"join {invitation.course} as {invitation.student}, with {target.name} as your lab?"
+    question = (
+        f"join the course {invitation.course} as {invitation.student}, "
+        f"in the directory {target.name}?"
+    )
     detail = (
         f"keeper    {invitation.keeper}\nhost key  {fingerprint(invitation.host_key)}\n"
         f"signed by {invitation.receiver}\nvalid to  {utc_text(invitation.expires)}"

@@ -350,6 +350,11 @@ def test_a_mistake_in_lab_yaml_is_in_the_report_without_its_value(
     assert "hunter2" not in report
 
 
+def test_a_lab_without_a_keeper_does_not_deny_that_of_its_course(labctl: Any, home: Path) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\n")
+    assert "ok  keeper: none for this lab; " in labctl("-C", str(home / "digits"), "doctor").out
+
+
 def test_a_version_in_lab_yaml_does_not_mask_that_of_python(labctl: Any, home: Path) -> None:
     version = platform.python_version().rpartition(".")[0]
     lab_file = f'lab: digits\nimage: {{python: "{version}", requirements: requirements.txt}}\n'

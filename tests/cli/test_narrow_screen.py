@@ -72,6 +72,13 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     ]
 
 
+def test_what_was_typed_before_a_question_does_not_answer_it(lab: Path, tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    with open_terminal(lab, environ, COLUMNS) as terminal:
+        shown = terminal.run("sleep 2; labctl trust", ["n"], COMMAND_S, type_ahead="y")
+    assert "approved" not in shown.splitlines()
+
+
 def test_a_table_is_cut_on_a_terminal_and_whole_in_a_pipe(lab: Path, tmp_path: Path) -> None:
     """Also if the shell exports COLUMNS."""
     command = "python train.py --learning-rate 0.001 --weight-decay 0.0005 --batch-size 128 --last"

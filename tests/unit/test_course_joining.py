@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,22 @@ def test_a_join_file_says_where_and_holds_no_private_key(
     # The keeper itself keeps no code.
     record = (folder.private / "keeper" / "invitations" / "alice.json").read_text()
     assert join.code not in record + keys.file.read_text()
+
+
+def test_the_question_names_the_course_and_the_directory(
+    folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "labctl", "join", str(written(folder, keys))],
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    question = "join the course ml as alice, in the directory ml? no (not a terminal"
+    assert question in " ".join(done.stderr.split())
 
 
 def test_a_checks_key_is_nobodys_and_goes_with_the_check(

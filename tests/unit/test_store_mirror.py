@@ -383,6 +383,16 @@ def test_a_store_that_refuses_is_said_and_tried_again(s3: Any, lab: Lab, cloud: 
     assert run.tree() == before
 
 
+def test_a_store_that_refuses_is_said_before_the_first_run(
+    s3: Any, lab: Lab, cloud: Rehearsal
+) -> None:
+    assert mirrored().why == ""
+    cloud.change(denied=["PutObject"])
+    assert mirrored().why
+    cloud.change(denied=[])
+    assert mirrored().why == ""
+
+
 def test_a_persons_own_keys_are_not_used(
     s3: Any, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ from .store import (
     MirrorStore,
     StoreError,
     can_use_store,
+    check_store,
     open_store,
     read_config,
     rerun_with_boto3,
@@ -145,6 +146,8 @@ class LabPass:
         )
         if self.only:
             runs = [require_run_directory(*self.lab, self.only)]
+        if not runs:  # else the passes show whether the store can be used
+            self._try("the store", lambda: check_store(self.store))
         programs = self._inspect_live(runs)
         for directory in runs:
             self._try(directory.name, RunPass(self, directory, programs).mirror)

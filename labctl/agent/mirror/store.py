@@ -138,6 +138,13 @@ def rerun_with_boto3(verb: Verb[Request, Reply], request: Request) -> Reply:
     return call_program([python, str(PROGRAM)], verb, request, LONG_S)
 
 
+def check_store(store: MirrorStore) -> None:
+    """Write a small object and read it back. StoreError if that does not work."""
+    store.write(PROBE, b"")
+    if store.read(PROBE) != b"":
+        raise StoreError("a test object was written but could not be read back")
+
+
 def probe(request: LabRequest) -> Empty:
     """Write a small object and read it back. Failure (store) if that does not work."""
     root = lab_dir(request.lab, request.lab_id)
@@ -146,9 +153,7 @@ def probe(request: LabRequest) -> Empty:
         return rerun_with_boto3(PROBE_STORE, request)
     store = open_store(root, request.lab, request.lab_id)
     try:
-        store.write(PROBE, b"")
-        if store.read(PROBE) != b"":
-            raise StoreError("a test object was written but could not be read back")
+        check_store(store)
     except StoreError as error:
         raise Failure("store", f"cannot use the store {url}", str(error)) from None
     finally:
