@@ -60,6 +60,8 @@ def test_it_learns_what_plain_data_parallelism_learns_and_goes_on_alone(
     assert read_loss(output) == pytest.approx(read_loss(expected), rel=0.02)
 
 
+# In 2 of about 40 trainings on a busy machine, a process aborted (SIGABRT). The cause is unknown.
+@pytest.mark.long
 @needs_accelerate
 def test_accelerate_trains_in_two_processes(tmp_path: Path) -> None:
     arguments = ("--width", "64", "--epochs", "1")
