@@ -296,8 +296,8 @@ class Run(Value, frozen=True):
     is missing in JSON if the run was not, and in records of earlier versions.
     `image_id` is the image that it actually ran in, `image_digest` that image's name in its
     registry; "" for an image that was built on the server. `executor` is "process"
-    for a plain process, and missing in JSON for a container. `container` is its name, or that of
-    the attempt of a process.
+    for a plain process, "slurm" for a job of Slurm, and missing in JSON for a container.
+    `container` is its name, or that of the attempt of another executor.
     """
 
     id: str
@@ -324,8 +324,12 @@ class Run(Value, frozen=True):
 
     @property
     def is_container(self) -> bool:
-        """Whether it is a container; otherwise a plain process."""
-        return self.executor in (UNSET, "docker")
+        """Whether it is a container; otherwise a plain process, or a job of a cluster."""
+        return self.executor_name == "docker"
+
+    @property
+    def executor_name(self) -> str:
+        return "docker" if self.executor is UNSET else self.executor
 
     @property
     def has_ended(self) -> bool:
@@ -339,6 +343,8 @@ class Run(Value, frozen=True):
         """
         if self.state == "lost" and self.stopped_by:
             return "stopped"
+        if self.state == "starting" and self.executor == "slurm":
+            return "queued"
         return "canceled" if self.state == "cancelled" else self.state
 
     @property

@@ -51,7 +51,19 @@ def make_served_session(folder: Path, machine: Endpoint, image: str) -> Session:
 
 
 def use_machine(session: Session, folder: Path, machine: Endpoint) -> dict[str, object]:
-    """Let the session in `folder` trust `machine`; return the setting `server` that names it.
+    """Let the session in `folder` trust `machine`; return the setting `server` that names it."""
+    trust_machine(session, folder, machine)
+    host = {
+        "host": machine.host,
+        "port": machine.port,
+        "user": machine.user,
+        "identity": machine.identity,
+    }
+    return {"provider": "static", "static": {"hosts": [host]}}
+
+
+def trust_machine(session: Session, folder: Path, machine: Endpoint) -> None:
+    """Let the session in `folder` know the host key of `machine`.
 
     The `ssh` of the session reads the home's configuration, and not that of the account.
     """
@@ -62,13 +74,6 @@ def use_machine(session: Session, folder: Path, machine: Endpoint) -> dict[str, 
     program = folder / "bin" / "ssh"
     program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh_dir}/config "$@"\n')
     program.chmod(0o755)
-    host = {
-        "host": machine.host,
-        "port": machine.port,
-        "user": machine.user,
-        "identity": machine.identity,
-    }
-    return {"provider": "static", "static": {"hosts": [host]}}
 
 
 def save_run(

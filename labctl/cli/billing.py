@@ -103,7 +103,8 @@ def _format_gpu(offer: Offer) -> str:
     if not offer.gpu_count:
         return "-"
     count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
-    return f"{count}{offer.gpu_name} {bytes_text(offer.gpu_memory_bytes)}"
+    memory = bytes_text(offer.gpu_memory_bytes) if offer.gpu_memory_bytes else ""
+    return f"{count}{offer.gpu_name} {memory}".rstrip()
 
 
 def _list_price_text(offer: Offer) -> str:

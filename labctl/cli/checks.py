@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,16 +19,13 @@ def print_checks(checks: Sequence[Check], width: int = 0) -> None:
 
     On a terminal the text is wrapped. Commands are not, because people copy them.
     """
-    wraps = bool(width) or sys.stdout.isatty()
     for check in checks:
         mark = click.style("ok", fg="green") if check.ok else click.style("!!", fg="red")
         if check.skipped:
             mark = click.style("--", fg="yellow")
         if check.ok and check.warning:
             mark = click.style("! ", fg="yellow")
-        text = clean(f"{check.name}: {check.detail}")
-        if wraps:
-            text = "\n    ".join(wrap_text(text, 4, width))
+        text = "\n    ".join(wrap_text(clean(f"{check.name}: {check.detail}"), 4, width))
         click.echo(f"{mark}  {text}")
         for number, line in enumerate(format_next(check.next)):
             click.echo(f"      {'' if number else 'next:':<5} {line}")

@@ -1,4 +1,4 @@
-"""Values that the Tab key offers: runs, services, providers and files.
+"""Values that the Tab key offers: runs, services, providers, templates and files.
 
 They come from this machine's record and from lab.yaml. Nothing here connects or writes.
 """
@@ -25,6 +25,7 @@ with lazy_imports(__name__):
     from labctl import config, providers, state
     from labctl.cli import exit_codes, groups
     from labctl.config import user_shell
+    from labctl.lifecycle import project_templates
 
 
 def answer_shell() -> int:
@@ -72,6 +73,15 @@ def complete_providers(
 ) -> list[CompletionItem[str]]:
     """Offer the installed providers."""
     return _match(providers.list_provider_names(), incomplete)
+
+
+def complete_templates(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Offer the sample projects, each with what it teaches."""
+    return _match(
+        project_templates.PROJECT_TEMPLATES, incomplete, project_templates.PROJECT_TEMPLATES
+    )
 
 
 def complete_files(

@@ -24,7 +24,7 @@ from labctl.cli.options import (
 )
 from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
-from labctl.cli.screen import print_json, print_table, wrap_text
+from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message, read_output_width
 from labctl.errors import UsageError, assign_subject
 from labctl.lazy import lazy_imports
@@ -126,7 +126,7 @@ def _print_age(course: CourseStatus) -> None:
     newest, oldest = duration_text(min(ages)), duration_text(max(ages))
     span = newest if newest == oldest else f"{newest} to {oldest}"
     text = f"as reported {span} ago; to query every server now: labctl course status --refresh"
-    print_message("\n".join(wrap_text(text)))
+    print_message(text)
 
 
 def _seat_cells(seat: SeatStatus, names: dict[str, str] | None, now: float) -> tuple[str, ...]:

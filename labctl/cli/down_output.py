@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from labctl.model import Resource
 
 with lazy_imports(__name__):
-    from labctl.servers import adoption, disks
+    from labctl.servers import adoption, disks, job_queue
 
 
 def is_billing(result: DownResult) -> bool:
@@ -84,6 +84,8 @@ def describe_removal(lab: Lab, result: DownResult) -> str:
         return f"{lab.config.name} had no server"
     if adoption.is_leased(lab.context):
         return f"ended the lease of {result.removed}; the machine stays on"
+    if job_queue.has_job_queue(lab.context):
+        return f"removed the lab's files and jobs from {result.removed}"
     return f"removed {result.removed}"
 
 

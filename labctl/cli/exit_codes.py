@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from labctl.errors import ConfigError, InterruptError, LabError
+from labctl.errors import ConfigError, InterruptError, LabError, SchedulerBusyError
 from labctl.lazy import lazy_imports
 
 with lazy_imports(__name__):
@@ -91,6 +91,9 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         end_interrupted_line()
         print_error(error)
         return INTERRUPTED
+    except SchedulerBusyError as error:
+        print_error(error)
+        return error.exit_code
     except LabError as error:
         print_error(error)
         return _own_code(error.exit_code)

@@ -131,7 +131,7 @@ def needs_tty(command: Sequence[str]) -> bool:
 def replace_with_exec(context: LabContext, run: Run, command: Sequence[str]) -> None:
     """Replace this process with ssh that runs `command` beside `run`, in its environment."""
     tty = needs_tty(command)
-    line = run_shell.build_exec_line(run.is_container, run.id, run.container, command, tty=tty)
+    line = run_shell.build_exec_line(run.executor_name, run.id, run.container, command, tty=tty)
     replace_with_ssh(context, line, tty=tty)
 
 

@@ -8,7 +8,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import has_blocker, json_option, open_lab, stop_drawing, yes_option
-from labctl.cli.screen import print_json, wrap_text
+from labctl.cli.screen import print_json
 from labctl.cli.setup import print_ready
 from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
@@ -46,8 +46,7 @@ def _print_stopped(result: StopResult) -> None:
     click.echo(f"{clean(result.server.alias)} {state}.")
     if result.disk is not None:
         text = disks.describe_stopped_disk(result.disk)
-        for line in wrap_text(f"{text[0].upper()}{text[1:]}.", 2):
-            print_message(f"  {line}", err=False)
+        print_message(f"  {text[0].upper()}{text[1:]}.", err=False)
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
 

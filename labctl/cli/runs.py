@@ -176,8 +176,11 @@ def _start_and_follow(
         started_runs.append(run)
         stop_drawing(ctx)
         if not options.json_:
-            event = "found" if found else "started"
+            is_queued = run.state == "starting" and run.summary
+            event = "found" if found else "queued" if is_queued else "started"
             click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
+            if is_queued:
+                click.echo(f"  {clean(run.summary)}", err=True)
             if follow:
                 waiting.start(run.id)
 

@@ -339,9 +339,14 @@ def _fit(text: str, indent: int = 0) -> str:
 
 
 def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
-    """Wrap text into lines that fit the screen after the indent; words are never broken."""
-    width = (width or wrapping.read_output_width()) - indent
-    return textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    """Wrap text into lines that fit the screen after the indent; words are never broken.
+
+    A program that reads the text gets one line, whatever COLUMNS says. `width` is a terminal's.
+    """
+    if not width:
+        width = wrapping.read_output_width() if sys.stdout.isatty() else wrapping.UNLIMITED
+    room = max(width - indent, 20)
+    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
 
 
 def print_table(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from labctl.cli.completion_values import complete_providers
+from labctl.cli.completion_values import complete_providers, complete_templates
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     TIMINGS,
@@ -31,6 +31,7 @@ from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
 from labctl.events import Note
 from labctl.lazy import lazy_imports
+from labctl.lifecycle.project_templates import DEFAULT_TEMPLATE, PROJECT_TEMPLATES
 from labctl.providers import describe_provider, list_provider_names
 from labctl.servers.provider_traits import get_settings_example
 from labctl.text import price_or_free_text
@@ -66,20 +67,31 @@ def _parse_directory(
     shell_complete=complete_providers,
     help="Get servers from this provider: local, static, aws, ...",
 )
+@click.option(
+    "--template",
+    metavar="NAME",
+    shell_complete=complete_templates,
+    help=f"Create this sample project: {', '.join(PROJECT_TEMPLATES)}.",
+)
 @click.pass_context
-def init_command(ctx: click.Context, directory: Path | None, provider: str | None) -> None:
+def init_command(
+    ctx: click.Context, directory: Path | None, provider: str | None, template: str | None
+) -> None:
     """Make a lab of the code in DIRECTORY (default: here), or create a sample project there.
 
     In a directory with code, labctl looks at its files, its lists of packages and its imports, and
     writes a lab.yaml with a comment on each guess. In a new directory, it creates a sample project
-    that trains an image classifier.
+    that trains an image classifier, or the one that --template names.
 
     \b
     cd my-project && labctl init
     labctl init digits && cd digits && labctl up
+    labctl init several --template ddp
     """
     target = Path(ctx.find_root().obj or ".") / (directory or ".")
-    if directory is None or (target.is_dir() and any(target.iterdir())):
+    if template is not None:
+        _require_template(ctx, template)
+    elif directory is None or (target.is_dir() and any(target.iterdir())):
         facts = _adopt(ctx, target, provider)
         click.echo(f"{_format_cd(target)}  labctl up")
         if facts.program.command:
@@ -90,17 +102,42 @@ def init_command(ctx: click.Context, directory: Path | None, provider: str | Non
             click.echo("\nNo program was found. Add yours as run: in lab.yaml.")
         return
     # before a question whose answer would be lost
-    sample_project.check_new_directory(target, provider or "")
+    sample_project.check_new_directory(target, provider or "", template or "")
     _warn_inside_lab(target)
     provider = _choose_provider(ctx, provider)
     screen = Screen()
     ctx.call_on_close(screen.stop_drawing)
     example = _find_example(load_lab(target / LAB_FILE, needs_file=False), provider)
     templates = find_data_dir() / "templates"
-    sample_project.create_project(templates, target, provider, screen, example)
+    sample_project.create_project(
+        templates, target, provider, screen, example, template or DEFAULT_TEMPLATE
+    )
     name = target.resolve().name
     action = f"Write server.{provider} in its lab.yaml, then" if example else "Next"
     click.echo(f"{name} is ready. {action}:\n\n{_format_cd(target)}  labctl up\n  labctl run")
+
+
+def _require_template(ctx: click.Context, template: str) -> None:
+    """Raise UsageError, with the nearest name, if there is no such template."""
+    if template in PROJECT_TEMPLATES:
+        return
+    near = find_nearest(template, PROJECT_TEMPLATES)
+    raise UsageError(
+        f"there is no template {template!r}" + (f"; did you mean {near}?" if near else ""),
+        why=f"the templates are {', '.join(PROJECT_TEMPLATES)}",
+        hint=_format_init(ctx, template=near or DEFAULT_TEMPLATE),
+    )
+
+
+def _format_init(ctx: click.Context, **options: str) -> str:
+    """Return the command as it was typed, with these options instead of the typed ones."""
+    place, directory = ctx.find_root().obj, ctx.params["directory"]
+    words = ["labctl", *([] if place in (None, ".") else ["-C", str(place)]), "init"]
+    words += [str(directory)] if directory else []
+    for name in ("template", "provider"):
+        if value := options.get(name) or ctx.params[name]:
+            words += [f"--{name}", value]
+    return shlex.join(words)
 
 
 def _format_cd(target: Path) -> str:
@@ -159,13 +196,10 @@ def _choose_provider(ctx: click.Context, provider: str | None) -> str:
     provider = provider or DEFAULT_PROVIDER
     if provider not in names:
         near = find_nearest(provider, names)
-        place, directory = ctx.find_root().obj, ctx.params["directory"]
-        words = ["labctl", *([] if place in (None, ".") else ["-C", str(place)]), "init"]
-        words += [str(directory)] if directory else []
         raise UsageError(
             f"there is no provider {provider!r}" + (f"; did you mean {near}?" if near else ""),
             why=f"the providers are {', '.join(names)}",
-            hint=shlex.join([*words, "--provider", near or DEFAULT_PROVIDER]),
+            hint=_format_init(ctx, provider=near or DEFAULT_PROVIDER),
         )
     return provider
 

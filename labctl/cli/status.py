@@ -69,7 +69,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     if server is None and status["joinable"]:
         _print_joinable(status["lab"], status["joinable"], status["now"])
     elif server is None:
-        _print_no_server(status["lab"], status["unfinished_up"], [*status["ended"].values()])
+        _print_no_server(status["lab"], status["unfinished_up"], status["last_end"])
     else:
         _print_server(status, server, is_current)
     if status["keeper"]:
@@ -105,7 +105,7 @@ def _read_status(
         return {**lab.status(), "keeper": lab.keeper}, False
 
 
-def _print_no_server(lab: str, has_unfinished_up: bool, ends: list[str]) -> None:
+def _print_no_server(lab: str, has_unfinished_up: bool, last_end: str) -> None:
     if has_unfinished_up:
         text = f"{lab}: no server known, but an interrupted labctl up may have created one"
         print_message(text, err=False)
@@ -113,8 +113,8 @@ def _print_no_server(lab: str, has_unfinished_up: bool, ends: list[str]) -> None
         click.echo("  labctl down    remove the server if it exists")
         return
     click.echo(f"{lab}: no server\n  next: labctl up")
-    for reason in ends[:1]:
-        print_message(f"  its last server ended: {reason}", err=False)
+    if last_end:
+        print_message(f"  its last server ended: {last_end}", err=False)
 
 
 def _print_joinable(lab: str, server: Server, now: float) -> None:
@@ -153,6 +153,8 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
     click.echo(f"  {up}{cost}")
     if status["executor"] == "process":
         click.echo("  runs are plain processes (executor: process)")
+    elif status["executor"] == "slurm":
+        click.echo("  runs are jobs of Slurm")
     _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status["interrupted_down"]
     if interrupted is not None:

@@ -244,15 +244,16 @@ def _parse_docker(output: str | None) -> tuple[str, DockerFault, str]:
 
 
 def list_missing(
-    facts: ServerFacts, *, boto3: bool = False, docker: bool = True
+    facts: ServerFacts, *, boto3: bool = False, docker: bool = True, sessions: bool = True
 ) -> list[MissingRequirement]:
     """List what the server lacks, each with the exact command for its administrator.
 
-    `boto3`: the server calls AWS itself. `docker`: runs are containers.
+    `boto3`: the server calls AWS itself. `docker`: runs are containers. Without `sessions`, tmux is
+    optional.
     """
     return [
         *(_missing_docker(facts) if docker else ()),
-        *_missing_programs(facts),
+        *_missing_programs(facts, sessions),
         *(_missing_runtime(facts) if docker else ()),
         *(_missing_boto3(facts) if boto3 else ()),
     ]
@@ -286,10 +287,13 @@ def _missing_docker(facts: ServerFacts) -> list[MissingRequirement]:
     ]
 
 
-def _missing_programs(facts: ServerFacts) -> list[MissingRequirement]:
+def _missing_programs(facts: ServerFacts, sessions: bool) -> list[MissingRequirement]:
     lacking = [
         MissingRequirement(
-            name=name, words=f"{name} is not installed", command=_install_command(facts, name)
+            name=name,
+            words=f"{name} is not installed",
+            command=_install_command(facts, name),
+            optional=name == "tmux" and not sessions,
         )
         for name, version in (
             ("tmux", facts.tmux),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labctl.shell import command as render_words
+from labctl.wire.runs import DOCKER, SLURM
 
 # Replaces the remote shell with `docker exec`. Docker's own error for a container that has ended
 # would exit with 1, as the user's command may.
@@ -22,6 +23,17 @@ attempt=$HOME/labctl/.attempts/{attempt}
 process=$(sed -n 's/.*"pid":\\([0-9]*\\).*/\\1/p' "$attempt/process.json" 2>/dev/null)
 if [ -n "$process" ] && kill -0 "$process" 2>/dev/null
 then exec env LABCTL_ENTER=1 sh "$attempt/enter.sh" {command}
+fi
+echo {message} >&2
+echo {next} >&2
+exit 255
+"""
+# A step of the run's job, on its machine.
+_SLURM_EXEC = """\
+attempt=$HOME/labctl/.attempts/{attempt}
+job=$(sed -n 's/.*"job_id":"\\([0-9]*\\)".*/\\1/p' "$attempt/attempt.json" 2>/dev/null)
+if [ -n "$job" ] && [ "$(squeue -h -j "$job" -o %T 2>/dev/null)" = RUNNING ]
+then exec srun --quiet --overlap {flags}--jobid="$job" "$attempt/step.sh" {command}
 fi
 echo {message} >&2
 echo {next} >&2
@@ -51,13 +63,21 @@ exit 255
 
 
 def build_exec_line(
-    is_container: bool, run: str, attempt: str, words: Sequence[str], *, tty: bool
+    executor: str, run: str, attempt: str, words: Sequence[str], *, tty: bool
 ) -> str:
     """Return the line that runs a command beside a run, with the command's own exit code.
 
     It exits with 255 and says so if the run's last attempt does not run any more.
     """
-    if not is_container:
+    if executor == SLURM:
+        return _SLURM_EXEC.format(
+            attempt=render_words(attempt).render(),
+            flags="--pty " if tty else "",
+            command=render_words(*words).render(),
+            message=render_words(f"labctl: the job of run {run} is not running").render(),
+            next=render_words("  next: labctl status --refresh").render(),
+        )
+    if executor != DOCKER:
         return _PROCESS_EXEC.format(
             attempt=render_words(attempt).render(),
             command=render_words(*words).render(),

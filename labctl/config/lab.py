@@ -211,7 +211,7 @@ class LabConfigReader:
             content=content,
             server=ServerConfig(
                 provider=file.server.provider,
-                executor=file.server.executor,
+                executor=self.get_job_executor(file.server.provider) or file.server.executor,
                 need=_need(file.server),
                 provider_settings=settings,
                 on_this_machine=self.is_on_this_machine(file.server.provider),
@@ -242,6 +242,10 @@ class LabConfigReader:
 
     def is_on_this_machine(self, provider: str) -> bool:
         return provider in self.traits and self.traits[provider].on_this_machine
+
+    def get_job_executor(self, provider: str) -> str:
+        """Return the executor of a provider whose runs are jobs; "" for any other."""
+        return self.traits[provider].job_executor if provider in self.traits else ""
 
     def split_server(self) -> tuple[dict[str, ProviderSettings], Node]:
         """Return the providers' settings, and `server` without their sections."""
@@ -333,7 +337,9 @@ class LabConfigReader:
         if longest and file.server.ttl and file.server.ttl > longest:
             message = f"is longer than max_ttl ({format_duration(longest)})"
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
-        if file.server.executor == "process":
+        if self.get_job_executor(file.server.provider):
+            self.check_job_executor()
+        elif file.server.executor == "process":
             self.check_process_executor(file)
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
@@ -352,6 +358,20 @@ class LabConfigReader:
             node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
             if node is not None and node.value is not None:
                 self.problems.append(make_problem(node, key, f"needs a container; {reason}"))
+
+    def check_job_executor(self) -> None:
+        """Report settings that a job of a cluster cannot have."""
+        no_deadline = "a login node has no deadline; `time` under `slurm` limits each job"
+        for key, why in (
+            ("server.executor", "each run is a job of the cluster; leave this out"),
+            *((f"server.{key}", no_deadline) for key in ("ttl", "max_ttl", "idle", "budget")),
+            ("image", "needs a container; runs on the cluster use its programs and `modules`"),
+            ("limits.shm", "needs a container"),
+            ("store", "nothing of labctl runs on a login node that could save results there"),
+        ):
+            node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
+            if node is not None and node.value is not None:
+                self.problems.append(make_problem(node, key, why))
 
     def build_services(self, file: LabFile) -> dict[str, ServiceConfig]:
         """Return the services, each with its port."""

@@ -301,12 +301,14 @@ class ProviderTraits(Value, frozen=True):
     """The properties of a provider that decide how a configuration is read.
 
     `on_this_machine`: its servers are containers on this machine. `for_students`: a course grants
-    its servers, so the servers of a course cannot come from it.
+    its servers, so the servers of a course cannot come from it. `job_executor`: its servers are
+    login nodes, and have this executor alone.
     """
 
     settings_type: type[msgspec.Struct]
     on_this_machine: bool = False
     for_students: bool = False
+    job_executor: str = ""
 
 
 class ServerConfig(Value, frozen=True):
@@ -314,7 +316,7 @@ class ServerConfig(Value, frozen=True):
 
     provider: str
     need: Need
-    executor: ExecutorName = "docker"
+    executor: str = "docker"
     provider_settings: dict[str, ProviderSettings] = msgspec.field(default_factory=dict)
     on_this_machine: bool = False
 

@@ -9,8 +9,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from labctl.config.reader import LAB_FILE
 from labctl.courses.collect import Collection, SeatSubmission
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.starter_delivery import strip_generated_lines
 from labctl.courses.starters import find_published
 from labctl.model import Value
 from labctl.submissions import bundle
@@ -105,9 +107,15 @@ def _list_differences(directory: Path, handed_out: Mapping[str, bytes]) -> Itera
     }
     for name in sorted(handed_out.keys() | own.keys()):
         before = handed_out.get(name)
-        after = own[name].read_bytes() if name in own else None
+        after = _read_own_file(name, own[name]) if name in own else None
         if before != after:
             yield from _diff_file(name, before, after)
+
+
+def _read_own_file(name: str, path: Path) -> bytes | None:
+    """Return what a student's file has beside what labctl wrote; None if that is nothing."""
+    content = path.read_bytes()
+    return content if name != LAB_FILE else strip_generated_lines(content) or None
 
 
 def _diff_file(name: str, before: bytes | None, after: bytes | None) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -27,6 +28,7 @@ from labctl.courses.records.released_grades import (
     list_released_lines,
 )
 from labctl.courses.records.student import Student
+from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.events import Question, Reporter, SilentReporter
 from labctl.model import Value
@@ -273,8 +275,22 @@ def _build_feedback(
         score=record.score or 0.0,
         points=record.points,
         text="\n".join(filter(None, texts)),
-        page=render_page(record, results, grade_store.read_output(record.seat), notes),
+        page=render_page(
+            record,
+            results,
+            grade_store.read_output(record.seat),
+            notes,
+            _describe_arrival(grade_store.folder, record.received),
+        ),
     )
+
+
+def _describe_arrival(folder: CourseFolder, received: str) -> str:
+    """Write when a submission was received, in the course's zone; "" without one."""
+    if not received:
+        return ""
+    at = datetime.fromisoformat(received).timestamp()
+    return local_time_text(at, find_zone(folder.config))
 
 
 def _has_closed(folder: CourseFolder, assignment: str) -> bool:

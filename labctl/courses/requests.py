@@ -247,7 +247,8 @@ class RequestHandler:
             found = self.get_seat_server(seat).find(token, student, wait_s) if token else None
             return FindSeatServerReply(_describe_server(found))
         if isinstance(request, ExplainSeatEndRequest):
-            return ExplainSeatEndReply(describe_end(self.folder, seat) if token else None)
+            ended = describe_end(self.folder, seat) or self.work.explain_stop(seat)
+            return ExplainSeatEndReply(ended if token else None)
         if isinstance(request, EndSeatServerRequest):
             if token:
                 self.get_seat_server(seat).release(token, student)

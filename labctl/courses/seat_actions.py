@@ -8,6 +8,7 @@ from labctl.courses.records.folder import Seat
 from labctl.courses.seat_claims import ServerActions
 from labctl.courses.seat_operations import SeatMoney
 from labctl.model import Offer, Server
+from labctl.wire.keeper import SeatEndRecord
 
 
 class SeatActions(ServerActions, Protocol):
@@ -24,3 +25,6 @@ class SeatActions(ServerActions, Protocol):
 
     def extend(self, seat: Seat, server: Server, span_s: int, by: str) -> None:
         """Give the server more time; PolicyError beyond a limit."""
+
+    def explain_stop(self, seat: Seat) -> SeatEndRecord | None:
+        """Return why the seat's server is stopped; None if it is not."""

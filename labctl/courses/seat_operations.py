@@ -21,6 +21,7 @@ from labctl.courses.records.folder import Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import allowance_usd, spent_usd
 from labctl.courses.seat_claims import SeatClaim
+from labctl.courses.seat_ends import describe_stop
 from labctl.courses.servers import ENDED, CourseOperator, bring_up_servers
 from labctl.errors import LabError, PolicyError, ProviderError
 from labctl.errors.subject import LAB
@@ -32,6 +33,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.deadlines import explain_missing_timer
 from labctl.servers.open_costs import describe_open_costs
 from labctl.text import dollars_text, duration_text
+from labctl.wire.keeper import SeatEndRecord
 
 SCRIPT_S = 60.0
 COMMENT = "labctl-student"
@@ -199,6 +201,13 @@ class SeatOperations:
         except PolicyError:
             return server  # another account answered, which cannot know: the sweep reports it
         return None if is_gone else listed or server
+
+    def explain_stop(self, seat: Seat) -> SeatEndRecord | None:
+        recorded = self.staff.state.get_lab_server(seat.lab_id)
+        listed = self._provider.find(recorded.id) if recorded else None
+        if listed is None or listed.state != "stopped":
+            return None
+        return describe_stop(self.staff.state, listed.id)
 
     def save_and_remove_server(self, seat: Seat, server: Server) -> None:
         """Save and end the seat's server.

@@ -7,6 +7,7 @@ the assignment's file. The keeper's messages are validated like any untrusted in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -38,6 +39,12 @@ from labctl.sync.starter_update import FileChange, update_files
 MOST_STARTERS = 100
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
 IGNORE_FILE = ".labignore"
+# The lines of a student's lab.yaml that `labctl join` writes, for any student and keeper. The image
+# is part of them only if nothing follows: the starter has no lab.yaml of its own then.
+_GENERATED = re.compile(
+    rb"\A(?:# Written by `labctl join`[^\n]*\n)?lab: [^\n]*\nserver:\n  provider: course\n"
+    rb"  course:\n(?: {4}[^\n]*\n)+(?:image: \"[^\n]*\"\n\Z)?"
+)
 # Returns the document of an assignment's starter with this sha256.
 Download = Callable[[str, str], bytes]
 
@@ -182,6 +189,12 @@ def _compose_lab_file(lab: CourseLab, name: str, own: bytes | None) -> bytes:
     if own is not None:
         return head + b"\n" + own
     return head + (f"image: {json.dumps(lab.image)}\n".encode() if lab.image else b"")
+
+
+def strip_generated_lines(lab_file: bytes) -> bytes:
+    """Return a student's lab.yaml without what `labctl join` wrote: the starter's own, or b""."""
+    own, count = _GENERATED.subn(b"", lab_file)
+    return own.removeprefix(b"\n") if count else lab_file
 
 
 def _is_current(record: StarterRecord, sha256: str, lab: CourseLab, name: str) -> bool:

@@ -9,6 +9,7 @@
     ├── NotFoundError            4    nothing has that name
     ├── BusyError               75    try again later
     │   ├── LockHeldError       75    another process holds the lock
+    │   ├── SchedulerBusyError  75    the scheduler of a cluster does not answer now
     │   └── ConnectError        75    the server cannot be reached now
     │       ├── DnsError        75    the host name does not resolve
     │       ├── ConnectionRefusedByServerError 75  the machine is up, sshd does not listen
@@ -155,6 +156,10 @@ class LockHeldError(BusyError):
     def __init__(self, what: str, *, holder: str = "", why: str = "", hint: Text = "") -> None:
         super().__init__(what, why=why, hint=hint)
         self.holder = holder
+
+
+class SchedulerBusyError(BusyError):
+    """`labctl run` exits with 75 too: a script may repeat it, and the run starts once."""
 
 
 class ConnectError(BusyError):

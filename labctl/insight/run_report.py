@@ -28,6 +28,8 @@ from labctl.insight.report.facts import (
 from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars, read_scalars
+from labctl.insight.speedup import FILE as SPEEDUP
+from labctl.insight.speedup import Speedup, read_speedup
 from labctl.insight.telemetry import TELEMETRY_FILE, Sample, read_samples
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import provenance, runs
@@ -134,6 +136,7 @@ def collect_facts(context: LabContext, run_id: str = "", version: str = "") -> R
         server_accuracy=read_server_accuracy(directory, name) if name else None,
         scalars=_read_logged(directory / "logs", notes),
         samples=_read_telemetry(directory / "logs" / TELEMETRY_FILE, notes),
+        speedup=_read_speedup(directory / "logs" / SPEEDUP, notes),
         checkpoints=checkpoints,
         chosen_step=_find_step(name, checkpoints),
         code=_read_code(context, run),
@@ -197,6 +200,14 @@ def _read_telemetry(path: Path, notes: list[str]) -> tuple[Sample, ...]:
     except OSError as error:
         notes.append(f"the telemetry cannot be read: {error.strerror}")
         return ()
+
+
+def _read_speedup(path: Path, notes: list[str]) -> Speedup | None:
+    try:
+        return read_speedup(path)
+    except (OSError, ValueError) as error:
+        notes.append(f"skipped {path.name}: {error}")
+        return None
 
 
 def _read_checkpoints(folder: Path) -> tuple[Checkpoint, ...]:

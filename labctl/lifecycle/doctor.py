@@ -16,6 +16,7 @@ from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Check, Server, ServerFacts
 from labctl.servers.adoption import suggest_other_machine
 from labctl.servers.context import LabContext
+from labctl.servers.job_queue import has_job_queue
 from labctl.servers.prepare import can_playbook_fix, probe
 from labctl.servers.unused_providers import list_unused_provider_checks
 
@@ -73,7 +74,9 @@ def _check_server(context: LabContext) -> list[Check]:
         return [Check(name=server.alias, ok=False, detail=describe_error(error), next=error.hint)]
     gpus = ", ".join(gpu.name for gpu in facts.gpus) or "no GPU"
     no_docker = "missing" if facts.docker_fault == "missing" else "not usable"
-    summary = f"{facts.os}, Docker {facts.docker or no_docker}, {facts.cpus} CPUs, {gpus}"
+    docker = f", Docker {facts.docker or no_docker}"
+    is_login_node = has_job_queue(context)
+    summary = f"{facts.os}{'' if is_login_node else docker}, {facts.cpus} CPUs, {gpus}"
     lacking = [
         Check(
             name=server.alias,
@@ -83,7 +86,7 @@ def _check_server(context: LabContext) -> list[Check]:
             next=_suggest_fix(context, server, facts, lack),
         )
         for lack in [
-            *list_missing(facts, docker=context.config.uses_containers),
+            *list_missing(facts, docker=context.config.uses_containers, sessions=not is_login_node),
             *list_slow_parts(facts),
         ]
     ]

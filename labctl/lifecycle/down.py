@@ -24,7 +24,7 @@ from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.runs import outputs, runs
 from labctl.runs.saved_copies import note_downloaded
-from labctl.servers import adoption, end_server, kept_disks, pending_attempts
+from labctl.servers import adoption, end_server, job_queue, kept_disks, pending_attempts
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
@@ -114,6 +114,8 @@ def down(
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
         rest = end_server.remove_or_drop(context, server, discard=discard)
+        if not isinstance(rest, LabError):
+            job_queue.remove_files(context)
         _record_lost_runs(context, server, is_removed=not isinstance(rest, LabError))
         _close_store(context)
         if isinstance(rest, LabError):
@@ -182,7 +184,7 @@ def _find_server(context: LabContext, discard: bool) -> Server | None:
         if not discard:
             raise
     except ConnectError:
-        if not (discard and adoption.is_leased(context) and _get_recorded(context)):
+        if not (discard and adoption.is_shared_with_others(context) and _get_recorded(context)):
             raise
     return _get_recorded(context)
 
@@ -218,7 +220,7 @@ def _forget_attempts(context: LabContext, error: LabError) -> DownResult:
     ends by itself.
     """
     may_exist = context.state.list_servers(context.lab_id) or find_keeper(context)
-    if may_exist or not adoption.is_leased(context):
+    if may_exist or not adoption.is_shared_with_others(context):
         raise error
     for attempt in context.state.list_open_attempts(context.lab_id):
         if attempt.provider == context.provider.name:
@@ -242,7 +244,8 @@ def _list_running(
             consent(context, server, [], discard)
         raise unsaved_server.stop_and_keep_disk(context, server, error) from error
     all_runs = context.state.list_runs(context.lab_id)
-    return [run.id for run in all_runs if run.state == "running" and run.server_id == server.id]
+    active = ("starting", "running")  # a job may wait for its machine
+    return [run.id for run in all_runs if run.state in active and run.server_id == server.id]
 
 
 def _ask_for_consent(
@@ -252,6 +255,8 @@ def _ask_for_consent(
     live = f"{', '.join(running)} {verb} still running and would be canceled; " if running else ""
     lost = "Results that were not pulled will be LOST. " if loses_results else ""
     action = "end the lease of" if adoption.is_leased(context) else "remove the server"
+    if job_queue.has_job_queue(context):
+        action = "remove the lab's files from"
     question = f"{lost}{live}{action} {server.alias} ({server.provider})?"
     if not context.reporter.confirm(Question(question=question)):
         raise PolicyError(

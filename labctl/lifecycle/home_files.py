@@ -29,7 +29,7 @@ def choose_home_files(context: LabContext, server: Server, *, asks: bool) -> Hom
     need a user who types the answer: PolicyError without one, because --yes means neither hours of
     a download nor the loss of such files. A leased machine keeps its files, so nothing is listed.
     """
-    if adoption.is_leased(context):
+    if adoption.is_shared_with_others(context):
         return None
     remote = context.open_agent(server)
     with report_wait(context.reporter, "reading the files in the server's home directory"):

@@ -16,6 +16,7 @@ from labctl.events import Note, Reporter, Step
 from labctl.lazy import lazy_imports
 from labctl.lifecycle.comments import comment_out_example
 from labctl.lifecycle.lab_draft import require_writable
+from labctl.lifecycle.project_templates import DEFAULT_TEMPLATE
 from labctl.servers.provider_traits import read_provider_traits
 
 with lazy_imports(__name__):
@@ -26,11 +27,11 @@ CPU_BASE = "python:3.11-slim"
 SKIPPED = {"__pycache__", "ruff.toml", ".ruff_cache", ".mypy_cache"}
 
 
-def check_new_directory(target: Path, provider: str = "") -> str:
+def check_new_directory(target: Path, provider: str = "", template: str = "") -> str:
     """Return the name of the lab that a sample project in `target` would be.
 
-    A suggested command keeps the `provider` that was typed. UsageError for an invalid lab name,
-    PolicyError if `target` is not a new or empty directory, or cannot be created.
+    A suggested command keeps the `provider` and `template` that were typed. UsageError for an
+    invalid lab name, PolicyError if `target` is not a new or empty directory, or cannot be created.
     """
     typed = target.resolve().name
     try:
@@ -40,26 +41,27 @@ def check_new_directory(target: Path, provider: str = "") -> str:
         raise UsageError(
             f"{typed!r} is not a valid lab name",
             why=str(error),
-            hint=_suggest_init(str(near), provider),
+            hint=_suggest_init(str(near), provider, template),
         ) from None
     if target.exists() and not target.is_dir():
         raise PolicyError(
             f"{target} is a file",
             why="a sample project is only written into a new directory",
-            hint=_suggest_init(f"{name}-lab", provider),
+            hint=_suggest_init(f"{name}-lab", provider, template),
         )
     if target.exists() and any(target.iterdir()):
         raise PolicyError(
             f"{target} is not empty",
             why="a sample project is only written into a new directory",
-            hint=_suggest_init(f"{name}-2", provider),
+            hint=_suggest_init(f"{name}-2", provider, template),
         )
     require_writable(target.resolve().parent)
     return name
 
 
-def _suggest_init(directory: str, provider: str) -> str:
-    options = ["--provider", provider] if provider else []
+def _suggest_init(directory: str, provider: str, template: str) -> str:
+    options = ["--template", template] if template else []
+    options += ["--provider", provider] if provider else []
     return shlex.join(["labctl", "init", directory, *options])
 
 
@@ -69,23 +71,26 @@ def create_project(
     provider: str,
     reporter: Reporter,
     provider_example: str = "",
+    template: str = DEFAULT_TEMPLATE,
 ) -> Path:
-    """Copy the sample project to `target` and return its lab.yaml. Changes no existing file.
+    """Copy the sample project `template` to `target` and return its lab.yaml.
+
+    Changes no existing file.
 
     `provider_example` is the section of the provider that the user must fill in. Raises the errors
-    of `check_new_directory`. The data set is created here if scikit-learn and Pillow are installed;
-    otherwise the first run creates it.
+    of `check_new_directory`. The data set of a project that has one is created here if scikit-learn
+    and Pillow are installed; otherwise the first run creates it.
     """
-    name = check_new_directory(target, provider)
+    name = check_new_directory(target, provider, template)
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
     try:
-        source = templates / "image-classifier"
+        source = templates / template
         shutil.copytree(
             source, staging, dirs_exist_ok=True, ignore=lambda _, names: SKIPPED & {*names}
         )
-        has_dataset = _make_dataset(staging, reporter)
+        has_dataset = (staging / "prepare_data.py").exists() and _make_dataset(staging, reporter)
         _render(staging, name, provider, has_dataset, provider_example)
         staging.chmod(0o755)
         if target.exists():  # a shell may be in it, so it stays

@@ -16,6 +16,7 @@ from labctl.state.disks import find_stopped_disk, list_kept_disks
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:  # `status` without a refresh starts faster without them
+    from labctl.state import LedgerEntry
     from labctl.wire.runs import StatusReply
     from labctl.wire.watchdog import WatchRecord
 
@@ -36,6 +37,8 @@ with lazy_imports(__name__):
 
 # Kind of the ledger entry of a `labctl run --down` that was interrupted before it ended the server.
 INTERRUPTED_DOWN = "interrupted down"
+# Kind of the ledger entry with the reason of an end that was recorded as "gone" without one.
+EXPLAINED = "end explained"
 
 
 class InterruptedDown(Value, frozen=True):
@@ -61,8 +64,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     Unix second. "executor" is how runs are started. "interrupted_down" is the last InterruptedDown
     on this server, or None. "stopped" is the disk of a server that is stopped, or None. Costs come
     from the ledger. "kept" lists the lab's disks that outlived a server. "ended" maps server ids to
-    the reason that the provider gave for their end. With `why`, "watch" includes the watchdog's
-    last "decisions".
+    the reason that the provider gave for their end, and "last_end" is that of the last server. With
+    `why`, "watch" includes the watchdog's last "decisions".
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -88,7 +91,10 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
             reachable, failure = False, error.what
     if refresh and server is None and not provider_problem:
         joinable = adoption.find_joinable(context)
+        _explain_last_end(context)
     now = time.time()
+    ends = _list_ends(context)
+    reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
     return {
         "lab": context.config.name,
@@ -110,7 +116,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
         "stopped": find_stopped_disk(context.state, server),
         "kept": list_kept_disks(context.state, context.lab_id),
-        "ended": _list_ends(context),
+        "ended": {server_id: why for server_id, why in reasons.items() if why},
+        "last_end": reasons[ends[-1].server_id] if ends else "",
         "runs": list(reversed(context.state.list_runs(context.lab_id))),
         "now": now,
     }
@@ -153,10 +160,26 @@ def _find_interrupted_down(context: LabContext, server: Server) -> InterruptedDo
     return None
 
 
-def _list_ends(context: LabContext) -> dict[str, str]:
-    """Return the reasons that the provider gave for servers' ends, by server id."""
-    ends = context.state.list_events(lab_id=context.lab_id, kind="gone")
-    return {end.server_id: end.detail["why"] for end in ends if end.detail.get("why")}
+def _explain_last_end(context: LabContext) -> None:
+    """Ask again why the last server ended: a keeper may notice the end after its student does."""
+    for end in _list_ends(context)[-1:]:
+        if end.kind != "gone" or end.detail.get("why"):
+            continue
+        if why := adoption.explain_end(context, end.server_id):
+            detail = {"why": why}
+            context.state.record(
+                EXPLAINED, lab_id=context.lab_id, server_id=end.server_id, detail=detail
+            )
+
+
+def _list_ends(context: LabContext) -> list[LedgerEntry]:
+    """Return the ends of the lab's servers, the last one last. "why" is the provider's reason."""
+    lines = [
+        line
+        for kind in ("terminated", "gone", EXPLAINED)
+        for line in context.state.list_events(lab_id=context.lab_id, kind=kind)
+    ]
+    return sorted(lines, key=lambda line: line.number)
 
 
 def _clocks(

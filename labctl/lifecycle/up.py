@@ -13,7 +13,7 @@ from labctl.events import BlockerNote, Note, report_part, report_wait
 from labctl.lazy import lazy_imports
 from labctl.lifecycle import disk_restore
 from labctl.lifecycle.status import record_watch
-from labctl.model import Server
+from labctl.model import Server, ServerFacts
 from labctl.runs import images, provenance
 from labctl.servers import (
     attempts,
@@ -26,9 +26,10 @@ from labctl.servers import (
 from labctl.servers.adoption import adopt, is_leased
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
+from labctl.servers.job_queue import has_job_queue
 from labctl.servers.key_setup import call_with_key_setup
 from labctl.servers.open_costs import explain_open_costs
-from labctl.servers.prepare import prepare, probe
+from labctl.servers.prepare import check_login_node, prepare, probe
 from labctl.servers.reachability import wait_until_reachable
 from labctl.stores.lab_store import prepare_store
 from labctl.text import add_next
@@ -118,17 +119,7 @@ def _install(
     context: LabContext, server: Server, transport: Transport, *, loads_image: bool
 ) -> Server:
     """Install what labctl needs on a machine that can be reached, and arm its guards."""
-    facts = prepare(
-        transport,
-        server,
-        probe(transport),
-        playbooks_dir=context.paths.data_dir / "playbooks",
-        ssh_config=context.connections.config_path(server.id),
-        reporter=context.reporter,
-        boto3=_is_boto3_needed(context),
-        docker=context.config.uses_containers,
-        name=context.name,
-    )
+    facts = _prepare(context, server, transport)
     context.save_facts(server, facts)
     context.state.save_server(server)
     if loads_image:
@@ -148,6 +139,25 @@ def _install(
     context.state.record("ready", lab_id=context.lab_id, server_id=server.id, detail=detail)
     disk_restore.restore(context, server)
     return server
+
+
+def _prepare(context: LabContext, server: Server, transport: Transport) -> ServerFacts:
+    """Install what is missing; on a login node, only find out what is there."""
+    facts = probe(transport)
+    if has_job_queue(context):
+        check_login_node(facts, context.reporter)
+        return facts
+    return prepare(
+        transport,
+        server,
+        facts,
+        playbooks_dir=context.paths.data_dir / "playbooks",
+        ssh_config=context.connections.config_path(server.id),
+        reporter=context.reporter,
+        boto3=_is_boto3_needed(context),
+        docker=context.config.uses_containers,
+        name=context.name,
+    )
 
 
 def _start_load(context: LabContext, start: Callable[[], None]) -> None:

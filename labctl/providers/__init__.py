@@ -32,6 +32,7 @@ from labctl.model import (
 )
 
 if TYPE_CHECKING:
+    from labctl.wire.runs import JobRequest
     from labctl.wire.watchdog import WatchRecord
 
 with lazy_imports(__name__):
@@ -193,6 +194,23 @@ class Leasable(Protocol):
 
     def extend(self, server_id: str, span_s: int) -> Server | None:
         """Have the lease end `span_s` seconds from now; None if it has ended already."""
+
+
+@runtime_checkable
+class SubmitsJobs(Protocol):
+    """The server is a login node that others use too, and each run is a job of its cluster.
+
+    `job_executor` is the executor that submits them, and the only one of such a server. Nothing is
+    installed there, and no watchdog runs there.
+    """
+
+    job_executor: ClassVar[str]
+
+    def build_job_request(self, need: Need, offer: Offer) -> JobRequest:
+        """Say what a job of a lab asks of the cluster. `offer` is that of its login node."""
+
+    def remove_files(self, lab: str, lab_id: str) -> None:
+        """Remove the directory of a lab whose results were saved, or given up by the user."""
 
 
 @runtime_checkable
@@ -361,12 +379,14 @@ BUILT_IN = {
     "aws": "labctl.providers.aws:AwsProvider",
     "course": "labctl.providers.course:CourseProvider",
     "local": "labctl.providers.local:LocalProvider",
+    "slurm": "labctl.providers.slurm:SlurmProvider",
     "static": "labctl.providers.static:StaticProvider",
 }
 SUMMARIES = {
     "aws": "the cheapest fitting instance at AWS; costs money",
     "course": "the server that your course gives you; use labctl join FILE instead",
     "local": "a container on this machine (needs Docker; no GPU)",
+    "slurm": "a cluster with Slurm, whose login node you reach with ssh",
     "static": "existing machines that you reach with ssh",
 }
 

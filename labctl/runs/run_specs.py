@@ -12,6 +12,7 @@ from labctl.runs import images, server_environments
 from labctl.runs.launch import build_launch_command
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option
+from labctl.servers.job_queue import build_job_request
 from labctl.wire.runs import RunSpec
 
 
@@ -48,6 +49,7 @@ def build_spec(
         tty=tty,
         data=config.server_data,
         executor=config.server.executor,
+        job=build_job_request(context, server),
     )
 
 

@@ -18,7 +18,13 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.model import Server
-from labctl.providers import Explains, Joinable, Leasable, get_provider_class
+from labctl.providers import (
+    Explains,
+    Joinable,
+    Leasable,
+    SubmitsJobs,
+    get_provider_class,
+)
 from labctl.retry import poll_until
 from labctl.servers import accounts, cost
 from labctl.servers.context import LabContext
@@ -100,14 +106,18 @@ def _drop_ended(context: LabContext, alive: Server | None) -> None:
             context.state.save_server(msgspec.structs.replace(recorded, state=shown.state))
             continue
         context.state.drop_server(recorded.id)
-        why = ""
-        if isinstance(context.provider, Explains):
-            why = context.provider.explain_end(recorded.id)
+        why = explain_end(context, recorded.id)
         detail = {"why": why} if why else {}
         context.state.record("gone", lab_id=context.lab_id, server_id=recorded.id, detail=detail)
     context.connections.forget_unrecorded(
         lambda: [server.id for server in context.state.list_servers()]
     )
+
+
+def explain_end(context: LabContext, server_id: str) -> str:
+    """Return why a server has ended, as its provider says; "" if it does not."""
+    provider = context.provider
+    return provider.explain_end(server_id) if isinstance(provider, Explains) else ""
 
 
 def _is_gone(context: LabContext, recorded: Server, alive: Server | None) -> bool:
@@ -162,6 +172,11 @@ def is_leased(context: LabContext) -> bool:
     return isinstance(context.provider, Leasable)
 
 
+def is_shared_with_others(context: LabContext) -> bool:
+    """Whether the machine stays, with the user's other files, after the lab has left it."""
+    return is_leased(context) or isinstance(context.provider, SubmitsJobs)
+
+
 def is_leased_by(provider: str) -> bool:
     """Whether the servers of the provider with this name are leased machines.
 
@@ -186,6 +201,8 @@ def suggest_other_machine(context: LabContext, error: LabError) -> None:
 
 def describe_down(context: LabContext) -> str:
     """Say in a few words what `labctl down` does with the lab's server."""
+    if isinstance(context.provider, SubmitsJobs):
+        return "cancel your jobs"
     return "end your lease" if is_leased(context) else "remove the server"
 
 

@@ -39,6 +39,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start, spent_usd
 from labctl.servers.disk_retention import KEPT_S
 from labctl.servers.host_keys import ensure_key_pair
+from labctl.servers.job_queue import has_job_queue
 from labctl.servers.plan import describe_market, describe_offer, describe_plan
 from labctl.text import dollars_text, price_text
 
@@ -293,6 +294,8 @@ def _describe_creation(context: LabContext) -> str:
     """Say in a few words where the server comes from; a course may have created it before."""
     if adoption.is_leased(context):
         return "leasing a machine"
+    if has_job_queue(context):
+        return "using a login node"
     return "getting a server" if isinstance(context.provider, Guarded) else "creating a server"
 
 

@@ -176,7 +176,7 @@ def remove_or_drop(context: LabContext, server: Server, *, discard: bool) -> Rem
     try:
         return remove(context, server)
     except (ConnectError, HostKeyError) as error:
-        if not (discard and adoption.is_leased(context)):
+        if not (discard and adoption.is_shared_with_others(context)):
             raise
         _drop_leased_machine(context, server, error)
         return error

@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from labctl.model import Need, Server
-from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable
+from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable, SubmitsJobs
 from labctl.servers import cost, deadlines, disk_retention
 from labctl.servers.context import LabContext
 from labctl.state import LedgerEntry
@@ -50,6 +50,8 @@ def arm(
     """
     if isinstance(context.provider, Guarded):
         return _watch_foreign(context, server, context.provider)
+    if isinstance(context.provider, SubmitsJobs):
+        return None
     need, price = deadlines.get_server_need(context, server), server.offer.price_usd_per_hour
     limited = any(
         (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, context.config.store)

@@ -100,6 +100,24 @@ def prepare(
     return after
 
 
+def check_login_node(facts: ServerFacts, reporter: Reporter) -> None:
+    """Report what a login node lacks, on which labctl installs nothing.
+
+    PolicyError if the agent cannot run there.
+    """
+    lacking = list_missing(facts, docker=False, sessions=False)
+    required = [lack.words for lack in lacking if not lack.optional]
+    if required:
+        raise PolicyError(
+            f"labctl cannot use this login node: {'; '.join(required)}",
+            why="labctl installs nothing on a cluster",
+            hint="load a module with Python in your ~/.bashrc there, or ask its administrator",
+        )
+    for lack in lacking:
+        text = f"{lack.words} on the login node, so `labctl attach` does not work"
+        reporter.emit(Note(text=text))
+
+
 def can_playbook_fix(lack: MissingRequirement) -> bool:
     """Whether the playbook fixes it on every server and for every account."""
     return not lack.optional and lack.name != "docker daemon"

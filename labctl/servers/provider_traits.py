@@ -8,6 +8,7 @@ from labctl.providers import (
     OnThisMachine,
     Provider,
     RequiresSettings,
+    SubmitsJobs,
     get_provider_class,
 )
 
@@ -19,6 +20,7 @@ def read_provider_traits(name: str) -> ProviderTraits:
         settings_type=provider.settings_type,
         on_this_machine=isinstance(provider, OnThisMachine),
         for_students=isinstance(provider, Guarded),
+        job_executor=provider.job_executor if isinstance(provider, SubmitsJobs) else "",
     )
 
 

@@ -9,11 +9,27 @@ from .codec import with_keys
 from .verbs import LabRequest, StreamingVerb, Verb
 
 # The names of the executors.
-DOCKER, PROCESS = "docker", "process"
+DOCKER, PROCESS, SLURM = "docker", "process", "slurm"
 # The limit (limit.json) that ended a run whose time with a shared GPU was over.
 GPU_LEASE = "GPU lease"
 # The environments of plain processes are named after this and a hash of their content.
 ENVIRONMENT = "labctl/environment"
+
+
+class JobRequest(NamedTuple):
+    """What a run asks of Slurm; "" and 0 leave it to the cluster's defaults.
+
+    `gpus` is a value of `sbatch --gres`, such as "gpu:a100:2". `modules` are loaded with
+    `module load`. `options` are further options of sbatch by their long names.
+    """
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time_s: int = 0
+    gpus: str = ""
+    modules: Tuple[str, ...] = ()
+    options: Dict[str, str] = {}
 
 
 class RunSpec(NamedTuple):
@@ -22,8 +38,8 @@ class RunSpec(NamedTuple):
     The hash of its JSON claims the run's id. `command` is argv for the container. `image` is a
     reference that exists on the server. `gpus` is "" (no GPU), "all" or device UUIDs joined by
     commas. Sizes are in bytes; 0 is no limit. `data` has the full path on the server of each data
-    set that is already there, by its name. `executor` runs the command there: in a container, or
-    as a plain process, which has no image.
+    set that is already there, by its name. `executor` runs the command there: in a container, as
+    a plain process, which has no image, or as a job of Slurm, for which `job` is.
     """
 
     id: str
@@ -41,6 +57,7 @@ class RunSpec(NamedTuple):
     tty: bool = False
     data: Dict[str, str] = {}
     executor: str = DOCKER
+    job: JobRequest = JobRequest()
 
 
 class ClaimRecord(NamedTuple):
@@ -145,6 +162,21 @@ class ProcessAttemptRecord(NamedTuple):
     lab_id: str
     directory: str
     boot: str
+
+
+class SlurmAttemptRecord(NamedTuple):
+    """An attempt that is a job of Slurm (attempt.json in its own directory).
+
+    `directory` is the run's. `job_id` is "" until Slurm's reply has arrived: the job's name, which
+    no other attempt has, finds it all the same.
+    """
+
+    run: str
+    lab_id: str
+    directory: str
+    job_name: str
+    created_at: float
+    job_id: str = ""
 
 
 class ProcessRecord(NamedTuple):

@@ -208,6 +208,7 @@ def test_fish_completes_after_one_command(environ: dict[str, str]) -> None:
     assert [each.partition("\t")[0] for each in ask("labctl logs nig")] == ["night-1", "night-2"]
     assert {"board", "jupyter", "tensorboard"} <= set(ask("labctl forward "))
     assert ask("labctl doctor --provider loc") == ["local"]
+    assert [each.partition("\t")[0] for each in ask("labctl init new --template d")] == ["ddp"]
     assert "notes.txt" in ask("labctl cp not")
 
 

@@ -202,6 +202,19 @@ assignments:
 """
 
 
+def test_a_program_that_reads_a_plan_gets_whole_lines(
+    labctl: Labctl, canvas: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert labctl("course", "init", "ml", "--roster", str(canvas)).code == 0
+    with (canvas.parent / "ml" / "course.yaml").open("a") as file:
+        file.write(DUE_IN_BERLIN)
+    monkeypatch.setenv("COLUMNS", "80")
+    rules = [
+        line for line in in_course(labctl, "plan", "--offline").out.splitlines() if "hw3" in line
+    ]
+    assert rules[0].endswith("accepted for 2 d, -10% a day"), rules
+
+
 def test_due_times_are_in_the_courses_zone_with_their_grace_period(
     labctl: Labctl, canvas: Path
 ) -> None:

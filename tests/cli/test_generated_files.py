@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from labctl.config import find_data_dir
+from labctl.lifecycle.project_templates import PROJECT_TEMPLATES
 
 COLUMNS = 80
-DIRECTORIES = ("image-classifier", "image-classifier-starter", "course")
+DIRECTORIES = (*PROJECT_TEMPLATES, "image-classifier-starter", "course")
 TEMPLATES = sorted(
     path
     for directory in DIRECTORIES

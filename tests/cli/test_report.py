@@ -161,6 +161,51 @@ def test_damaged_parts_are_left_out_and_named(labctl: Any, pulled: Path) -> None
     assert "90.0%" in page
 
 
+SPEEDUP = {
+    "device": "cpu",
+    "backend": "gloo",
+    "batch_size": 60,
+    "rows": [
+        {"variant": "alone", "processes": 1, "seconds_per_step": 0.010},
+        {"variant": "fp16", "processes": 2, "seconds_per_step": 0.008, "bytes_per_step": 2048.0},
+    ],
+}
+
+
+def test_a_measured_speed_up_is_drawn(labctl: Any, pulled: Path) -> None:
+    (pulled / "logs" / "speedup.json").write_text(json.dumps(SPEEDUP))
+    assert labctl("report").code == 0
+    page = (pulled / "report.html").read_text().replace("\u00a0", " ")
+    for part in (">Speed-up</h2>", "Measured on cpu with gloo.", "8 ms", "2.0 KiB", ">1.25<"):
+        assert part in page
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"rows": [', "truncated"),
+        ("[" * 100_000, ""),
+        ('{"rows": []}', "no row has 1 process"),
+        ('{"rows": [{"variant": "x", "processes": 0, "seconds_per_step": 1}]}', ">= 1"),
+        ('{"rows": [{"variant": "x", "processes": 1, "seconds_per_step": 0}]}', "> 0"),
+        ('{"rows": [{"variant": "x", "processes": 1, "seconds_per_step": NaN}]}', "malformed"),
+        ('{"rows": []}' + " " * 2**20, "larger than 1 MiB"),
+    ],
+)
+def test_a_damaged_speed_up_is_left_out_and_named(
+    labctl: Any, pulled: Path, text: str, why: str
+) -> None:
+    (pulled / "logs" / "speedup.json").write_text(text)
+    said = labctl("report")
+    assert said.code == 0
+    message = " ".join(said.err.split())
+    assert "skipped speedup.json: " in message
+    assert why in message
+    page = (pulled / "report.html").read_text()
+    assert "skipped speedup.json" in page
+    assert ">Speed-up</h2>" not in page
+
+
 def test_a_picture_through_a_link_is_not_shown(labctl: Any, pulled: Path) -> None:
     secret = pulled.parents[2] / "private.png"
     secret.write_bytes(png(9, 9))

@@ -11,6 +11,7 @@ from aws_case import aws_case, aws_rehearsal
 from case import Case
 from course_case import course_case, course_keeper
 from local_case import local_case, local_provider
+from slurm_case import slurm_case, slurm_cluster
 from static_case import static_case, static_machines
 
 from labctl.providers import list_provider_names
@@ -22,12 +23,23 @@ __all__ = [
     "course_keeper",
     "local_case",
     "local_provider",
+    "slurm_case",
+    "slurm_cluster",
     "static_case",
     "static_machines",
 ]
 
 
-@pytest.fixture(params=list_provider_names())
+# Its end-to-end tests, which always run, use a cluster of their own.
+WITH_LONG = ("slurm",)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.long if name in WITH_LONG else ())
+        for name in list_provider_names()
+    ]
+)
 def case(request: pytest.FixtureRequest) -> Case:
     name = f"{request.param}_case"
     try:

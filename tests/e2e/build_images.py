@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import bare_container
 import lab_servers
 import registry_container
+import slurm_cluster
 import sshd_container
 import store_lab
 import sync_lab
@@ -31,6 +32,7 @@ def build_small() -> None:
     """Each of the others stands on the one of `sshd_container`."""
     sshd_container.build_tmux_image()
     sync_lab.build_image()
+    slurm_cluster.build_image()
     store_lab.build_store_image()
     bare_container.build_image()
     lab_servers.small_image()

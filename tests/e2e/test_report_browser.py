@@ -16,6 +16,7 @@ from playwright.sync_api import Browser
 
 from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
+from labctl.insight.speedup import Speedup, StepTime
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from report_facts import evaluation, facts
@@ -23,6 +24,7 @@ from report_facts import evaluation, facts
 pytest_plugins = ["browser_fixtures"]
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
+VARIANTS = ("fp16", "powersgd", "parameters every 8 steps of all processes")
 OUTSIDE = """() => [...document.querySelectorAll('text, h1, p, dt, dd, li, figcaption')]
   .filter(one => {
     const box = one.getBoundingClientRect();
@@ -33,7 +35,13 @@ OUTSIDE = """() => [...document.querySelectorAll('text, h1, p, dt, dd, li, figca
 
 def written(folder: Path, name: str = "digits") -> Path:
     found = evaluation((name, *"1234567"))
-    made = build_page(facts(lab=name, evaluation=found, here=found, server=found))
+    steps = [(name, 1, 0.4), ("whole", 2, 0.3), ("whole", 4, 0.2), *((v, 4, 0.1) for v in VARIANTS)]
+    rows = (
+        StepTime(variant=variant, processes=count, seconds_per_step=seconds, bytes_per_step=4.5e6)
+        for variant, count, seconds in steps
+    )
+    speedup = Speedup(rows=tuple(rows), device="cpu", backend="gloo", batch_size=60)
+    made = build_page(facts(lab=name, evaluation=found, here=found, server=found, speedup=speedup))
     (folder / "report.html").write_text(render(made, ROOT / "templates" / "report"))
     return folder / "report.html"
 

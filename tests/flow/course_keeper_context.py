@@ -24,6 +24,7 @@ from labctl.model import Endpoint, Offer, Server
 from labctl.providers import Deadline
 from labctl.servers.context import LabContext
 from labctl.state import State
+from labctl.wire.keeper import SeatEndRecord
 
 ROSTER = """id,name,email,team,section,active
 alice,Alice,alice@example.edu,,,yes
@@ -106,6 +107,9 @@ class Pretended:
     def authorize_keys(self, seat: Seat, server: Server, claims: tuple[SeatClaim, ...]) -> Server:
         self.keys.append(tuple(sorted(one.student for one in claims)))
         return server
+
+    def explain_stop(self, seat: Seat) -> SeatEndRecord | None:
+        return None
 
     def check_server(self, seat: Seat, server: Server) -> Server | None:
         return self.server

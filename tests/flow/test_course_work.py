@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -162,6 +163,31 @@ def test_a_used_up_budget_makes_nothing(course: Course) -> None:
     course.folder.ledger.append("budget", seat="alice", usd=5.0)
     work.check(seat)
     work.check(course.folder.find_seat("bob"))  # another seat's dollars are its own
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"ends_by": "idle", "ends_in_s": 21.0}, "nothing ran there; "),
+        ({"ends_by": "idle", "ends_in_s": 600.0}, ""),
+        ({"ending": "ttl", "ends_by": "idle"}, "its time was over; "),
+    ],
+)
+def test_a_student_learns_why_the_server_is_stopped(
+    course: Course, report: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, seat = work_of(course), course.folder.find_seat("alice")
+    server = work.create_server(seat)
+    work.staff.state.record(
+        "watch", lab_id=seat.lab_id, server_id=server.id, detail={"watch": report}
+    )
+    assert work.explain_stop(seat) is None
+    course.world.cloud.change(server.id, state="stopped")
+    now = time.time()
+    monkeypatch.setattr("labctl.courses.seat_ends.time.time", lambda: now + 60.0)
+    ended = work.explain_stop(seat)
+    assert ended is not None
+    assert ended.why == f"{why}it is stopped, and labctl up starts it again"
 
 
 def test_keys_are_those_of_who_holds_it_now(course: Course) -> None:

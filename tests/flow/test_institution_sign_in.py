@@ -156,6 +156,8 @@ def test_a_student_signs_in_by_the_address_in_the_roster(
     [
         {"aud": "another-course"},
         {"aud": "another-course", "azp": CLIENT},
+        {"aud": [CLIENT, "another-course"], "azp": "another-course"},
+        {"aud": ["another-course", "a-third"]},
         {"iss": "https://evil.example"},
         {"nonce": "of-another-browser"},
         {"nonce": None},

@@ -44,6 +44,42 @@ def test_status_asks_nobody(lab: World) -> None:
     assert 0 <= said["cost_usd"] < 0.01
 
 
+class ExplainingCloud(DiskCloud):
+    reason = ""
+
+    def explain_end(self, server_id: str) -> str:
+        return self.reason
+
+
+def test_the_reason_of_an_end_may_be_known_later(tmp_path: Path) -> None:
+    """A keeper notices that a server has ended within a minute, and its student at once."""
+    lab = world(tmp_path, ExplainingCloud)
+
+    def end_server(server: Server) -> str:
+        lab.cloud.change(server.id, state="terminated")
+        return read_end()
+
+    def read_end() -> str:
+        refreshed = read_status(lab.context(), refresh=True)
+        assert refreshed["server"] is None
+        assert read_status(lab.context(), refresh=False)["last_end"] == refreshed["last_end"]
+        return str(refreshed["last_end"])
+
+    assert isinstance(lab.cloud, ExplainingCloud)
+    server = up.up(lab.context())
+    assert end_server(server) == ""
+    lab.cloud.reason = "nothing ran there"
+    assert read_end() == "nothing ran there"
+    # The last one counts, with a reason or without.
+    lab.cloud.reason = "its time was over"
+    other = up.up(lab.context())
+    assert end_server(other) == "its time was over"
+    ended = read_status(lab.context(), refresh=False)["ended"]
+    assert ended == {server.id: "nothing ran there", other.id: "its time was over"}
+    lab.cloud.reason = ""
+    assert end_server(up.up(lab.context())) == ""
+
+
 @pytest.mark.parametrize(("price", "why"), [(0.0, ""), (0.5, " and cost money")])
 def test_status_after_an_interrupted_up_says_that_there_may_be_a_server(
     lab: World, price: float, why: str

@@ -26,15 +26,18 @@ from labctl.courses.records.excuses import draft_excuse_line
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.release import release_grades
 from labctl.courses.servers import CourseOperator
-from labctl.courses.starters import publish_starters
+from labctl.courses.starter_delivery import deliver_starters, describe_course_lab
+from labctl.courses.starters import find_published, publish_starters
 from labctl.errors import ConfigError, LabError, NotFoundError, PolicyError
 from labctl.events import SilentReporter
+from labctl.providers.course import CourseProviderSettings
 from labctl.state import State
 from labctl.submissions import receive as receiving
 from labctl.submissions.collect import CollectedPost
 from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.service import serve
+from labctl.sync.starter import encode_starter, hash_document
 from labctl.wire.boot_id import read_boot_token
 from labctl.wire.sandbox import CHECK_GRADING, GradingCheckReply
 from labctl.wire.verbs import LabRequest
@@ -73,9 +76,13 @@ def folder(tmp_path: Path, clock: list[float]) -> CourseFolder:
     return CourseFolder(course)
 
 
-def hand_in(folder: CourseFolder, student: str, at: float, text: str = "") -> None:
+def hand_in(
+    folder: CourseFolder, student: str, at: float, text: str = "", *, lab_file: bytes = b""
+) -> None:
     receiver = Receiver(folder.drop, lambda: at)
     files = {**FILES, "code/train.py": f"print({text!r})\n".encode()}
+    if lab_file:
+        files["code/lab.yaml"] = lab_file
     data = packed(files, student=student)
     about = ("hw3", student, hashlib.sha256(data).hexdigest(), len(data))
     receiver.begin(*about)
@@ -147,6 +154,43 @@ def test_code_is_laid_out_with_a_diff_against_the_starter(
     assert sorted(path.name for path in into.iterdir()) == [
         *("alice-1", "alice-1.diff", "alice-2", "alice-2.diff")
     ]
+
+
+@pytest.mark.parametrize("own", [b"", b"run: [python, train.py]\n"])
+def test_the_lab_file_that_joining_writes_is_no_difference(
+    folder: CourseFolder, tmp_path: Path, own: bytes
+) -> None:
+    start = folder.path / "start"
+    start.mkdir()
+    (start / "train.py").write_text("print('start')\n")
+    if own:
+        (start / "lab.yaml").write_bytes(own)
+    (folder.path / "course.yaml").write_text(COURSE.replace("{due", "{template: start, due"))
+    folder.refresh()
+    publish_starters(folder, find_paths())
+    published = find_published(folder, "hw3")
+    assert published is not None
+    document = encode_starter(published)
+    settings = CourseProviderSettings(
+        keeper="ssh://ml@keeper:22",
+        host_key=f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 43}",
+        course="ml",
+        student="alice",
+        seat="0123456789ab",
+    )
+    lab = describe_course_lab(settings, tmp_path / "labs", "ml:1")
+    (result,) = deliver_starters(
+        lab, {"hw3": hash_document(document)}, {"hw3": ""}, lambda *_: document, find_paths()
+    )
+    text = (result.directory / "lab.yaml").read_bytes()
+    hand_in(folder, "alice", DUE_AT - 100, "start", lab_file=text)
+    (alice,) = write_code_folders(folder, collect(folder, "hw3"), tmp_path / "read")
+    assert Path(alice.diff).read_text() == ""
+    hand_in(folder, "alice", DUE_AT - 50, "start", lab_file=text + b"env: {SEED: 1}\n")
+    (changed,) = write_code_folders(folder, collect(folder, "hw3"), tmp_path / "read")
+    lines = Path(changed.diff).read_text().splitlines()
+    assert "+env: {SEED: 1}" in lines
+    assert not any("host_key" in line for line in lines)
 
 
 def test_an_extension_counts_afterwards_too(folder: CourseFolder) -> None:

@@ -27,6 +27,7 @@ from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.records.grade_statistics import compute_statistics
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.marks import list_notes
+from labctl.courses.records.timetable import find_zone, local_time_text
 from labctl.courses.records.writeback import _write_plain
 from labctl.courses.release import release_grades
 from labctl.courses.statistics import read_statistics
@@ -373,3 +374,27 @@ def test_a_mark_above_what_the_item_is_worth_now_does_not_count(folder: CourseFo
     (folder.path / "course.yaml").write_text(text)
     folder.refresh()
     assert grade_of(folder, "alice", "essay").score is None
+
+
+def test_the_page_of_a_rubric_says_when_the_submission_arrived(folder: CourseFolder) -> None:
+    # hw3 as a rubric alone: no grading has stored the bundle's hash.
+    text = COURSE.replace("    grade: {command: sh grade.sh}\n", "").replace(
+        "points: 90", "points: 50"
+    )
+    (folder.path / "course.yaml").write_text(text)
+    folder.refresh()
+    hand_in(folder, "alice")
+    for student in ("alice", "dan"):
+        give_mark(folder, "hw3", student, "code", "20")
+        give_mark(folder, "hw3", student, "presentation", "30")
+    release_grades(folder, "hw3")
+    pages = []
+    for student in ("alice", "dan"):
+        feedback = Receiver(folder.drop).feedback("hw3", student)
+        assert feedback is not None
+        pages.append(feedback.page)
+    zone = find_zone(folder.config)
+    assert f"Received {local_time_text(DUE_AT - 100, zone)}.</p>" in pages[0]
+    assert "<h1>hw3, submission 1</h1>" in pages[0]
+    # Without a submission there is nothing to say about one.
+    assert "<h1>hw3</h1><p><strong>50</strong> of 50 points.</p>" in pages[1]

@@ -15,6 +15,7 @@ from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.page import MOST_MATRIX, MOST_PAIRS, build_page
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars
+from labctl.insight.speedup import Speedup, StepTime
 from labctl.model import Run
 from labctl.runs.provenance import RunOrigin, ServerHardware
 
@@ -157,6 +158,36 @@ def test_the_page_needs_nothing_from_anywhere_and_runs_nothing() -> None:
     assert not re.search(r"url\(|@import|https?:", (TEMPLATES / "report.css").read_text())
 
 
+def measured(*steps: tuple[str, int, float], name: str = "gloo") -> Speedup:
+    rows = [
+        StepTime(variant=variant, processes=processes, seconds_per_step=seconds)
+        for variant, processes, seconds in steps
+    ]
+    return Speedup(rows=tuple(rows), device=name, backend=name, batch_size=60)
+
+
+def test_a_speed_up_has_a_curve_for_each_exchange_beside_the_ideal() -> None:
+    steps = [("alone", 1, 0.4), ("whole", 4, 0.2), ("whole", 2, 0.25), ("fp16", 2, 0.2)]
+    part = build_page(facts(speedup=measured(*steps))).speedup
+    assert part is not None
+    assert part.chart is not None
+    assert [(line.label, line.value) for line in part.chart.lines] == [
+        ("whole", "2"),
+        ("fp16", "2"),
+        ("ideal", "4"),
+    ]
+    assert [tick.text for tick in part.chart.x_ticks] == ["1", "2", "3", "4"]
+    assert [row.speedup for row in part.rows] == ["1", "2", "1.6", "2"]
+    assert "Together, the processes compute 60\u00a0items a step." in part.note
+
+
+def test_a_speed_up_of_one_process_is_a_table_alone() -> None:
+    html = read(facts(speedup=measured(("alone", 1, 0.4))))
+    assert "400 ms" in html.words.replace("\u00a0", " ")
+    assert "ideal" not in html.words
+    assert "Speed-up" not in read(facts()).words
+
+
 def hostile(text: str) -> ReportFacts:
     """The same text wherever somebody else's text may stand."""
     found = evaluation(classes=(text, "b"), checkpoint=text, split=text, device=text)
@@ -181,6 +212,7 @@ def hostile(text: str) -> ReportFacts:
         samples=tuple(sample(10 * n, gpu={"name": text, "throttle": (text,)}) for n in range(5)),
         code=RunOrigin(commit=text, dirty=True, changed=(text,), command=(text,), env={text: text}),
         machine=ServerHardware(os=text, kernel=text, docker=text, arch=text, cpus=1),
+        speedup=measured((text, 1, 0.4), (text, 2, 0.3), name=text),
         notes=(text,),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -26,15 +28,29 @@ class UnreachableEngineError(Failure):
         super().__init__("engine", what, why, SHOW_DOCKER)
 
 
+def run_program(
+    words: Sequence[str], *, stdin: str | None = None, variables: dict[str, str] | None = None
+) -> CompletedProcess[str]:
+    """Run a program with what it prints captured, and `variables` added to the environment."""
+    import subprocess  # imported here: a run's start does not need it
+
+    return subprocess.run(
+        words,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, **(variables or {})},
+        check=False,
+    )
+
+
 def run_docker(*args: str, check: bool = True) -> CompletedProcess[str]:
     """Run one docker command. While the daemon does not answer, retry for ATTEMPTS_S."""
-    import subprocess  # imported here: a run's start does not need it
 
     def run_once() -> CompletedProcess[str]:
         try:
-            done = subprocess.run(
-                ["docker", *args], input="", capture_output=True, text=True, check=False
-            )
+            done = run_program(["docker", *args], stdin="")
         except FileNotFoundError:
             what = "Docker is not installed on the server"
             raise Failure("engine", what, hint="labctl doctor") from None
@@ -50,10 +66,7 @@ def run_docker(*args: str, check: bool = True) -> CompletedProcess[str]:
 
 
 def run_tmux(*args: str) -> CompletedProcess[str]:
-    import subprocess
-
-    words = _tmux_words(args)
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    return run_program(_tmux_words(args))
 
 
 # Set in a session that was opened after its run had ended.

@@ -25,6 +25,7 @@ class DockerExecutor:
     """See `Executor`."""
 
     noun = "container"
+    runs_here = True
 
     def find_image(self, spec: RunSpec) -> Image | None:
         return engine.inspect_image(spec.image)

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Union
 
 from ...wire.runs import RunSpec
 from ..host.engine_objects import Image
+from ..reply import Failure
 
 
 class Environment(NamedTuple):
@@ -37,9 +38,11 @@ class NewAttempt(NamedTuple):
 class ProgramState(NamedTuple):
     """The program of an attempt, as its executor sees it now.
 
-    `status` is "created" (not started yet), "running" or "ended". `exit_code`, `ended_at` (Unix
-    seconds of the server's clock) and `is_out_of_memory` are those of an ended one; None if nobody
-    recorded them. `error` says why it did not start, "" if it did.
+    `status` is "created" (not started yet), "queued" (started, and waits for a machine), "running"
+    or "ended". `exit_code`, `ended_at` (Unix seconds of the server's clock) and `is_out_of_memory`
+    are those of an ended one; None if nobody recorded them. `error` says why it did not start, ""
+    if it did. `began` is False for an ended one that never ran. `summary` says what a queued one
+    waits for, or why something else than its command ended it.
     """
 
     name: str
@@ -48,6 +51,12 @@ class ProgramState(NamedTuple):
     ended_at: float | None = None
     is_out_of_memory: bool = False
     error: str = ""
+    began: bool = True
+    summary: str = ""
+
+
+class UnknownStartError(Failure):
+    """Nobody knows whether an attempt has started. A repeated start finds out."""
 
 
 class LiveAttempt(NamedTuple):
@@ -61,9 +70,13 @@ class LiveAttempt(NamedTuple):
 
 
 class Executor(Protocol):
-    """Runs the programs of attempts. `noun` is what users call one, such as "container"."""
+    """Runs the programs of attempts. `noun` is what users call one, such as "container".
+
+    `runs_here`: they run on this machine, so that a restart of it ends them.
+    """
 
     noun: str
+    runs_here: bool
 
     def find_image(self, spec: RunSpec) -> AttemptImage | None:
         """Return what an attempt runs in; None if it is not on this server."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...wire.runs import DOCKER, PROCESS
+from ...wire.runs import DOCKER, PROCESS, SLURM
 from ..reply import Failure
 from .docker_executor import DockerExecutor
 from .executor import Executor, ProgramState
 from .process_executor import ProcessExecutor
 from .records import read_final_record, read_last_attempt
+from .slurm_executor import SlurmExecutor
 from .spec import read_spec
 
 
@@ -20,6 +21,8 @@ def get_executor(name: str) -> Executor:
         return DockerExecutor()
     if name == PROCESS:
         return ProcessExecutor()
+    if name == SLURM:
+        return SlurmExecutor()
     raise Failure("usage", f"the agent on the server has no executor {name!r}", "", "labctl doctor")
 
 

@@ -77,7 +77,7 @@ def _pump(executor: Executor, log: Path, offset: int, name: str) -> None:
         while True:
             ended = waiter.poll() is not None
             offset = _send(log, offset)
-            if ended and not _is_running(executor, name):
+            if ended and not _is_active(executor, name):
                 _send(log, offset)
                 return
             if ended:
@@ -97,9 +97,9 @@ def _wait(executor: Executor, name: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _is_running(executor: Executor, name: str) -> bool:
+def _is_active(executor: Executor, name: str) -> bool:
     program = executor.inspect([name]).get(name)
-    return program is not None and program.status == "running"
+    return program is not None and program.status in ("queued", "running")
 
 
 def _send(log: Path, offset: int) -> int:

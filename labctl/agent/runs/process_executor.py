@@ -45,6 +45,7 @@ class ProcessExecutor:
     """See `Executor`. What an attempt runs in is an Environment."""
 
     noun = "process"
+    runs_here = True
 
     def find_image(self, spec: RunSpec) -> Environment | None:
         return use_environment(spec.image, spec.lab_id)

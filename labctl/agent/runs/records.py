@@ -13,6 +13,7 @@ from ...wire.runs import (
     ClaimRecord,
     DiskRestoreRecord,
     ExitRecord,
+    JobRequest,
     LimitRecord,
     LogOffsetRecord,
     RunRecord,
@@ -67,6 +68,8 @@ def encode_spec(spec: RunSpec) -> str:
         del body["data"]
     if spec.executor == DOCKER:
         del body["executor"]
+    if spec.job == JobRequest():
+        del body["job"]
     return json.dumps(body, sort_keys=True)
 
 

@@ -162,6 +162,8 @@ def _determine_state(
         return record._replace(state="running")
     if program and program.status == "created":
         return record
+    if program and program.status == "queued":
+        return record._replace(state="starting", summary=program.summary)
     exit_record = read_exit(directory)
     rebooted = bool(attempt.boot) and attempt.boot != read_boot_token()
     cancelled = (directory / ".labctl" / "cancel").exists()
@@ -203,10 +205,14 @@ def _describe_killed_program(
     code, noun = program.exit_code, get_executor(spec.executor).noun
     if program.is_out_of_memory:
         summary = describe_exit(code=137, oom_kills=1, memory_bytes=spec.memory_bytes)
+    elif cancelled and not program.began:
+        summary = "canceled before it started"
     elif cancelled:
         summary = "canceled: it did not stop in time and was killed"
     elif program.error:
         summary = f"could not start: {program.error[-500:]}"
+    elif program.summary:
+        summary = program.summary
     elif code is None:
         summary = f"its {noun} was killed from outside"
     elif code <= 128 and measure_disk(directory)[0] < LEAST_ROOM_BYTES:

@@ -35,7 +35,7 @@ from ..program import PROGRAM
 from ..reply import Failure
 from . import secrets_tmpfs
 from .containers import create_output_directories
-from .executor import AttemptImage, Executor, NewAttempt, ProgramState
+from .executor import AttemptImage, Executor, NewAttempt, ProgramState, UnknownStartError
 from .executors import get_executor
 from .records import (
     list_attempts,
@@ -113,6 +113,8 @@ def _launch_claimed(
         return StartRunReply(missing=spec.image)
     try:
         started = launch(root, directory, spec, image, request.secrets, held=request.held)
+    except UnknownStartError:
+        raise  # a repeated call finds the run by its claim
     except Failure:
         if not existed:
             drop_tree(directory)
@@ -127,9 +129,12 @@ def _launch_claimed(
 
 
 def _list_other_active_runs(spec: RunSpec) -> tuple[str, ...]:
-    """List the ids of the lab's running runs except this one, the newest first."""
+    """List the ids of the lab's running runs except this one on this machine, the newest first."""
+    executor = get_executor(spec.executor)
+    if not executor.runs_here:
+        return ()
     try:
-        live = get_executor(spec.executor).list_live(spec.lab_id)
+        live = executor.list_live(spec.lab_id)
     except Failure:  # the run has started: a list for information must not fail it
         return ()
     return tuple(attempt.run for attempt in live if attempt.run != spec.id)
@@ -186,27 +191,29 @@ def launch(
     write_text(meta / "entry.sh", read_entry_script(), 0o755)
     attempt = len(list_attempts(directory)) + 1
     container = f"{root.name}-{spec.id}-{attempt}"
+    executor = get_executor(spec.executor)
     record = AttemptRecord(
         container=container,
-        boot=read_boot_token(),
+        boot=read_boot_token() if executor.runs_here else "",
         image_id=image.Id if isinstance(image, Image) else "",
         image_digest=next(iter(image.RepoDigests or ()), "") if isinstance(image, Image) else "",
         started_at=time.time(),
     )
     write_attempt(directory, attempt, record)
     secrets_tmpfs.write_secrets(spec.id, secrets)
-    executor = get_executor(spec.executor)
     new_attempt = NewAttempt(container, root, directory, spec, image)
     with BackgroundShell() as shell:
         started = _start_attempt(executor, new_attempt, held)
-        script = _RECORDER
+        script = _RECORDER if executor.runs_here else ""
         # `labctl attach` opens a held run's session: a shell in the container needs a running one.
         if not held:
             # The run has started: even if it has filled the disk by now, that is not a failure.
             with suppress(OSError):
                 write_attempt(directory, attempt, record._replace(launched=True))
-            session = ["tmux", *_session_words(executor, directory, container)]
-            script = f"{shlex.join(session)} &\n{_RECORDER}"
+            # Elsewhere the session's shell would be a step of the job: `labctl attach` opens it.
+            if executor.runs_here:
+                session = ["tmux", *_session_words(executor, directory, container)]
+                script = f"{shlex.join(session)} &\n{_RECORDER}"
         shell.run(script)
     return started
 
@@ -221,6 +228,8 @@ def _start_attempt(executor: Executor, attempt: NewAttempt, held: bool) -> dict[
     if held:
         return {attempt.name: ProgramState(attempt.name, "created")}
     executor.start(attempt)
+    if not executor.runs_here:
+        return executor.inspect([attempt.name])  # it may be queued
     # Its start has just been confirmed. To inspect a command that ends at once would take 80 ms.
     return {attempt.name: ProgramState(attempt.name, "running")}
 
@@ -297,8 +306,10 @@ def session(request: RunRequest) -> SessionReply:
     has_ended = inspect_run(directory, {}).state not in UNENDED
     executor = get_executor(read_spec(directory).executor)
     name = f"labctl-{directory.name}"
-    later = [";", "set-option", "-t", f"={name}:", OPENED_LATER, "on"] if has_ended else []
-    run_tmux(*_session_words(executor, directory, container), *later)
+    mark = ["set-option", "-t", f"={name}:", OPENED_LATER, "on"] if has_ended else []
+    if mark:
+        run_tmux(*mark)  # a session that is still there, for which the next line does nothing
+    run_tmux(*_session_words(executor, directory, container), *([";", *mark] if mark else []))
     return SessionReply(name, has_ended)
 
 

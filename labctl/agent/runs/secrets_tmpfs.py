@@ -27,5 +27,12 @@ def write_secrets(run_id: str, values: dict[str, str]) -> None:
         write_text(directory / name, value, 0o600)
 
 
+def read_secrets(run_id: str) -> dict[str, str]:
+    """Read the secrets of a run by name; {} without any."""
+    directory = secrets_directory(run_id)
+    files = directory.iterdir() if directory.is_dir() else ()
+    return {file.name: file.read_text() for file in files if not file.name.startswith(".")}
+
+
 def remove_secrets(run_id: str) -> None:
     drop_tree(secrets_directory(run_id))

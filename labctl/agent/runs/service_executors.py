@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ...wire.runs import PROCESS
+from ...wire.runs import DOCKER
 from ...wire.services import (
     ListServicesReply,
     ListServicesRequest,
@@ -17,7 +17,7 @@ from . import process_services, services
 
 
 def _choose(executor: str) -> ModuleType:
-    return process_services if executor == PROCESS else services
+    return services if executor == DOCKER else process_services
 
 
 def start(request: ServiceRequest) -> ServiceReply:
@@ -30,7 +30,7 @@ def status(request: ListServicesRequest) -> ListServicesReply:
     """List every service of the lab that was started, running or not."""
     reply = process_services.status(request)
     # The caller may not know the executor of another lab.
-    is_known = reply.services or request.executor == PROCESS
+    is_known = reply.services or request.executor != DOCKER
     return reply if is_known else services.status(request)
 
 

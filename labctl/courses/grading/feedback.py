@@ -21,9 +21,12 @@ STYLE = (
 )
 
 
-def render_page(record: GradeRecord, results: GradeResults, output: str, comments: str = "") -> str:
+def render_page(
+    record: GradeRecord, results: GradeResults, output: str, comments: str = "", received: str = ""
+) -> str:
     """Return the page as HTML. `results` are those that the student may see.
 
+    `received` is when the submission arrived, in the course's zone; "" without a submission.
     `output` is what the submission's program printed. It is untrusted, as staff open the page too.
     `comments` are those on lines of the submission.
     """
@@ -39,16 +42,16 @@ def render_page(record: GradeRecord, results: GradeResults, output: str, comment
     notes = (
         f"<h2>Comments on your files</h2><pre>{_escape_html(comments)}</pre>" if comments else ""
     )
-    number = f"{record.assignment}, submission {record.number}"
+    number = f", submission {record.number}" if record.number else ""
+    title = _escape_html(f"{record.assignment}{number}")
+    bundle = f", bundle {_escape_html(record.bundle_sha256[:16])}" if record.bundle_sha256 else ""
+    arrival = f" Received {_escape_html(received)}{bundle}." if received else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{CSP}">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{_escape_html(number)}</title><style>{STYLE}</style></head><body>"
-        f"<h1>{_escape_html(number)}</h1>"
-        f"<p><strong>{record.score or 0.0:g}</strong> of {record.points:g} points. "
-        f"Received {_escape_html(record.received)}, "
-        f"bundle {_escape_html(record.bundle_sha256[:16])}.</p>"
+        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p><strong>{record.score or 0.0:g}</strong> of {record.points:g} points.{arrival}</p>"
         f"<pre>{_escape_html(results.output)}</pre>{table if rows else ''}{notes}{printed}"
         "</body></html>\n"
     )

@@ -20,6 +20,8 @@ MOST_STEPS = 4
 # least distance between labels at the ends of lines, in percent of the plot's height
 LABEL_GAP = 12.0
 UNIT = 1000.0
+# The style of a line to compare with, after those of the curves.
+REFERENCE = MOST_LINES
 # A line of at most this many points shows each of them as a dot.
 FEW = 24
 
@@ -95,18 +97,21 @@ def draw_chart(
     mark: tuple[float, str] | None = None,
     low: float | None = None,
     high: float | None = None,
+    reference: Curve | None = None,
 ) -> Chart:
     """Lay out a chart of at most MOST_LINES curves. `share` values (0 to 1) are shown in percent.
 
-    The y axis always includes `low` and `high`.
+    The y axis always includes `low` and `high`. `reference` is a line to compare the curves with.
     """
     drawn, left = list(curves[:MOST_LINES]), curves[MOST_LINES:]
     notes = [f"{len(left)} more lines are not drawn"] if left else []
     cleaned = [_clean(curve) for curve in drawn]
     notes += [f"{curve.label}: {missing}" for curve, missing in cleaned if missing]
     drawn = [curve for curve, _ in cleaned if any(y is not None for y in curve.ys)]
-    xs = [x for curve in drawn for x, y in zip(curve.xs, curve.ys, strict=True) if y is not None]
-    ys = [y for curve in drawn for y in curve.ys if y is not None]
+    all_drawn = [*drawn, reference] if reference else drawn
+    points = [p for curve in all_drawn for p in zip(curve.xs, curve.ys, strict=True)]
+    xs = [x for x, y in points if y is not None]
+    ys = [y for _, y in points if y is not None]
     near = xs and 0 < min(xs) < max(xs) / 4  # such an axis most likely counts from 0
     x_axis = choose_axis([0.0, *xs] if near else xs, whole=True) if xs else None
     y_axis = choose_axis([*ys, *(v for v in (low, high) if v is not None)]) if ys else None
@@ -115,11 +120,9 @@ def draw_chart(
         reason = "all values are NaN or infinite" if curves else "nothing was logged"
         return replace(blank, alt=f"{title}: {reason}.", note=reason)
     format_value: Callable[[float], str] = percent if share else number
+    styled = [*enumerate(_sort_main_first(drawn)), *([(REFERENCE, reference)] if reference else [])]
     lines = _separate_labels(
-        tuple(
-            _line(curve, x_axis, y_axis, style, share)
-            for style, curve in enumerate(_sort_main_first(drawn))
-        )
+        tuple(_line(curve, x_axis, y_axis, style, share) for style, curve in styled)
     )
     return replace(
         blank,
@@ -147,6 +150,8 @@ def choose_axis(values: Sequence[float], *, whole: bool = False) -> Axis | None:
         room = abs(high) / 2 or 1.0
         low, high = low - room, high + room
     step = _round_step((high - low) / MOST_STEPS)
+    if whole and all(float(value).is_integer() for value in values):
+        step = max(1.0, step)  # There is no step 1.5, and there are no 1.5 processes.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     if whole:
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from labctl.insight.scalars import Scalars
+from labctl.insight.speedup import Speedup
 from labctl.insight.telemetry import Sample
 from labctl.model import Run, Value
 from labctl.runs.evaluation import Evaluation
@@ -64,6 +65,7 @@ class ReportFacts(Value, frozen=True):
     server_accuracy: float | None = None
     scalars: Scalars = Scalars()
     samples: tuple[Sample, ...] = ()
+    speedup: Speedup | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     chosen_step: int | None = None
     code: RunOrigin | None = None

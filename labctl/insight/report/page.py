@@ -18,6 +18,7 @@ from labctl.insight.report.formatting import (
     span,
 )
 from labctl.insight.report.rows import TableRow, provenance_rows, server_rows, versus_rows
+from labctl.insight.report.speedup_chart import SpeedupPart, describe_speedup
 from labctl.insight.report.utilization import Utilization, summarize_utilization
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, compute_class_metrics, confidence_interval
@@ -107,6 +108,7 @@ class Page(Value, frozen=True):
     charts: tuple[Chart, ...]
     charts_note: str
     labeled: bool
+    speedup: SpeedupPart | None
     chosen: str
     split: str
     classes: tuple[ClassRow, ...]
@@ -146,6 +148,7 @@ def build_page(facts: ReportFacts) -> Page:
         charts=charts,
         charts_note=charts_note,
         labeled=any(line.label for one in charts for line in one.lines),
+        speedup=describe_speedup(facts.speedup) if facts.speedup else None,
         chosen=_describe_checkpoint(facts),
         split=evaluation.split if evaluation else "",
         classes=_classes(evaluation),

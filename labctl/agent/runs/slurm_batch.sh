@@ -1,0 +1,42 @@
+# Runs one attempt as a job of Slurm; labctl writes `attempt`, `run` and `modules` above.
+# Arguments: the command. A job that Slurm starts again runs all of this again.
+meta=$run/.labctl log=$run/logs/run.log
+say() { printf '%s\n' "--- $(date -u '+%Y-%m-%d %H:%M:%S UTC'): $1 ---" >>"$log"; }
+# labctl gave this attempt up before Slurm began it.
+[ -d "$attempt" ] || exit 125
+if [ -e "$attempt/began" ]; then
+  rm -rf "$attempt/started"
+  [ ! -e "$meta/exit.json" ] || mv "$meta/exit.json" "$meta/ended-start-${SLURM_RESTART_COUNT:-0}-exit.json"
+  say "Slurm started job $SLURM_JOB_ID again, on $SLURMD_NODENAME"
+fi
+# A cancel may have come while the job was being started again.
+[ ! -e "$meta/cancel" ] || exit 143
+touch "$attempt/began"
+if [ -n "$modules" ]; then
+  module load $modules >>"$log" 2>&1 || { say "module load $modules failed"; exit 126; }
+fi
+asked= child=
+trap 'asked=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
+sh "$attempt/enter.sh" "$@" &
+child=$!
+[ -z "$asked" ] || kill -TERM "$child" 2>/dev/null
+while :; do
+  wait "$child"
+  code=$?
+  kill -0 "$child" 2>/dev/null || break
+done
+if [ "$code" -gt 128 ]; then
+  wait "$child" 2>/dev/null
+  own=$?
+  [ "$own" -eq 127 ] || code=$own
+fi
+# Slurm sends SIGTERM shortly before the time limit, and to make room for other jobs. A command that
+# saved a checkpoint then goes on in another start of the same job.
+saved() { [ -n "$(find "$run/checkpoints" -type f ! -name ".*" -newer "$attempt/began" | head -n 1)" ]; }
+if [ -n "$asked" ] && [ "$code" -ne 0 ] && [ ! -e "$meta/cancel" ] && saved &&
+  [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
+  say "job $SLURM_JOB_ID must make room; it saved a checkpoint and is queued again"
+  # Slurm ends this script.
+  scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+exit "$code"

@@ -1,0 +1,272 @@
+"""A lab on a cluster with Slurm, by the commands that a student types."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guide_session import trust_machine
+from lab_servers import ROOT
+from slurm_cluster import Cluster, run_cluster
+from sshd_container import wait_for
+from transcripts import make_session, replay
+
+from labctl.servers.host_keys import ensure_key_pair
+
+pytestmark = pytest.mark.engine
+
+TRAIN = """
+import os, signal, sys, time
+
+def save(*_):
+    with open(os.path.join(os.environ["LABCTL_CHECKPOINT_DIR"], "model"), "w") as file:
+        file.write("weights")
+    sys.exit(int(sys.argv[1]))
+
+signal.signal(signal.SIGTERM, save)
+print("training on", os.environ["SLURMD_NODENAME"], os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+time.sleep(float(sys.argv[2]))
+save()
+"""
+LAB = """\
+lab: plain
+server:
+  provider: slurm
+  gpu: t4
+  slurm:
+    login: {{host: 127.0.0.1, port: {port}, user: student, identity: '{key}'}}
+    partition: gpu
+    qos: student
+    time: 20m
+    modules: [cuda/12.4]
+run: python3 train.py 0 0
+"""
+COUNT = """
+import os, time
+
+path = os.path.join(os.environ["LABCTL_CHECKPOINT_DIR"], "step")
+step = int(open(path).read()) if os.path.exists(path) else 0
+print("from step", step, "on", os.environ["SLURMD_NODENAME"], flush=True)
+while step < 40 or os.environ["SLURMD_NODENAME"] == "n1":
+    step += 1
+    with open(path + ".new", "w") as file:
+        file.write(str(step))
+    os.replace(path + ".new", path)
+    time.sleep(0.1)
+print("done at step", step, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with run_cluster(tmp_path_factory.mktemp("keys")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def project(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("home") / "plain"
+    directory.mkdir()
+    (directory / "lab.yaml").write_text(LAB.format(port=cluster.port, key=cluster.key))
+    (directory / "train.py").write_text(TRAIN)
+    return directory
+
+
+GUIDE = ROOT / "docs" / "cluster.md"
+PROJECT = ROOT / "tests" / "guide" / "counting"
+GUIDE_LAB = """\
+server:
+  provider: slurm
+  gpu: any
+  slurm: {login: hpc, partition: gpu, account: ml2026, qos: student, time: 20m}
+run: python3 train.py
+"""
+
+
+class Labctl:
+    """labctl in a project's directory, in the home of its user."""
+
+    def __init__(self, project: Path) -> None:
+        home = str(project.parent)
+        environ = {"HOME": home, "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+        self.options: dict[str, Any] = {"cwd": project, "env": environ}
+
+    def build(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "labctl", *words]
+
+    def __call__(
+        self, *words: str, code: int = 0, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        options = {**self.options, "env": {**self.options["env"], **variables}}
+        done = subprocess.run(
+            self.build(*words), capture_output=True, text=True, timeout=120, **options
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+
+@pytest.fixture(scope="module")
+def labctl(project: Path) -> Labctl:
+    ensure_key_pair(project.parent / ".ssh" / "id_ed25519")
+    labctl = Labctl(project)
+    labctl("up", "--yes")
+    return labctl
+
+
+def read_run(labctl: Labctl, name: str) -> dict[str, Any]:
+    runs = json.loads(labctl("status", "--refresh", "--json").stdout)["runs"]
+    return next(run for run in runs if run["id"] == name)
+
+
+@pytest.mark.long
+def test_a_run_prints_its_log_and_its_results_come_home(
+    labctl: Labctl, project: Path, cluster: Cluster
+) -> None:
+    done = labctl("run", "--id", "first")
+    assert "training on n1 0" in done.stdout
+    labctl("pull", "first")
+    assert (project / "runs" / "first" / "checkpoints" / "model").read_text() == "weights"
+    run = read_run(labctl, "first")
+    assert (run["state"], run["executor"], run["image"]) == ("exited", "slurm", "")
+    wait_for(lambda: cluster.list_jobs("plain-first") == ["COMPLETED"])
+    refused = labctl("run", "--id", "refused", code=255, LABCTL_GPU="a100")
+    assert "Slurm refused run refused" in refused.stderr
+    assert "Requested node configuration is not available" in refused.stderr
+    assert "training on n1 0" in labctl("run", "--id", "refused").stdout
+
+
+@pytest.mark.parametrize(
+    ("run", "victim", "code"),
+    [
+        pytest.param("unconfirmed", "$PPID", 0, marks=pytest.mark.long),
+        ("unreported", "$(ps -o ppid= -p $PPID)", 255),
+    ],
+)
+def test_a_job_whose_confirmation_is_lost_is_not_submitted_again(
+    labctl: Labctl, cluster: Cluster, run: str, victim: str, code: int
+) -> None:
+    """sbatch submits the job, and before it can say so its caller ends, or the whole agent."""
+    lines = f"'#!/bin/sh' '/opt/sbatch \"$@\" >/dev/null' 'kill -9 {victim}'"
+    cluster.sh(
+        "mv /usr/bin/sbatch /opt/sbatch; "
+        f"printf '%s\\n' {lines} >/usr/bin/sbatch; chmod 755 /usr/bin/sbatch"
+    )
+    labctl("run", "--id", run, code=code)
+    cluster.sh("mv /opt/sbatch /usr/bin/sbatch")
+    assert "training on n1 0" in labctl("run", "--id", run).stdout
+    wait_for(lambda: cluster.list_jobs(f"plain-{run}") == ["COMPLETED"])
+
+
+@pytest.mark.long
+def test_a_run_starts_once_after_the_controller_was_away(labctl: Labctl, cluster: Cluster) -> None:
+    cluster.stop_controller()
+    refused = labctl("run", "--id", "later", code=75)
+    assert "Slurm on the login node does not answer" in refused.stderr
+    cluster.start_controller()
+    assert "training on n1 0" in labctl("run", "--id", "later").stdout
+    wait_for(lambda: cluster.list_jobs("plain-later") == ["COMPLETED"])
+
+
+def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> None:
+    """The QOS of the course allows one GPU at once."""
+    labctl("run", "--detach", "--id", "long", "--", "python3", "train.py", "143", "60")
+    labctl("run", "--detach", "--id", "waiting")
+    wait_for(lambda: "training" in labctl("logs", "long").stdout)
+    reason = "waiting: you already use 1 of 1 GPUs"
+    wait_for(lambda: read_run(labctl, "waiting")["told"] == reason)
+    assert "queued" in labctl("status").stdout
+    line = "echo $LABCTL_RUN_ID with $LOADED on $SLURMD_NODENAME; exit 3"
+    beside = labctl("exec", "long", "--", "sh", "-c", line, code=3)
+    assert beside.stdout == "long with cuda/12.4 on n1\n"
+    assert "canceled" in labctl("cancel", "long").stdout
+    labctl("pull", "long")
+    assert (project / "runs" / "long" / "checkpoints" / "model").read_text() == "weights"
+    assert "training on n1 0" in labctl("logs", "--follow", "waiting").stdout
+
+
+@pytest.mark.long
+def test_a_run_goes_on_from_its_checkpoint_after_its_machine_failed(
+    labctl: Labctl, project: Path, cluster: Cluster
+) -> None:
+    (project / "count.py").write_text(COUNT)
+    with subprocess.Popen(
+        labctl.build("run", "--id", "counting", "--", "python3", "count.py"),
+        stdout=subprocess.PIPE,
+        text=True,
+        **labctl.options,
+    ) as following:
+        step = "/home/student/labctl/plain/runs/counting/checkpoints/step"
+        wait_for(lambda: int(cluster.sh(f"cat {step} 2>/dev/null || echo 0")) > 5)
+        (job,) = cluster.squeue("%i")
+        cluster.kill_node("n1")
+        wait_for(lambda: cluster.squeue("%T") == ["PENDING"])
+        # Slurm waits two minutes before it starts a job again.
+        cluster.sh(f"scontrol update jobid={job} StartTime=now")
+        wait_for(lambda: cluster.squeue("%T %N") in (["RUNNING n2"], []))
+        output, _ = following.communicate(timeout=120)
+    cluster.sh("cluster start-node n1")
+    starts = [line.split()[2:] for line in output.splitlines() if line.startswith("from step")]
+    assert [start[2] for start in starts] == ["n1", "n2"]
+    assert int(starts[1][0]) > 5
+    assert f"Slurm started job {job} again, on n2" in output
+    assert "done at step" in output
+    assert following.returncode == 0
+    assert read_run(labctl, "counting")["exit_code"] == 0
+
+
+@pytest.mark.long
+def test_a_run_that_must_make_room_saves_a_checkpoint_and_goes_on(
+    labctl: Labctl, project: Path, cluster: Cluster
+) -> None:
+    """Slurm sends SIGTERM before the time limit and at a preemption, as root does here."""
+    (project / "count.py").write_text(COUNT)
+    labctl("run", "--detach", "--id", "evicted", "--", "python3", "count.py")
+    step = "/home/student/labctl/plain/runs/evicted/checkpoints/step"
+    wait_for(lambda: int(cluster.sh(f"cat {step} 2>/dev/null || echo 0")) > 5)
+    (job,) = cluster.squeue("%i")
+    cluster.sh(f"scancel --signal=TERM --batch {job}")
+    wait_for(lambda: cluster.squeue("%T") == ["PENDING"])
+    assert read_run(labctl, "evicted")["told"] == "waiting: Slurm starts it again in a moment"
+    cluster.sh(f"scontrol update jobid={job} StartTime=now ReqNodeList=n2")
+    log = labctl("logs", "--follow", "evicted").stdout
+    starts = [line.split()[2] for line in log.splitlines() if line.startswith("from step")]
+    assert len(starts) == 2
+    assert int(starts[1]) > 5
+    assert f"job {job} must make room; it saved a checkpoint" in log
+    assert read_run(labctl, "evicted")["exit_code"] == 0
+
+
+@pytest.mark.long
+def test_the_guide_shows_what_labctl_prints_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    session = make_session(tmp_path, PROJECT, {})
+    ssh_dir = Path(session.environ["HOME"]) / ".ssh"
+    trust_machine(session, tmp_path, cluster.endpoint())
+    (ssh_dir / "config").write_text(
+        f"Host hpc\n  HostName 127.0.0.1\n  Port {cluster.port}\n  User student\n"
+        f"  IdentityFile {cluster.key}\n"
+    )
+    (session.directory / "lab.yaml").write_text(GUIDE_LAB)
+    try:
+        assert "\n".join(replay(GUIDE, "cluster", session)) == ""
+    finally:
+        session.run("labctl down --yes --discard")
+
+
+def test_down_cancels_the_jobs_and_gives_the_login_node_back(
+    labctl: Labctl, project: Path, cluster: Cluster
+) -> None:
+    labctl("run", "--id", "failing", "--", "sh", "-c", "exit 7", code=7)
+    labctl("run", "--detach", "--id", "last", "--", "python3", "train.py", "143", "60")
+    wait_for(lambda: "training" in labctl("logs", "last").stdout)
+    labctl("down", "--yes")
+    assert (project / "runs" / "last" / "checkpoints" / "model").read_text() == "weights"
+    assert cluster.squeue() == []
+    assert cluster.sh("ls -A /home/student", user="student").split() == [
+        *(".bash_logout", ".bashrc", ".cache", ".profile", ".ssh")
+    ]

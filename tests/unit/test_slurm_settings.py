@@ -1,0 +1,122 @@
+"""The section `slurm:` of lab.yaml, and what a lab on a cluster cannot have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.config import LabConfig, load_lab
+from labctl.errors import ConfigError
+from labctl.model import GpuNeed, Need, Offer
+from labctl.providers import ProviderContext
+from labctl.providers.slurm import SlurmProvider, SlurmSettings
+from labctl.servers.provider_traits import read_provider_traits
+from labctl.wire.runs import JobRequest
+
+SLURM = """\
+lab: digits
+server:
+  provider: slurm
+  gpu: A100:2
+  slurm:
+    login: alice@login.hpc.example
+    partition: gpu
+    account: ml2026
+    qos: student
+    time: 2h
+    modules: [cuda/12.4, python/3.11]
+    options: {constraint: a100, nice: 10}
+"""
+OFFER = Offer(provider="slurm", type="debug")
+
+
+def load(tmp_path: Path, text: str) -> LabConfig:
+    (tmp_path / "lab.yaml").write_text(text)
+    environ = {"HOME": str(tmp_path)}
+    return load_lab(tmp_path, environ=environ, find_provider=read_provider_traits)
+
+
+def fail(*_: Any) -> Any:
+    raise AssertionError("a setting needs no connection")
+
+
+def make_provider(config: LabConfig, tmp_path: Path) -> SlurmProvider:
+    settings = config.server.provider_settings["slurm"]
+    assert isinstance(settings, SlurmSettings)
+    context = ProviderContext(
+        data_dir=tmp_path, owner="ann", connect=fail, settle_host_key=fail, progress=fail
+    )
+    return SlurmProvider(settings, context)
+
+
+def test_the_settings_are_those_of_each_job(tmp_path: Path) -> None:
+    config = load(tmp_path, SLURM)
+    assert config.server.executor == "slurm"
+    assert not config.uses_containers
+    request = make_provider(config, tmp_path).build_job_request(config.server.need, OFFER)
+    assert request == JobRequest(
+        partition="gpu",
+        account="ml2026",
+        qos="student",
+        time_s=7200,
+        gpus="gpu:a100:2",
+        modules=("cuda/12.4", "python/3.11"),
+        options={"constraint": "a100", "nice": "10"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gres"),
+    [
+        (GpuNeed(), ""),
+        (GpuNeed(kind="none"), ""),
+        (GpuNeed(kind="any"), "gpu:1"),
+        (GpuNeed(kind="T4", count=4), "gpu:t4:4"),
+    ],
+)
+def test_a_job_has_gpus_only_if_the_lab_requires_them(
+    gpu: GpuNeed, gres: str, tmp_path: Path
+) -> None:
+    """A job that merely could use a GPU would wait for one, and would hold it."""
+    provider = make_provider(load(tmp_path, SLURM), tmp_path)
+    assert provider.build_job_request(Need(gpu=gpu), OFFER).gpus == gres
+
+
+def test_without_a_partition_a_job_goes_to_the_one_that_was_offered(tmp_path: Path) -> None:
+    provider = make_provider(load(tmp_path, SLURM.replace("    partition: gpu\n", "")), tmp_path)
+    assert provider.build_job_request(Need(), OFFER).partition == "debug"
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "words"),
+    [
+        ("    runtime: apptainer", "server.slurm.runtime", "not supported yet"),
+        ("    runtime: conda", "server.slurm.runtime", "write none"),
+        ("    options: {comment: x}", "server.slurm.options.comment", "labctl sets this option"),
+        ("    options: {-n: 1}", "server.slurm.options.-n", "write constraint"),
+        ("    partition: 'a b'", "server.slurm.partition", "only letters"),
+        ("  executor: process", "server.executor", "each run is a job"),
+        ("  ttl: 8h", "server.ttl", "`time` under `slurm`"),
+        ("  budget: 5", "server.budget", "`time` under `slurm`"),
+        ("image: python:3.12", "image", "`modules`"),
+        ("limits: {shm: 1GB}", "limits.shm", "needs a container"),
+        ("store: s3://bucket/a", "store", "login node"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused_where_it_stands(
+    line: str, path: str, words: str, tmp_path: Path
+) -> None:
+    text = "lab: digits\nserver:\n  provider: slurm\n  slurm:\n    login: hpc\n" + line + "\n"
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == (path, 6)
+    assert words in problem.message
+
+
+def test_a_cluster_without_a_login_node_is_refused(tmp_path: Path) -> None:
+    config = load(tmp_path, "lab: digits\nserver: {provider: slurm}\n")
+    with pytest.raises(Exception, match="names no login node"):
+        make_provider(config, tmp_path).check_settings()
