@@ -8,14 +8,16 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Thread
 
 
 def discard_typed_input() -> None:
     """Discard what was typed before a question: it is no answer to it."""
     if sys.stdin.isatty():
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)
+        # If the terminal is gone, the question fails by itself.
+        with suppress(OSError, termios.error):
+            termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 @contextmanager
