@@ -12,6 +12,7 @@ Ctrl-C make a checkpoint first.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -48,6 +49,8 @@ def main() -> int:
             return 0
         return Training(options, model, device).run()
     finally:
+        # What still uses gloo's threads when Python ends would abort it.
+        gc.collect()
         distributed.destroy_process_group()
 
 

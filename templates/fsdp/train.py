@@ -10,6 +10,7 @@ another number of processes. SIGTERM and Ctrl-C make a checkpoint first.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shutil
 import signal
@@ -48,6 +49,8 @@ def main() -> int:
     try:
         return train(options, device)
     finally:
+        # What still uses gloo's threads when Python ends would abort it.
+        gc.collect()
         distributed.destroy_process_group()
 
 

@@ -9,6 +9,7 @@ anything.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,4 +108,6 @@ def join(environ: Mapping[str, str] = os.environ) -> Ranks:
 def leave(ranks: Ranks) -> None:
     """End the connections between the processes."""
     if ranks.count > 1:
+        # What still uses gloo's threads when Python ends would abort it.
+        gc.collect()
         distributed.destroy_process_group()
