@@ -10,24 +10,30 @@ from labctl.errors import UsageError
 from labctl.errors.subject import Subject
 
 PYTHON = re.compile(r"(?:.*/)?python[0-9.]*")
+TORCHRUN = ("-m", "torch.distributed.run")
 
 
 def build_launch_command(
-    config: LabConfig, command: tuple[str, ...], gpu_count: int
+    config: LabConfig, typed: tuple[str, ...], gpu_count: int
 ) -> tuple[str, ...]:
-    """Return the command that starts the processes; the same command for a single process.
+    """Return the command that starts the processes of `typed`, or of `run:` in lab.yaml without it.
+
+    It is unchanged for a single process, and if it starts torchrun itself, as that of an earlier
+    run does. A typed command that is not a Python program, such as `nvidia-smi`, is unchanged too.
 
     torchrun is called as a module of the command's own Python, the one in which PyTorch is
     installed. What other processes than the first print goes to files in logs/ranks of the run.
 
-    Raises UsageError if the command is not a Python program.
+    Raises UsageError if `run:` is not a Python program.
     """
-    launch = config.launch
+    launch, command = config.launch, typed or config.run
     processes = launch.processes or gpu_count
-    if not launch.launcher or processes <= 1:
+    if not launch.launcher or processes <= 1 or command[1:3] == TORCHRUN:
         return command
     python, *words = command
     if not PYTHON.fullmatch(python) or not words or (words[0].startswith("-") and words[0] != "-m"):
+        if typed:
+            return command
         raise UsageError(
             f"torchrun cannot start `{shlex.join(command)}`",
             why="`launch:` in lab.yaml needs `python FILE` or `python -m MODULE`",
@@ -38,7 +44,7 @@ def build_launch_command(
     # A program starts in the directory of its code.
     logs = "/lab/run/logs" if config.uses_containers else "../logs"
     return (
-        *(python, "-m", "torch.distributed.run", "--standalone"),
+        *(python, *TORCHRUN, "--standalone"),
         f"--nproc-per-node={processes}",
         f"--max-restarts={launch.restarts}",
         f"--log-dir={logs}/ranks",

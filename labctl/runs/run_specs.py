@@ -37,7 +37,7 @@ def build_spec(
         id=run_id,
         lab=config.name,
         lab_id=context.lab_id,
-        command=build_launch_command(config, command or config.run, gpu_count),
+        command=build_launch_command(config, command, gpu_count),
         image=find_run_image(context),
         env=config.env,
         secrets=config.secrets,

@@ -52,13 +52,28 @@ def test_a_module_is_started_as_one(tmp_path: Path) -> None:
     assert command[-3:] == ("--module", "a.b", "-x")
 
 
-@pytest.mark.parametrize(
-    "command", [("sh", "-c", "python train.py"), ("python",), ("python", "-c", "1"), ("./train",)]
-)
-def test_what_torchrun_cannot_start_is_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("run", ["sh -c 'python train.py'", "python", "python -c 1", "./train"])
+def test_a_program_of_the_lab_that_torchrun_cannot_start_is_refused(
+    tmp_path: Path, run: str
+) -> None:
     with pytest.raises(UsageError, match="torchrun cannot start") as raised:
-        launch(tmp_path, "launch: {with: torchrun}", command)
+        launch(tmp_path, f"launch: {{with: torchrun}}\nrun: {run}", ())
     assert "python -m MODULE" in raised.value.why
+
+
+@pytest.mark.parametrize(
+    "command", [("nvidia-smi",), ("torchrun", "train.py"), ("python", "-c", "1")]
+)
+def test_a_typed_command_that_is_no_program_of_the_lab_runs_once(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    assert launch(tmp_path, "launch: {with: torchrun}", command) == command
+
+
+def test_the_command_of_an_earlier_run_is_not_launched_twice(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "launch: {with: torchrun}")
+    assert launched != TRAIN
+    assert launch(tmp_path, "launch: {with: torchrun}", launched) == launched
 
 
 @pytest.mark.parametrize(
