@@ -28,6 +28,7 @@ from ..host.server_data import resolve_all
 from ..host.sessions import is_alive, kill_session, list_session
 from ..reply import Failure
 from . import secrets_tmpfs
+from .attempt_directories import find_attempt_directory, list_attempt_directories
 from .environments import list_code_paths, use_environment
 from .executor import Environment, LiveAttempt, NewAttempt, ProgramState
 
@@ -52,7 +53,7 @@ class ProcessExecutor:
 
     def create(self, attempt: NewAttempt) -> bool:
         require_supported(attempt.spec)
-        directory = _attempt_directory(attempt.name)
+        directory = find_attempt_directory(attempt.name)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             directory.mkdir(mode=0o700)
@@ -71,7 +72,7 @@ class ProcessExecutor:
         return True
 
     def start(self, attempt: NewAttempt) -> None:
-        directory = _attempt_directory(attempt.name)
+        directory = find_attempt_directory(attempt.name)
         words = [*build_scope_words(), "sh", str(directory / ENTER), *attempt.spec.command]
         log = str(attempt.directory / "logs" / "run.log")
         spawn_session(words, log)
@@ -109,11 +110,8 @@ class ProcessExecutor:
         return {program.name: program for program in programs if program}
 
     def list_live(self, lab_id: str = "") -> list[LiveAttempt]:
-        attempts = labctl_home() / ".attempts"
-        directories = list(attempts.iterdir()) if attempts.is_dir() else []
-        directories.sort(key=lambda directory: directory.stat().st_mtime, reverse=True)
         live = []
-        for directory in directories:
+        for directory in list_attempt_directories():
             record = _read_attempt(directory.name)
             program = _inspect(directory.name)
             if record and program and program.status == "running":
@@ -127,10 +125,10 @@ class ProcessExecutor:
         process = read_process(name)
         if process:
             kill_session(process)
-        drop_tree(_attempt_directory(name))
+        drop_tree(find_attempt_directory(name))
 
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
-        enter = str(_attempt_directory(name) / ENTER)
+        enter = str(find_attempt_directory(name) / ENTER)
         return ["env", "LABCTL_ENTER=1", "sh", enter, *command]
 
     def build_wait_words(self, name: str) -> list[str]:
@@ -237,13 +235,6 @@ def _drop_unstarted(attempt: NewAttempt) -> None:
             drop_tree(directory)
 
 
-def _attempt_directory(name: str) -> Path:
-    """Return the directory of an attempt. Its name may be from a file that a run can write."""
-    if not name or "/" in name or name.startswith("."):
-        raise Failure("usage", f"bad name {name!r} of an attempt")
-    return labctl_home() / ".attempts" / name
-
-
 def spawn_session(words: Sequence[str], log: str) -> int:
     """Start a program as the leader of a new session, its output in a log; return its number."""
     actions = [
@@ -271,9 +262,9 @@ def _inspect(name: str) -> ProgramState | None:
 
 
 def _read_attempt(name: str) -> ProcessAttemptRecord | None:
-    return read_record(ProcessAttemptRecord, _attempt_directory(name) / "attempt.json")
+    return read_record(ProcessAttemptRecord, find_attempt_directory(name) / "attempt.json")
 
 
 def read_process(name: str) -> ProcessRecord | None:
     """Read the first process of an attempt; None if it has not been started."""
-    return read_record(ProcessRecord, _attempt_directory(name) / "process.json")
+    return read_record(ProcessRecord, find_attempt_directory(name) / "process.json")

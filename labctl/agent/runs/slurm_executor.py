@@ -25,6 +25,7 @@ from ..host.docker import run_program
 from ..host.paths import drop_tree, labctl_home, read_record, write_json, write_text
 from ..reply import Failure
 from . import secrets_tmpfs, slurm_commands
+from .attempt_directories import find_attempt_directory, list_attempt_directories
 from .executor import (
     AttemptImage,
     Environment,
@@ -72,7 +73,7 @@ class SlurmExecutor:
 
     def create(self, attempt: NewAttempt) -> bool:
         _require_supported(attempt.spec)
-        directory = _attempt_directory(attempt.name)
+        directory = find_attempt_directory(attempt.name)
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             directory.mkdir(mode=0o700)
@@ -98,7 +99,7 @@ class SlurmExecutor:
         try:
             job = _find_job(record)
         except Failure:
-            drop_tree(_attempt_directory(attempt.name))  # nothing was submitted
+            drop_tree(find_attempt_directory(attempt.name))  # nothing was submitted
             raise
         job_id = job.id if job else _submit(attempt, record)
         _write_attempt(attempt.name, record._replace(job_id=job_id))
@@ -133,12 +134,9 @@ class SlurmExecutor:
         }
 
     def list_live(self, lab_id: str = "") -> list[LiveAttempt]:
-        attempts = labctl_home() / ".attempts"
-        directories = list(attempts.iterdir()) if attempts.is_dir() else []
-        directories.sort(key=lambda directory: directory.stat().st_mtime, reverse=True)
         records = {
             directory.name: record
-            for directory in directories
+            for directory in list_attempt_directories()
             if (record := _read_attempt(directory.name)) and lab_id in ("", record.lab_id)
         }
         programs = self.inspect(list(records))
@@ -153,12 +151,12 @@ class SlurmExecutor:
         job = _find_job(record) if record else None
         if job and job.state not in slurm_commands.ENDED_STATES:
             _call(slurm_commands.build_cancel_words(job.id))
-        drop_tree(_attempt_directory(name))
+        drop_tree(find_attempt_directory(name))
 
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
         record = _read_attempt(name)
         job_id = record.job_id if record else ""
-        step = str(_attempt_directory(name) / STEP)
+        step = str(find_attempt_directory(name) / STEP)
         return slurm_commands.build_step_words(job_id or "0", [step, *command])
 
     def build_wait_words(self, name: str) -> list[str]:
@@ -256,7 +254,7 @@ def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
         attempt.spec,
         attempt.directory / "code",
         attempt.directory / "logs" / "run.log",
-        _attempt_directory(attempt.name) / BATCH,
+        find_attempt_directory(attempt.name) / BATCH,
     )
     secrets = secrets_tmpfs.read_secrets(attempt.spec.id)
     done: CompletedProcess[str] | None = None
@@ -280,7 +278,7 @@ def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
         job.state not in slurm_commands.ENDED_STATES or _has_begun(attempt.name)
     ):
         return job.id
-    drop_tree(_attempt_directory(attempt.name))
+    drop_tree(find_attempt_directory(attempt.name))
     raise Failure("policy", f"Slurm refused run {attempt.spec.id}", cause, _SUGGEST_SETTINGS)
 
 
@@ -335,7 +333,7 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
 
 def _has_begun(name: str) -> bool:
     """Whether Slurm has ever started the script of an attempt."""
-    return (_attempt_directory(name) / BEGAN).exists()
+    return (find_attempt_directory(name) / BEGAN).exists()
 
 
 def _find_gpu_limit(job: SlurmJob) -> GpuLimit | None:
@@ -407,16 +405,9 @@ def _drop_unstarted(attempt: NewAttempt) -> None:
             drop_tree(directory)
 
 
-def _attempt_directory(name: str) -> Path:
-    """Return the directory of an attempt. Its name may be from a file that a run can write."""
-    if not name or "/" in name or name.startswith("."):
-        raise Failure("usage", f"bad name {name!r} of an attempt")
-    return labctl_home() / ".attempts" / name
-
-
 def _read_attempt(name: str) -> SlurmAttemptRecord | None:
-    return read_record(SlurmAttemptRecord, _attempt_directory(name) / "attempt.json")
+    return read_record(SlurmAttemptRecord, find_attempt_directory(name) / "attempt.json")
 
 
 def _write_attempt(name: str, record: SlurmAttemptRecord) -> None:
-    write_json(_attempt_directory(name) / "attempt.json", to_json(record))
+    write_json(find_attempt_directory(name) / "attempt.json", to_json(record))
