@@ -231,8 +231,8 @@ class ServiceConfig(Value, frozen=True):
     command: Line | tuple[str, ...] = ()
 
 
-# how a run is started on the server: in a container, or as a plain process
-ExecutorName: TypeAlias = Literal["docker", "process"]
+# how a run is started on the server: in a container, as a plain process, or as a job of Slurm
+ExecutorName: TypeAlias = Literal["docker", "process", "slurm"]
 
 
 class ServerFile(Value, frozen=True):
@@ -351,6 +351,11 @@ class LabConfig(Value, frozen=True):
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
     beside: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def submits_jobs(self) -> bool:
+        """Whether each run is a job, which may wait in a queue."""
+        return self.server.executor == "slurm"
 
     @property
     def uses_containers(self) -> bool:

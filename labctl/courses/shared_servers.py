@@ -11,10 +11,12 @@ import functools
 import hashlib
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from labctl.courses import slurm_class
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
 from labctl.errors import (
@@ -51,6 +53,8 @@ FRESH_S = 5.0
 # Seconds to wait for more simultaneous requests: a playbook takes seconds even for one account.
 GATHER_S = 0.25
 OVER = ("ending", "terminated")
+# Accounts on the server of a course with Slurm, which has only one.
+MOST_PLACES = 10_000
 # Errors of a provider that has no further server for the course.
 NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
 
@@ -89,21 +93,32 @@ class SharedServers:
         shared = self.folder.config.shared
         assert shared is not None, "used only for courses with shared servers"
         return Sharing(
-            places=shared.accounts_per_server,
+            places=MOST_PLACES if shared.has_queue else shared.accounts_per_server,
             gpus=shared.gpus,
             gpu_lease_s=shared.gpu_lease,
             disk_bytes=self.folder.config.per_student.disk,
+            has_queue=shared.has_queue,
         )
+
+    @functools.cached_property
+    def price_shares(self) -> int:
+        """The number of accounts that pay for one server."""
+        if self.sharing.has_queue:
+            return max(1, len(self.folder.list_seats()))
+        return self.sharing.places
 
     def build_context(self, number: int) -> LabContext:
         """Build the context of a shared server. It has no budget: spending is limited per seat."""
         config = self.course.config
         need = msgspec.structs.replace(config.server.need, budget_usd=None)
+        server = msgspec.structs.replace(config.server, need=need)
+        if config.submits_jobs:  # from accounts; labctl itself uses no containers there
+            server = msgspec.structs.replace(server, executor="process")
         own = msgspec.structs.replace(
             config,
             name=f"{self.folder.config.name[:28].rstrip('-')}-shared-{number}",
             root=self.folder.private / "hosts" / str(number),
-            server=msgspec.structs.replace(config.server, need=need),
+            server=server,
         )
         own.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.course.make_sibling(own, self.lab_id(number))
@@ -189,8 +204,33 @@ class SharedServers:
             reporter=_make_quiet_reporter(context.reporter),
             only_accounts=number in self._shared or not coming,
         )
+        if self.sharing.has_queue:
+            self._update_queue(context, server, [new.account for new in coming])
         self._shared.add(number)
         context.reporter.emit(msgspec.structs.replace(step, done=True))
+
+    def update_queues(self) -> None:
+        """Give the accounts that exist the limits of course.yaml, where Slurm enforces them.
+
+        Those of students who have left lose their place in the queue.
+        """
+        if not self.sharing.has_queue:
+            return
+        for number, server in self.list_servers_by_number(now=True).items():
+            with self._lock(number):
+                context = self.build_context(number)
+                recorded = context.state.get_server(server.id)
+                if recorded is not None:
+                    self._update_queue(context, recorded, [])
+
+    def _update_queue(self, context: LabContext, server: Server, coming: Sequence[str]) -> None:
+        labs = {seat.lab_id for seat in self.folder.list_seats()}
+        names = {
+            account.account
+            for account in self.seating.list_all()
+            if account.lab_id in labs and (account.state == "there" or account.account in coming)
+        }
+        slurm_class.update_accounting(context, server, self.folder.config, sorted(names))
 
     def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> None:
         """End a server with its last account, which is removed first: the machine may stay."""
@@ -348,7 +388,7 @@ class SharedSeats:
         )
 
     def _price_per_account(self, offer: Offer) -> Offer:
-        places = self.hosts.sharing.places
+        places = self.hosts.price_shares
         on_demand = offer.on_demand_usd_per_hour
         return msgspec.structs.replace(
             offer,

@@ -12,7 +12,6 @@ from labctl.errors import LabError, PolicyError
 from labctl.errors.subject import Subject
 from labctl.events import Note
 from labctl.model import GpuNeed, Need, Server, ServerFacts
-from labctl.providers import SubmitsJobs
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
                 GPU_NOTE, lab_id=context.lab_id, server_id=server.id, detail={"text": note.text}
             )
 
-    if isinstance(context.provider, SubmitsJobs):
+    if context.config.submits_jobs:
         return "all" if context.config.server.need.gpu.is_required else ""  # those of its job
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""

@@ -14,7 +14,6 @@ from labctl.runs.run_specs import find_run_image
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_gpus_option, load_usable_facts
-from labctl.servers.job_queue import has_job_queue
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
@@ -38,7 +37,7 @@ def forward(context: LabContext, server: Server, name: str, port: int) -> Forwar
 
 def build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
-    if has_job_queue(context):
+    if context.config.submits_jobs:
         raise UsageError(
             "services cannot run on a cluster yet",
             why="a login node is no place for them, and labctl starts none as a job",

@@ -81,7 +81,8 @@ def list_cautions(config: CourseConfig, now: float, own_images: Collection[str] 
         messages.append("no store: results and the ledger are only on this machine and the servers")
     without = [name for name in config.assignments if name not in own_images]
     if (
-        config.lab.image.reference == DEFAULT_IMAGE
+        config.lab.uses_containers
+        and config.lab.image.reference == DEFAULT_IMAGE
         and not config.lab.has_own_image
         and (without or not config.assignments)
     ):
