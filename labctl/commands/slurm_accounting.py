@@ -126,16 +126,20 @@ def build_changes(
     return commands
 
 
+def build_cancel(account: str, name: str) -> str:
+    """Return the script that cancels a user's jobs of the class, and waits for their end."""
+    own = f"-u {shlex.quote(name)} -A {account}"
+    return (
+        f"scancel {own}; looks=0; "
+        f'while [ -n "$(squeue -h {own} -o %i 2>/dev/null)" ] && [ "$looks" -lt {MOST_LOOKS} ]; '
+        "do sleep 0.2; looks=$((looks + 1)); done"
+    )
+
+
 def _build_removal(account: str, name: str) -> str:
     """Slurm refuses to remove a user with jobs, so they are canceled first."""
-    own = f"squeue -h -u {shlex.quote(name)} -A {account} -o %i"
-    return (
-        f"{{ scancel -u {shlex.quote(name)} -A {account}; looks=0; "
-        f'while [ -n "$({own} 2>/dev/null)" ] && [ "$looks" -lt {MOST_LOOKS} ]; '
-        "do sleep 0.2; looks=$((looks + 1)); done; "
-        + _sacctmgr("delete", "user", f"name={name}", f"account={account}")
-        + "; }"
-    )
+    removal = _sacctmgr("delete", "user", f"name={name}", f"account={account}")
+    return f"{{ {build_cancel(account, name)}; {removal}; }}"
 
 
 def _sacctmgr(*words: str) -> str:

@@ -193,6 +193,10 @@ class SharedConfig(Value, frozen=True):
         """Return how many servers this many seats need."""
         return min(1, seats) if self.has_queue else -(-seats // self.accounts_per_server)
 
+    def count_accounts(self, seats: int) -> int:
+        """Return how many accounts a server has."""
+        return seats if self.has_queue else self.accounts_per_server
+
 
 # Keys of `shared` that only one of the engines has
 ENGINE_KEYS = {

@@ -18,6 +18,7 @@ import msgspec
 
 from labctl.courses import slurm_class
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.gpu_minutes import record_gpu_minutes
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
 from labctl.errors import (
     CapacityError,
@@ -27,6 +28,7 @@ from labctl.errors import (
     PolicyError,
     QuotaError,
 )
+from labctl.errors.replies import describe_error
 from labctl.events import Event, Note, PolicyReporter, Reporter, Step
 from labctl.lifecycle import up
 from labctl.model import (
@@ -195,6 +197,8 @@ class SharedServers:
         names = ", ".join(account.name for account in accounts)
         step = Step(name=f"accounts on {server.alias}", detail=names)
         context.reporter.emit(step)
+        if self.sharing.has_queue and leaving:
+            self._cancel_jobs(context, server, [old.account for old in leaving])
         share(
             server,
             accounts,
@@ -204,7 +208,7 @@ class SharedServers:
             reporter=_make_quiet_reporter(context.reporter),
             only_accounts=number in self._shared or not coming,
         )
-        if self.sharing.has_queue:
+        if self.sharing.has_queue and coming:
             self._update_queue(context, server, [new.account for new in coming])
         self._shared.add(number)
         context.reporter.emit(msgspec.structs.replace(step, done=True))
@@ -223,12 +227,36 @@ class SharedServers:
                 if recorded is not None:
                     self._update_queue(context, recorded, [])
 
+    def record_gpu_minutes(self) -> None:
+        """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
+        if not self.sharing.has_queue:
+            return
+        for number, server in self.list_servers_by_number().items():
+            context = self.build_context(number)
+            recorded = context.state.get_server(server.id)
+            if recorded is not None:
+                course = self.folder.config.name
+                present = slurm_class.read_accounting(context, recorded, course)
+                record_gpu_minutes(self.folder.private, present.users or ())
+
+    def _cancel_jobs(self, context: LabContext, server: Server, names: Sequence[str]) -> None:
+        """Cancel the jobs of accounts that end; their processes are killed in any case."""
+        try:
+            slurm_class.cancel_jobs(context, server, self.folder.config.name, names)
+        except LabError as error:
+            text = f"jobs in the queue were not canceled: {describe_error(error)}"
+            context.reporter.emit(Note(text=text, level="warning"))
+
     def _update_queue(self, context: LabContext, server: Server, coming: Sequence[str]) -> None:
+        """Give every account of the roster its limits.
+
+        An ended one keeps its association: otherwise its used minutes would be forgotten.
+        """
         labs = {seat.lab_id for seat in self.folder.list_seats()}
         names = {
             account.account
             for account in self.seating.list_all()
-            if account.lab_id in labs and (account.state == "there" or account.account in coming)
+            if account.lab_id in labs and (account.state != "wanted" or account.account in coming)
         }
         slurm_class.update_accounting(context, server, self.folder.config, sorted(names))
 

@@ -53,6 +53,13 @@ def update_accounting(
     return len(changes)
 
 
+def cancel_jobs(context: LabContext, server: Server, course: str, names: Sequence[str]) -> None:
+    """Cancel the jobs of accounts that end. What they have used stays counted."""
+    account = slurm_accounting.class_account(course)
+    script = "; ".join(slurm_accounting.build_cancel(account, name) for name in names)
+    _run(context, server, script, APPLY_S)
+
+
 def _run(context: LabContext, server: Server, script: str, timeout_s: float) -> str:
     """Run a script on the server as root, and return what it prints."""
     sudo = "" if server.endpoint.user == "root" else "sudo -n "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,22 +31,24 @@ def slurm_machine(server_image: str, folder: Path) -> Iterator[Sshd]:
         yield box
 
 
-def write_inventory(box: Sshd, folder: Path) -> Path:
-    """The file `hosts` that a person writes for one machine."""
+def write_inventory(boxes: Sequence[Sshd], folder: Path) -> Path:
+    """The file `hosts` that a person writes for these machines: gpu1, gpu2, ..."""
     known_hosts = folder / "known_hosts"
-    known_hosts.write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
-    words = [
-        *("gpu1", "ansible_host=127.0.0.1", f"ansible_port={box.port}", "ansible_user=student"),
-        f"ansible_ssh_private_key_file={box.key}",
-        f"ansible_ssh_common_args='-o UserKnownHostsFile={known_hosts}'",
-    ]
+    keys = [f"[127.0.0.1]:{box.port} {box.host_key}\n" for box in boxes]
+    known_hosts.write_text("".join(keys))
     inventory = folder / "hosts"
-    inventory.write_text(" ".join(words) + "\n")
+    lines = [
+        f"gpu{number} ansible_host=127.0.0.1 ansible_port={box.port} ansible_user=student "
+        f"ansible_ssh_private_key_file={box.key} "
+        f"ansible_ssh_common_args='-o UserKnownHostsFile={known_hosts}'\n"
+        for number, box in enumerate(boxes, 1)
+    ]
+    inventory.write_text("".join(lines))
     return inventory
 
 
 def run_playbook(inventory: Path) -> tuple[str, int]:
-    """What a person types: its output, and how many tasks changed something."""
+    """What a person types: its output, and how many tasks changed something on any machine."""
     playbook = str(Path(sys.executable).with_name("ansible-playbook"))
     done = subprocess.run(
         ["env", "LC_ALL=C.UTF-8", playbook, "-i", str(inventory), "playbooks/slurm.yml"],
@@ -55,4 +58,5 @@ def run_playbook(inventory: Path) -> tuple[str, int]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, int(done.stdout.rpartition("changed=")[2].split()[0])
+    changed = re.findall(r"changed=(\d+)", done.stdout)
+    return done.stdout, sum(map(int, changed))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +144,13 @@ def test_spent_minutes_are_said_in_words(bed: CourseBed, box: Sshd) -> None:
         status = bed.labctl("bob", "status", "--refresh", cwd=lab)[0]
         assert "waiting: the time that you or your group may use is spent" in status
         bed.labctl("bob", "cancel", "more", cwd=lab)
+    # Staff sees what is spent, also in the costs.
+    argv, environ = bed.command("status", "--refresh")
+    shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^bob .* 1 of 1 ", shown, re.MULTILINE), shown
+    argv, environ = bed.command("cost")
+    shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^bob +Bob +1 of 1$", shown, re.MULTILINE), shown
 
 
 def test_a_student_who_leaves_loses_the_association(bed: CourseBed, box: Sshd) -> None:
@@ -150,4 +159,7 @@ def test_a_student_who_leaves_loses_the_association(bed: CourseBed, box: Sshd) -
     assert list_users(box) == ["lab-bob|course-ml-2026|gres/gpu=1"]
     endings = end_seats(make_staff(bed), bed.course.list_seats(active_only=False))
     assert all(ending.ended for ending in endings)
-    assert list_users(box) == []
+    # What bob has used is not forgotten with his account.
+    assert list_users(box) == ["lab-bob|course-ml-2026|gres/gpu=1"]
+    used = box.sh("sshare -nP -a -A course-ml-2026 -o User,GrpTRESRaw")
+    assert re.search(r"^ *lab-bob\|.*gres/gpu=1$", used, re.MULTILINE), used

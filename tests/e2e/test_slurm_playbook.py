@@ -1,8 +1,9 @@
-"""The playbook `slurm.yml` on a bare machine, without labctl: what its jobs may and may not do."""
+"""The playbook `slurm.yml` on two machines, without labctl: what jobs may and may not do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,26 +20,33 @@ OPENS = (
 
 
 @pytest.fixture(scope="module")
-def box(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    folder = tmp_path_factory.mktemp("slurm")
-    with slurm_machine(server_image, folder) as box:
-        run_playbook(write_inventory(box, folder))
-        box.sh("useradd --create-home ann")
-        yield box
+def boxes(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Sshd]]:
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    with ExitStack() as stack:
+        machines = (slurm_machine(server_image, folder) for folder in folders)
+        boxes = [stack.enter_context(machine) for machine in machines]
+        run_playbook(write_inventory(boxes, folders[0]))
+        for box in boxes:
+            box.sh("useradd --create-home --uid 2000 ann")
+        yield boxes
+
+
+@pytest.fixture
+def box(boxes: list[Sshd]) -> Sshd:
+    """The controller."""
+    return boxes[0]
 
 
 def run_job(box: Sshd, script: str, *options: str) -> str:
     """What a job of ann's prints."""
-    words = ["sbatch", "--parsable", "--wait", "-o", "/tmp/job", *options, "--wrap", f'"{script}"']
-    box.sh("rm -f /tmp/job")
-    box.sh(f"cd /tmp; {' '.join(words)}", user="ann")
-    return box.sh("cat /tmp/job")
+    where = f"--nodelist={box.sh('hostname').strip()}"
+    return box.sh(f"cd /tmp; srun --quiet {where} {' '.join(options)} {script}", user="ann")
 
 
-def test_a_second_run_changes_nothing(box: Sshd, tmp_path: Path) -> None:
-    output, changed = run_playbook(write_inventory(box, tmp_path))
+def test_a_second_run_changes_nothing(boxes: list[Sshd], tmp_path: Path) -> None:
+    output, changed = run_playbook(write_inventory(boxes, tmp_path))
     assert changed == 0, output
-    assert "idle|gpu:t4:2" in box.sh("sinfo -h -o '%t|%G'")
+    assert boxes[0].sh("sinfo -h -o '%D|%t|%G'").strip() == "2|idle|gpu:t4:2"
 
 
 def test_a_job_opens_its_own_gpu_and_its_account_no_other(box: Sshd) -> None:
@@ -50,6 +58,12 @@ def test_a_job_opens_its_own_gpu_and_its_account_no_other(box: Sshd) -> None:
     assert run_job(box, "sh /tmp/opens").splitlines()[:2] == ["closed 0", "closed 1"]
     # The right ends with the job, as soon as its epilog has run.
     wait_for(lambda: box.sh(OPENS, user="ann").splitlines() == ["closed 0", "closed 1"])
+
+
+def test_one_job_runs_on_both_machines(box: Sshd) -> None:
+    words = "srun --quiet --nodes=2 --ntasks-per-node=1 --gres=gpu:2"
+    printed = box.sh(f"cd /tmp; {words} sh -c 'echo $CUDA_VISIBLE_DEVICES'", user="ann")
+    assert printed.splitlines() == ["0,1", "0,1"]
 
 
 def test_an_account_that_slurm_does_not_know_runs_nothing(box: Sshd) -> None:
