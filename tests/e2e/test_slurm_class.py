@@ -125,7 +125,10 @@ def test_students_run_jobs_and_see_why_they_wait(bed: CourseBed, box: Sshd) -> N
         status = bed.labctl("alice", "status", "--refresh", cwd=lab)[0]
         assert "waiting: you already use 1 of 1 GPUs" in status
         bed.labctl("alice", "cancel", "held", cwd=lab)
-        bed.labctl("alice", "cancel", "next", cwd=lab)
+        # The end of her account cancels what waits, too.
+        bed.labctl("alice", "down", "--yes", cwd=lab)
+        assert box.sh("squeue -h") == ""
+        assert any(user.startswith("lab-alice|") for user in list_users(box))
 
 
 def test_spent_minutes_are_said_in_words(bed: CourseBed, box: Sshd) -> None:
