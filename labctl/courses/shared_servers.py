@@ -11,15 +11,15 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from labctl.courses import slurm_class
+from labctl.courses.class_queue import ClassQueue
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.gpu_minutes import record_gpu_minutes
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
+from labctl.courses.seat_reporter import make_quiet_reporter
 from labctl.errors import (
     CapacityError,
     HostKeyError,
@@ -28,8 +28,7 @@ from labctl.errors import (
     PolicyError,
     QuotaError,
 )
-from labctl.errors.replies import describe_error
-from labctl.events import Event, Note, PolicyReporter, Reporter, Step
+from labctl.events import Step
 from labctl.lifecycle import up
 from labctl.model import (
     Check,
@@ -67,16 +66,6 @@ def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext
     return course.replace_provider(cast("Provider", SharedSeats(SharedServers(folder, course))))
 
 
-def _make_quiet_reporter(reporter: Reporter) -> Reporter:
-    """Return a Reporter that passes on notes and questions, but not each task of a playbook."""
-
-    def show(event: Event) -> None:
-        if isinstance(event, Note):
-            reporter.emit(event)
-
-    return PolicyReporter(show, ask=reporter)
-
-
 class SharedServers:
     """The shared servers of a course, which are labs of the course itself."""
 
@@ -84,6 +73,7 @@ class SharedServers:
         self.folder = folder
         self.course = course
         self.seating = SeatAccounts(folder.private)
+        self.queue = ClassQueue(folder, self.seating)
         self._guard = threading.Lock()
         self._locks: dict[int, threading.Lock] = {}
         self._ready: dict[int, Server] = {}
@@ -198,67 +188,46 @@ class SharedServers:
         step = Step(name=f"accounts on {server.alias}", detail=names)
         context.reporter.emit(step)
         if self.sharing.has_queue and leaving:
-            self._cancel_jobs(context, server, [old.account for old in leaving])
+            self.queue.cancel_jobs(context, server, [old.account for old in leaving])
         share(
             server,
             accounts,
             self.sharing,
             playbooks_dir=context.paths.data_dir / "playbooks",
             ssh_config=context.connections.config_path(server.id),
-            reporter=_make_quiet_reporter(context.reporter),
+            reporter=make_quiet_reporter(context.reporter),
             only_accounts=number in self._shared or not coming,
         )
         if self.sharing.has_queue and coming:
-            self._update_queue(context, server, [new.account for new in coming])
+            self.queue.update(context, server, [new.account for new in coming])
         self._shared.add(number)
         context.reporter.emit(msgspec.structs.replace(step, done=True))
 
-    def update_queues(self) -> None:
-        """Give the accounts that exist the limits of course.yaml, where Slurm enforces them.
+    def update_queue(self) -> None:
+        """Give the accounts that exist the limits of course.yaml, if Slurm enforces them.
 
-        Those of students who have left lose their place in the queue.
+        Those of students who have left lose their association.
         """
-        if not self.sharing.has_queue:
-            return
-        for number, server in self.list_servers_by_number(now=True).items():
-            with self._lock(number):
-                context = self.build_context(number)
-                recorded = context.state.get_server(server.id)
-                if recorded is not None:
-                    self._update_queue(context, recorded, [])
+        for number, context, server in self._list_queues():
+            accounts = [each for each in self.seating.list_all() if each.host == number]
+            # Otherwise the first account sets everything up.
+            if any(account.state == "there" for account in accounts):
+                with self._lock(number):
+                    self.queue.update_or_repair(context, server)
 
     def record_gpu_minutes(self) -> None:
         """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
+        for _, context, server in self._list_queues():
+            self.queue.record_gpu_minutes(context, server)
+
+    def _list_queues(self) -> Iterator[tuple[int, LabContext, Server]]:
+        """List the servers on which Slurm runs, with their numbers and contexts."""
         if not self.sharing.has_queue:
             return
-        for number, server in self.list_servers_by_number().items():
+        for number, server in self.list_servers_by_number(now=True).items():
             context = self.build_context(number)
-            recorded = context.state.get_server(server.id)
-            if recorded is not None:
-                course = self.folder.config.name
-                present = slurm_class.read_accounting(context, recorded, course)
-                record_gpu_minutes(self.folder.private, present.users or ())
-
-    def _cancel_jobs(self, context: LabContext, server: Server, names: Sequence[str]) -> None:
-        """Cancel the jobs of accounts that end; their processes are killed in any case."""
-        try:
-            slurm_class.cancel_jobs(context, server, self.folder.config.name, names)
-        except LabError as error:
-            text = f"jobs in the queue were not canceled: {describe_error(error)}"
-            context.reporter.emit(Note(text=text, level="warning"))
-
-    def _update_queue(self, context: LabContext, server: Server, coming: Sequence[str]) -> None:
-        """Give every account of the roster its limits.
-
-        An ended one keeps its association: otherwise its used minutes would be forgotten.
-        """
-        labs = {seat.lab_id for seat in self.folder.list_seats()}
-        names = {
-            account.account
-            for account in self.seating.list_all()
-            if account.lab_id in labs and (account.state != "wanted" or account.account in coming)
-        }
-        slurm_class.update_accounting(context, server, self.folder.config, sorted(names))
+            # The record has the alias, and the host key that was pinned.
+            yield number, context, context.state.get_server(server.id) or server
 
     def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> None:
         """End a server with its last account, which is removed first: the machine may stay."""

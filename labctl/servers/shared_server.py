@@ -108,4 +108,12 @@ def share(
         )
         run_playbook(host, playbooks_dir, reporter, name=PLAYBOOK, variables=variables)
     if sharing.has_queue and not only_accounts:
-        run_playbook(host, playbooks_dir, reporter, name=SLURM_PLAYBOOK)
+        set_up_queue(server, playbooks_dir=playbooks_dir, ssh_config=ssh_config, reporter=reporter)
+
+
+def set_up_queue(
+    server: Server, *, playbooks_dir: Path, ssh_config: Path, reporter: Reporter
+) -> None:
+    """Set up Slurm on the server, or start what of it does not run. Safe to repeat."""
+    host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
+    run_playbook(host, playbooks_dir, reporter, name=SLURM_PLAYBOOK)
