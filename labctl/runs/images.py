@@ -62,6 +62,12 @@ def image_reference(context: LabContext) -> str:
     replace the image is part of the content: it decides for the labs that name it, and no others.
     UsageError for a lab whose runs are plain processes.
     """
+    if context.config.submits_jobs:
+        raise UsageError(
+            "this needs a container, and the runs of this lab are jobs of Slurm",
+            why="a job uses the programs of its machine",
+            hint="labctl config   # shows where executor is set",
+        )
     if not context.config.uses_containers:
         raise UsageError(
             "this needs a container, and the runs of this lab are plain processes",
