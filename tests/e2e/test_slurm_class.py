@@ -73,6 +73,12 @@ def list_users(box: Sshd) -> list[str]:
     return sorted(line for line in box.sh(SHOW).splitlines() if not line.startswith("|"))
 
 
+def read_share(box: Sshd, name: str) -> float:
+    """The factor by which Slurm decides whose job is next."""
+    rows = box.sh("sshare -nP -a -A course-ml-2026 -o User,FairShare").splitlines()
+    return float(next(row for row in rows if row.startswith(f"{name}|")).partition("|")[2])
+
+
 def count_changes(bed: CourseBed) -> int:
     """How many changes Slurm's accounting of the class would need now."""
     provider = make_staff(bed).course().provider
@@ -145,6 +151,8 @@ def test_spent_minutes_are_said_in_words(bed: CourseBed, box: Sshd) -> None:
         status = bed.labctl("bob", "status", "--refresh", cwd=lab)[0]
         assert "waiting: the time that you or your group may use is spent" in status
         bed.labctl("bob", "cancel", "more", cwd=lab)
+    # Whoever has used less comes first.
+    wait_for(lambda: read_share(box, "lab-alice") > read_share(box, "lab-bob"))
     # Staff sees what is spent, also in the costs.
     argv, environ = bed.command("status", "--refresh")
     shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
