@@ -9,7 +9,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import has_blocker, json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json
-from labctl.cli.setup import print_ready
+from labctl.cli.setup import print_ready, suggest_reopening
 from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
 
@@ -47,6 +47,10 @@ def _print_stopped(result: StopResult) -> None:
     if result.disk is not None:
         text = disks.describe_stopped_disk(result.disk)
         print_message(f"  {text[0].upper()}{text[1:]}.", err=False)
+    if result.closed_forwards:
+        line = suggest_reopening(result.closed_forwards)
+        text = f"  Its background forwards are closed. After labctl start, reopen them: {line}"
+        print_message(text, err=False)
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import INTERRUPTED, clean, end_interrupted_line
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -335,10 +335,12 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     try:
         shown = runs.watch(lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write)
     except KeyboardInterrupt:
+        waiting.stop()
         stop_drawing(ctx)
-        text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
-        print_message(f"\n{text}")
-        ctx.exit(130)
+        end_interrupted_line()
+        text = f"the run is still running; to follow it again: labctl logs -f {run_id}"
+        print_message(text)
+        ctx.exit(INTERRUPTED)
     finally:
         waiting.stop()
     _print_end_of_log(shown, has_output=log.size_bytes > 0)

@@ -35,7 +35,18 @@ from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Pr
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
 from labctl.lifecycle import sample_project
-from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Resource, Run, Server
+from labctl.model import (
+    Check,
+    CreateServerRequest,
+    Endpoint,
+    Gpu,
+    Need,
+    Offer,
+    Resource,
+    Run,
+    Server,
+    ServerFacts,
+)
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import choose_server_gpus_option
@@ -222,6 +233,30 @@ def test_exec_in_a_run_that_has_ended_suggests_what_still_works(
     said = labctl("exec", "r1", "--", *command.split())
     assert f"next: labctl exec r0 -- {command}\n" in said.err
     assert f"        {suggested}\n" in said.err
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_exec_of_nvidia_smi_without_a_gpu_says_so(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    server = kept(home)
+    context = Lab.load(".").context
+    context.state.save_run(
+        Run(id="r1", lab_id=context.lab_id, server_id=server.id, state="running")
+    )
+    (context.paths.ssh_dir / server.id).mkdir(parents=True)
+    gpu = Gpu(name="T4", uuid="GPU-1", memory_bytes=16 * 10**9)
+    context.save_facts(server, ServerFacts(os="Debian", gpus=(gpu,) if found else ()))
+    executed: list[str] = []
+    monkeypatch.setattr("labctl.runs.runs.refresh", lambda context, server: None)
+    monkeypatch.setattr(
+        "labctl.cli.attach.replace_with_exec", lambda context, run, command: executed.append(run.id)
+    )
+    said = labctl("exec", "r1", "--", "nvidia-smi", "-L")
+    assert bool(executed) == found
+    assert (said.code == 255) != found
+    assert ("this server has no GPU" in said.err) != found
+    assert ("next: labctl top" in said.err) != found
 
 
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
@@ -453,12 +488,16 @@ def test_old_runs_fold_away(labctl: Any, home: Path) -> None:
 @pytest.mark.parametrize(
     ("watch", "said"),
     [
-        ({"budget_left_s": None, "idle_left_s": None}, "The server now stops in 2 h\n"),
-        ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "The server now stops in 2 h\n"),
+        ({"budget_left_s": None, "idle_left_s": None}, "The server now stops in 2 h.\n"),
+        ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "The server now stops in 2 h.\n"),
+        (
+            {"budget_left_s": None, "idle_left_s": 1800.0},
+            "The server now stops in 2 h, or sooner, after 30 min without work.\n",
+        ),
         (
             {"budget_left_s": 3600.0, "idle_left_s": 1800.0},
-            "The server now stops in 2 h; its budget is spent in 1 h, "
-            "it stops after 30 min without work\n",
+            "The server stops in 1 h, when its budget is spent (ttl: 2 h), or sooner, "
+            "after 30 min without work.\n",
         ),
     ],
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from guide_session import GUIDE
-from lab_directory import DOCKERFILE, TOKEN, UNTIL_GO, LabDirectory, Process
+from lab_directory import COUNTING, DOCKERFILE, TOKEN, UNTIL_GO, LabDirectory, Process
 from lab_servers import wait_for
 from transcripts import Session, make_program, replay
 
@@ -314,6 +315,17 @@ def test_ctrl_c_reaches_a_command_in_its_terminal(lab: LabDirectory) -> None:
         terminal.type("\x03")
         assert terminal.popen.wait(60) == 5
     assert terminal.shown.count(b"saved once") == 1
+
+
+def test_ctrl_c_in_a_followed_log_ends_on_one_line(lab: LabDirectory) -> None:
+    lab.run(COUNTING, "--id", "counts", "--detach")
+    with lab.in_terminal("logs", "-f", "counts") as terminal:
+        terminal.said("line 1")
+        terminal.popen.send_signal(signal.SIGINT)  # as Ctrl-C does in a shell
+        assert terminal.popen.wait(60) == 130
+    lab.let_go("counts")
+    last = bytes(terminal.shown).decode().splitlines()[-1]
+    assert last == "the run is still running; to follow it again: labctl logs -f counts"
 
 
 def test_a_short_command_with_a_terminal_loses_nothing(lab: LabDirectory) -> None:
