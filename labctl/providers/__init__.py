@@ -180,6 +180,15 @@ class CredentialSource(Protocol):
 
 
 @runtime_checkable
+class ClockSource(Protocol):
+    """The provider refuses requests with a wrong time, so that this machine's clock matters."""
+
+    @property
+    def clock_url(self) -> str:
+        """An http:// address of the provider; with a wrong clock, no certificate is valid."""
+
+
+@runtime_checkable
 class OpensBuckets(Protocol):
     """The provider's credentials also open S3 buckets."""
 

@@ -47,7 +47,8 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Firewall, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource and OpensBuckets."""
+    Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource, ClockSource and OpensBuckets.
+    """
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -80,6 +81,10 @@ class AwsProvider:
     def check_credentials(self) -> Check:
         region = account.resolve_home_region(self.settings.profile, copy_environment())
         return check_credentials(self.clients, region, "aws credentials")
+
+    @property
+    def clock_url(self) -> str:
+        return self.settings.address_from.replace("https:", "http:", 1)
 
     @property
     def s3_profile(self) -> str:
