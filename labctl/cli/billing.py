@@ -47,6 +47,7 @@ with lazy_imports(__name__):
     from labctl.lifecycle import extend, reconcile
     from labctl.servers import cost
     from labctl.servers import disks as server_disks
+    from labctl.wire import watchdog
 
 MAX_OFFERS_SHOWN = 20
 
@@ -141,22 +142,25 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     watch = extend.extend(open_lab(ctx, quiet=json_).context, span_s)
     if json_:
         print_json({"watch": to_json(watch) if watch else {}})
-    elif watch and watch.ttl_left_s is not None:
-        print_message(_describe_end(watch, watch.ttl_left_s), err=False)
     else:
-        click.echo("No ttl is set: only idle, the budget or labctl down stop the server.")
+        print_message(_describe_end(watch or watchdog.WatchRecord()), err=False)
 
 
-def _describe_end(watch: WatchRecord, ttl_left_s: float) -> str:
+def _describe_end(watch: WatchRecord) -> str:
     """Say in one sentence when the server stops at the latest, and what can stop it sooner."""
-    end_s, ttl = ttl_left_s, duration_text(ttl_left_s)
-    text = f"The server now stops in {ttl}"
-    if watch.budget_left_s is not None and watch.budget_left_s < ttl_left_s:
+    end_s, text = watch.ttl_left_s, ""
+    if end_s is not None:
+        text = f"The server now stops in {duration_text(end_s)}"
+    if watch.budget_left_s is not None and (end_s is None or watch.budget_left_s < end_s):
+        ttl = "" if end_s is None else f" (ttl: {duration_text(end_s)})"
         end_s = watch.budget_left_s
-        text = f"The server stops in {duration_text(end_s)}, when its budget is spent (ttl: {ttl})"
-    if watch.idle_left_s is not None and watch.idle_left_s < end_s:
-        text += f", or sooner, after {duration_text(watch.idle_left_s)} without work"
-    return f"{text}."
+        text = f"The server stops in {duration_text(end_s)}, when its budget is spent{ttl}"
+    idle_s = watch.idle_left_s
+    if idle_s is None or (end_s is not None and idle_s >= end_s):
+        return f"{text or 'No limit is set: only labctl down stops the server'}."
+    # Even a server that stays idle from now on is not stopped before.
+    held = f"if it is idle, but not in the next {duration_text(idle_s)}"
+    return f"{text}, or sooner {held}." if text else f"The server stops only {held}."
 
 
 @click.command("cost")

@@ -37,6 +37,7 @@ with lazy_imports(__name__):
 SHOWN_ENDED = 5
 # how long before a server's end `status` says when the runs will be stopped
 SHOWN_WIND_DOWN_S = 900.0
+_STOP_REASONS = {"ttl": "its ttl ended", "budget": "its budget was spent", "idle": "it was idle"}
 
 
 @click.command("status")
@@ -163,6 +164,9 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         ends = "end your lease" if adoption.is_leased_by(server.provider) else "remove the server"
         print_message(f"  {clean(text)}; to {ends}: labctl down", err=False)
     if server.state == "stopped":
+        if status["stop_reasons"]:
+            reasons = " or ".join(_STOP_REASONS.get(each, each) for each in status["stop_reasons"])
+            print_message(f"  its watchdog stopped it: {reasons}", err=False)
         disk = status["stopped"]
         kept = "its disk is kept, with everything on it"
         text = server_disks.describe_stopped_disk(disk) if disk else kept
