@@ -117,7 +117,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "interrupted_down": _find_interrupted_down(context, server) if server else None,
         "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
         "stopped": find_stopped_disk(context.state, server),
-        "stop_reasons": _list_stop_reasons(context, server, watch, watched_at, now),
+        "stop_reasons": _list_stop_reasons(context, server, parse_watch(watch), watched_at, now),
         "kept": list_kept_disks(context.state, context.lab_id),
         "ended": {server_id: why for server_id, why in reasons.items() if why},
         "last_end": reasons[ends[-1].server_id] if ends else "",
@@ -202,14 +202,13 @@ def _clocks(
 def _list_stop_reasons(
     context: LabContext,
     server: Server | None,
-    watch: dict[str, Any],
+    report: WatchRecord | None,
     watched_at: float | None,
     now: float,
 ) -> list[str]:
     """List the limits by which the watchdog may have stopped the server, the likeliest first."""
     if server is None or server.state != "stopped" or _was_stopped_here(context, server):
         return []
-    report = parse_watch(watch)
     if report is None or watched_at is None:
         return []
     if report.ending:
