@@ -33,7 +33,7 @@ from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh, repla
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
@@ -178,9 +178,10 @@ def _start_and_follow(
         if not options.json_:
             is_queued = run.state == "starting" and run.summary
             event = "found" if found else "queued" if is_queued else "started"
-            click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
+            text = clean(f"run {run.id} {event}: {shlex.join(run.command)}")
+            click.echo("\n  ".join(wrap_lines(text, 2, has_commands=False)), err=True)
             if is_queued:
-                click.echo(f"  {clean(run.summary)}", err=True)
+                print_message(f"  {clean(run.summary)}")
             if follow:
                 waiting.start(run.id)
 
@@ -358,8 +359,9 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     elif had_ended and not ended_run.has_ended:
         click.echo(f"Run {ended_run.id} has ended with its server.")
     elif had_ended:
-        click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
+        text = f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}"
+        print_message(text, err=False)
         cancel.note_remaining_runs(context, ended_run)
     else:
-        click.echo(f"run {ended_run.id}: {clean(ended_run.summary)}")
+        print_message(f"run {ended_run.id}: {clean(ended_run.summary)}", err=False)
         cancel.note_remaining_runs(context, ended_run)

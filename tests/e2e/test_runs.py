@@ -317,6 +317,17 @@ def test_ctrl_c_reaches_a_command_in_its_terminal(lab: LabDirectory) -> None:
     assert terminal.shown.count(b"saved once") == 1
 
 
+def test_the_command_of_a_started_run_is_wrapped_at_words(lab: LabDirectory) -> None:
+    words = [f"--option-{number}" for number in range(20)]
+    with lab.in_terminal("run", "--detach", "--id", "many", "--", "true", *words) as terminal:
+        assert terminal.popen.wait(60) == 0
+    shown = bytes(terminal.shown).decode().partition("run many started: ")[2]
+    lines = shown.splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 100
+    assert " ".join(shown.split()).startswith(" ".join(["true", *words]))
+
+
 def test_ctrl_c_in_a_followed_log_ends_on_one_line(lab: LabDirectory) -> None:
     lab.run(COUNTING, "--id", "counts", "--detach")
     with lab.in_terminal("logs", "-f", "counts") as terminal:
