@@ -196,6 +196,10 @@ class OpensBuckets(Protocol):
     def s3_profile(self) -> str:
         """The profile of ~/.aws/config that selects them; "" for those that AWS's tools use."""
 
+    @property
+    def missing_bucket_setup(self) -> str:
+        """What its servers lack to write to a bucket; "" if nothing is known."""
+
 
 @runtime_checkable
 class Leasable(Protocol):

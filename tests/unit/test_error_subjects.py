@@ -318,7 +318,7 @@ def early_timer_note(context: Mock) -> str:
     ("make", "lab", "seat"),
     [
         (early_timer_note, "\n  next: labctl up", "\n  next: labctl course up --only alice"),
-        (unmirrored_note, ": no key; use labctl pull --follow", ": no key"),
+        (unmirrored_note, ": no key; instead: labctl pull --follow", ": no key"),
         (restored_note, "1 run with 3 files\n  next: labctl pull", "1 run with 3 files"),
     ],
 )

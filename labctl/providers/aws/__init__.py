@@ -37,6 +37,7 @@ from labctl.providers.aws import (
 )
 from labctl.providers.aws.checks import check_credentials, compute_room, run_checks
 from labctl.providers.aws.clients import Clients
+from labctl.providers.aws.errors import POLICY_PAGE
 from labctl.providers.aws.launch import Launcher
 from labctl.providers.aws.offers import offers
 from labctl.providers.aws.settings import AwsSettings
@@ -89,6 +90,12 @@ class AwsProvider:
     @property
     def s3_profile(self) -> str:
         return self.settings.profile
+
+    @property
+    def missing_bucket_setup(self) -> str:
+        if self.settings.instance_profile:
+            return ""
+        return f"server.aws.instance_profile is not set: {POLICY_PAGE}, Permissions"
 
     def _list_offers(self, need: Need) -> list[Offer]:
         with assign_subject(self.context.subject):
