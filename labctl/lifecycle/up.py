@@ -17,6 +17,7 @@ from labctl.model import Server, ServerFacts
 from labctl.runs import images, provenance
 from labctl.servers import (
     attempts,
+    chosen_need,
     deadlines,
     disk_retention,
     first_contact,
@@ -64,6 +65,7 @@ def up(
                         warn_before_start(context)
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)
+                        chosen_need.note_need(context, server)
                         on_create(server)
                 return use_server(context, server)
         except KeyboardInterrupt:
