@@ -94,5 +94,5 @@ def test_what_the_options_of_up_asked_for_holds_for_every_recovery(lab: World) -
         context = spending_policy.make_recovery_context(lab.context(Recorded()), RUN)
         need = context.config.server.need
         assert (need.gpu.kind, need.spot, need.max_price_usd_per_hour) == ("none", "only", 0.6)
-        lab.cloud.machines.clear()
+        lab.cloud.terminate(server.id)
         server = up.up(context)
