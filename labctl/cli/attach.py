@@ -10,7 +10,7 @@ import click
 from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.options import RUN, make_empty_name_error, open_lab
 from labctl.cli.own_command import SEPARATOR, OwnCommand, require_program, split_words
-from labctl.cli.plain_ssh import replace_with_exec, replace_with_ssh
+from labctl.cli.plain_ssh import ABOUT_THE_GPU, replace_with_exec, replace_with_ssh
 from labctl.cli.wrapping import print_message
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
@@ -30,7 +30,6 @@ with lazy_imports(__name__):
 _ABOUT_THE_SERVER = frozenset(
     ("df", "free", "htop", "lscpu", "nproc", "nvidia-smi", "nvtop", "ps", "top", "uptime")
 )
-_ABOUT_THE_GPU = frozenset(("nvidia-smi", "nvtop"))
 # programs that need a terminal if nothing follows them
 _INTERACTIVE = frozenset(("bash", "ipython", "python", "python3", "sh", "zsh"))
 # key in click's context: whether the words of `labctl exec` contain `--`
@@ -138,7 +137,7 @@ def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str,
 
 def _require_gpu_for(command: Sequence[str], facts: ServerFacts) -> None:
     # Without an `up` on this machine, nothing is known about the server.
-    if command[0] in _ABOUT_THE_GPU and facts.os and not facts.gpus:
+    if command[0] in ABOUT_THE_GPU and facts.os and not facts.gpus:
         raise NotFoundError(
             "this server has no GPU",
             why=f"{command[0]} comes with the driver of an NVIDIA GPU",

@@ -260,6 +260,8 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     after = lab.inspected("seen")["State"]
     assert (after["Running"], after["Pid"]) == (True, before["Pid"])
     inside = lab.labctl("exec", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5)
+    no_gpu = lab.labctl("exec", "seen", "--", "nvidia-smi", code=255)
+    assert no_gpu.stderr.startswith("labctl: this server has no GPU\n")
     assert inside.stdout == "seen\n"
     shown = f"pgrep -af {lab.place('seen')}/logs/run.log || true"
     assert "tail" in lab.student(shown)
