@@ -306,8 +306,31 @@ def _print_still_running(lab: Lab, run: Run) -> None:
         print_message(f"  {line:<{len(run.id) + 18}}{effect}")
 
 
+class _SshCommand(click.Command):
+    """`labctl ssh`, which has no option of OpenSSH: those go to the user's own ssh."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name.startswith("--"):
+                raise  # OpenSSH has no such option either
+            try:
+                name = config.load_lab(Path(ctx.find_root().obj or ".")).name
+            except LabError:
+                name = "HOST"
+            line = shlex.join(["ssh", *words[: words.index("--") if "--" in words else None], name])
+            raise UsageError(
+                f"labctl ssh has no option {error.option_name}",
+                why="options of OpenSSH work with ssh itself, which knows the server by its name",
+                hint=f"{line}\nlabctl ssh --help",
+            ) from None
+
+
 @click.command(
     "ssh",
+    cls=_SshCommand,
     # Everything after the first word of COMMAND belongs to COMMAND, even `--all`.
     context_settings={"allow_interspersed_args": False},
 )

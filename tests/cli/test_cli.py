@@ -260,6 +260,13 @@ def test_exec_of_nvidia_smi_without_a_gpu_says_so(
     assert ("next: labctl top" in said.err) != found
 
 
+def test_an_option_of_openssh_is_sent_to_ssh(labctl: Any) -> None:
+    said = labctl("ssh", "-L", "8000:localhost:8000", "--", "ls")
+    assert said.code == 255
+    assert "labctl ssh has no option -L" in said.err
+    assert "next: ssh -L 8000:localhost:8000 digits\n" in said.err
+
+
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
 def test_not_found_is_4_elsewhere(labctl: Any, words: tuple[str, ...]) -> None:
     said = labctl(*words)
