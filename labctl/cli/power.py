@@ -9,9 +9,10 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import has_blocker, json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.screen import print_json
-from labctl.cli.setup import print_ready, suggest_reopening
+from labctl.cli.setup import print_ready
 from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
+from labctl.text import list_text
 
 if TYPE_CHECKING:
     from labctl.lifecycle.stop import StopResult
@@ -48,8 +49,8 @@ def _print_stopped(result: StopResult) -> None:
         text = disks.describe_stopped_disk(result.disk)
         print_message(f"  {text[0].upper()}{text[1:]}.", err=False)
     if result.closed_forwards:
-        line = suggest_reopening(result.closed_forwards)
-        text = f"  Its background forwards are closed. After labctl start, reopen them: {line}"
+        names = list_text(result.closed_forwards)
+        text = f"  Background forwards are closed: {names}. labctl start shows how to reopen them."
         print_message(text, err=False)
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")

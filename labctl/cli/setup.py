@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl.lifecycle import lab_draft, sample_project
     from labctl.servers import adoption
-    from labctl.services import lab_services
+    from labctl.services import lab_services, model_serving
 
 
 def _parse_directory(
@@ -254,8 +254,11 @@ def up_command(
     print_ready(lab, server, can_run=not has_blocker(ctx))
 
 
-def suggest_reopening(services: Sequence[str]) -> str:
-    return words("labctl", "forward", *services, "--detach").render()
+def _suggest_reopening(services: Sequence[str]) -> list[str]:
+    """Return the commands that open background forwards of these services."""
+    others = [name for name in services if name != model_serving.NAME]
+    lines = [words("labctl", "forward", *others, "--detach").render()] if others else []
+    return [*lines, "labctl serve --detach"] if model_serving.NAME in services else lines
 
 
 def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
@@ -274,7 +277,8 @@ def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
         rows = [("labctl up", "check again, after you have fixed the above")]
     rows.append((f"ssh {server.alias}", "open a shell on the server"))
     if closed := lab_services.list_closed_forwards(lab.context, server):
-        rows.append((suggest_reopening(closed), "reopen the forwards that labctl stop closed"))
+        effect = "reopen what labctl stop closed"
+        rows += [(line, effect) for line in _suggest_reopening(closed)]
     end = adoption.describe_down(lab.context)
     rows.append(("labctl down", f"{end} when you are done"))
     width = max(16, *(len(command) for command, _ in rows))

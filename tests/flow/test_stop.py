@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,24 +100,27 @@ def test_closed_forwards_are_named_with_the_command_that_reopens_them(
     paid: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context = paid.context()
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen([*sleep, "forwards", "f1"]) as process:
-        forward = Forward(
-            id="f1", server_id=server_of(paid).id, service="tensorboard", local_port=6006,
-            remote_port=6006, url="http://127.0.0.1:6006/", pid=process.pid, created_at=0.0,
-        )  # fmt: skip
-        context.state.save_forward(forward)
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)", "forwards"]
+    services = ("tensorboard", "serve")
+    with ExitStack() as held:
+        processes = [held.enter_context(subprocess.Popen([*sleep, name])) for name in services]
+        for name, process in zip(services, processes, strict=True):
+            forward = Forward(
+                id=name, server_id=server_of(paid).id, service=name, local_port=6006,
+                remote_port=6006, url="http://127.0.0.1:6006/", pid=process.pid, created_at=0.0,
+            )  # fmt: skip
+            context.state.save_forward(forward)
         result = power.stop(context)
-        assert process.wait(20)
-    assert result.closed_forwards == ("tensorboard",)
+        assert all(process.wait(20) for process in processes)
+    assert result.closed_forwards == services
     _print_stopped(result)
-    reopen = "labctl forward tensorboard --detach"
-    said = capsys.readouterr().out
-    assert f"background forwards are closed. After labctl start, reopen them: {reopen}\n" in said
+    assert "Background forwards are closed: tensorboard and serve." in capsys.readouterr().out
     server = power.start(paid.context())
     lab: Any = SimpleNamespace(context=context, config=context.config)
     print_ready(lab, server)
-    assert f"  {reopen}  reopen the forwards that" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "  labctl forward tensorboard --detach  reopen what labctl stop closed\n" in said
+    assert "  labctl serve --detach                reopen what labctl stop closed\n" in said
     power.stop(context)
     power.start(context)
     print_ready(lab, server)
