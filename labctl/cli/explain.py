@@ -99,7 +99,9 @@ def _print_unknown(explanation: Explanation, everything: bool) -> None:
 
 def _print_title(explanation: Explanation) -> None:
     run, read = explanation.run, explanation.read
-    click.secho(f"run {run.id}: {clean(_describe_state(run))}", bold=True)
+    title = clean(f"run {run.id}: {_describe_state(run)}")
+    lines = wrap_lines(title, len(INDENT), has_commands=False, err=False)
+    click.secho(f"\n{INDENT}".join(lines), bold=True)
     if run.command:
         click.echo(indent_words(clean(shlex.join(run.command)), INDENT))
     sources = [
