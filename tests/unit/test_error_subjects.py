@@ -281,6 +281,7 @@ def test_checks_of_providers_name_the_commands_of_the_course() -> None:
     machine.name = "gpu1"
     check = static._check(machine, refused, COURSE)
     assert check.next.startswith("labctl course up   # finds")
+    assert "\nlabctl course status --refresh   # says whether" in check.next
     provider = Mock(context=Mock(subject=COURSE))
     provider.offers = lambda need: fit.offers(need, [], fit.AwsConditions())
     no_offer = caught(lambda: AwsProvider._list_offers(provider, NEED))
