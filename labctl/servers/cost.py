@@ -228,15 +228,13 @@ def _compute_run_cost(
         until = min(server.until, next_since) if server else next_since
         parts.append((server, max(0.0, until - since) / HOUR_S))
     prices = [server.price_usd_per_hour if server else None for server, _ in parts]
-    costs = [
-        None if price is None else price * hours
-        for price, (_, hours) in zip(prices, parts, strict=True)
-    ]
+    # As in the total, what an earlier server without a price on record cost is left out.
+    cost = sum((price or 0.0) * hours for price, (_, hours) in zip(prices, parts, strict=True))
     return RunCost(
         run_id=run.id,
         server_id=run.server_id,
         hours=sum(hours for _, hours in parts),
-        cost_usd=None if None in costs else sum(cost or 0.0 for cost in costs),
+        cost_usd=None if prices[0] is None else cost,
         earlier_server_ids=tuple(server_id for server_id, _ in earlier),
     )
 

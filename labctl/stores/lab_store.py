@@ -8,8 +8,7 @@ from labctl.config import find_user_name
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.events import Note, report_wait
 from labctl.model import Endpoint, Server
-from labctl.providers import OpensBuckets
-from labctl.servers.accounts import find_s3_profile
+from labctl.servers.accounts import find_missing_bucket_setup, find_s3_profile
 from labctl.servers.context import LabContext
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.stores.ssh import SshLabStore
@@ -84,9 +83,8 @@ def warn_before_start(context: LabContext) -> None:
     """Warn if a new server could not mirror to the lab's bucket, before it costs money."""
     if not context.config.store.startswith("s3://"):
         return  # on an SSH store, the user's login creates what is missing
-    provider = context.provider
-    if isinstance(provider, OpensBuckets) and provider.missing_bucket_setup:
-        _warn(context, provider.missing_bucket_setup)
+    if missing := find_missing_bucket_setup(context.provider):
+        _warn(context, missing)
     try:
         with report_wait(context.reporter, f"checking {context.config.store}"):
             open_lab_store(context).read(PROBE)
