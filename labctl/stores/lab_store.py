@@ -6,7 +6,7 @@ from pathlib import Path
 
 from labctl.config import find_user_name
 from labctl.errors import LabError, NotFoundError, TransferError
-from labctl.events import Note, report_wait
+from labctl.events import UniqueNote, report_wait
 from labctl.model import Endpoint, Server
 from labctl.servers.accounts import find_missing_bucket_setup, find_s3_profile
 from labctl.servers.context import LabContext
@@ -121,7 +121,7 @@ def _warn(context: LabContext, problem: str, hint: str = "") -> None:
         text = add_next(text, hint)
     elif context.subject.kind == "lab":
         text += "; instead: labctl pull --follow"
-    context.reporter.emit(Note(text=text, level="warning"))
+    context.reporter.emit(UniqueNote(text=text, level="warning"))
 
 
 def _find_detour(endpoint: Endpoint) -> str:
