@@ -85,7 +85,7 @@ with lazy_imports(__name__):
         runs,
         shell_variables,
     )
-    from labctl.servers import adoption
+    from labctl.servers import adoption, chosen_need
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
     from labctl.submissions import bundling, freshness, submit
@@ -159,8 +159,7 @@ class Lab:
         self.require_approval()
         check_files(self.config)
         if need is not None:
-            server_config = msgspec.structs.replace(self.config.server, need=need)
-            self.config = msgspec.structs.replace(self.config, server=server_config)
+            self.config = chosen_need.choose_need(self.config, need)
             self.context = msgspec.structs.replace(self.context, config=self.config)
         return LabServer(self, up.up(self.context))
 

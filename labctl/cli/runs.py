@@ -33,7 +33,7 @@ from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh, repla
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
@@ -178,9 +178,10 @@ def _start_and_follow(
         if not options.json_:
             is_queued = run.state == "starting" and run.summary
             event = "found" if found else "queued" if is_queued else "started"
-            click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
+            text = clean(f"run {run.id} {event}: {shlex.join(run.command)}")
+            click.echo("\n  ".join(wrap_lines(text, 2, has_commands=False)), err=True)
             if is_queued:
-                click.echo(f"  {clean(run.summary)}", err=True)
+                print_message(f"  {clean(run.summary)}")
             if follow:
                 waiting.start(run.id)
 
@@ -305,8 +306,31 @@ def _print_still_running(lab: Lab, run: Run) -> None:
         print_message(f"  {line:<{len(run.id) + 18}}{effect}")
 
 
+class _SshCommand(click.Command):
+    """`labctl ssh`, which has no option of OpenSSH: those go to the user's own ssh."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name.startswith("--"):
+                raise  # OpenSSH has no such option either
+            try:
+                name = config.load_lab(Path(ctx.find_root().obj or ".")).name
+            except LabError:
+                name = "HOST"
+            line = shlex.join(["ssh", *words[: words.index("--") if "--" in words else None], name])
+            raise UsageError(
+                f"labctl ssh has no option {error.option_name}",
+                why="options of OpenSSH work with ssh itself, which knows the server by its name",
+                hint=f"{line}\nlabctl ssh --help",
+            ) from None
+
+
 @click.command(
     "ssh",
+    cls=_SshCommand,
     # Everything after the first word of COMMAND belongs to COMMAND, even `--all`.
     context_settings={"allow_interspersed_args": False},
 )
@@ -358,8 +382,9 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     elif had_ended and not ended_run.has_ended:
         click.echo(f"Run {ended_run.id} has ended with its server.")
     elif had_ended:
-        click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
+        text = f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}"
+        print_message(text, err=False)
         cancel.note_remaining_runs(context, ended_run)
     else:
-        click.echo(f"run {ended_run.id}: {clean(ended_run.summary)}")
+        print_message(f"run {ended_run.id}: {clean(ended_run.summary)}", err=False)
         cancel.note_remaining_runs(context, ended_run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import INTERRUPTED, clean, end_interrupted_line
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -37,6 +37,7 @@ with lazy_imports(__name__):
 SHOWN_ENDED = 5
 # how long before a server's end `status` says when the runs will be stopped
 SHOWN_WIND_DOWN_S = 900.0
+_STOP_REASONS = {"ttl": "its ttl ended", "budget": "its budget was spent", "idle": "it was idle"}
 
 
 @click.command("status")
@@ -163,6 +164,9 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         ends = "end your lease" if adoption.is_leased_by(server.provider) else "remove the server"
         print_message(f"  {clean(text)}; to {ends}: labctl down", err=False)
     if server.state == "stopped":
+        if status["stop_reasons"]:
+            reasons = " or ".join(_STOP_REASONS.get(each, each) for each in status["stop_reasons"])
+            print_message(f"  its watchdog stopped it: {reasons}", err=False)
         disk = status["stopped"]
         kept = "its disk is kept, with everything on it"
         text = server_disks.describe_stopped_disk(disk) if disk else kept
@@ -335,10 +339,12 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     try:
         shown = runs.watch(lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write)
     except KeyboardInterrupt:
+        waiting.stop()
         stop_drawing(ctx)
-        text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
-        print_message(f"\n{text}")
-        ctx.exit(130)
+        end_interrupted_line()
+        text = f"the run is still running; to follow it again: labctl logs -f {run_id}"
+        print_message(text)
+        ctx.exit(INTERRUPTED)
     finally:
         waiting.stop()
     _print_end_of_log(shown, has_output=log.size_bytes > 0)

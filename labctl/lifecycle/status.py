@@ -12,7 +12,7 @@ from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.servers.watch_reports import parse_watch
-from labctl.state.disks import find_stopped_disk, list_kept_disks
+from labctl.state.disks import STOPPED, find_stopped_disk, list_kept_disks
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:  # `status` without a refresh starts faster without them
@@ -62,10 +62,12 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
     "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
     Unix second. "executor" is how runs are started. "interrupted_down" is the last InterruptedDown
-    on this server, or None. "stopped" is the disk of a server that is stopped, or None. Costs come
-    from the ledger. "kept" lists the lab's disks that outlived a server. "ended" maps server ids to
-    the reason that the provider gave for their end, and "last_end" is that of the last server. With
-    `why`, "watch" includes the watchdog's last "decisions".
+    on this server, or None. "stopped" is the disk of a server that is stopped, or None, and
+    "stop_reasons" are the limits that may have stopped it: more than one if its last report does
+    not tell them apart, none if labctl did. Costs come from the ledger. "kept" lists the lab's
+    disks that outlived a server. "ended" maps server ids to the reason that the provider gave for
+    their end, and "last_end" is that of the last server. With `why`, "watch" includes the
+    watchdog's last "decisions".
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -115,6 +117,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "interrupted_down": _find_interrupted_down(context, server) if server else None,
         "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
         "stopped": find_stopped_disk(context.state, server),
+        "stop_reasons": _list_stop_reasons(context, server, parse_watch(watch), watched_at, now),
         "kept": list_kept_disks(context.state, context.lab_id),
         "ended": {server_id: why for server_id, why in reasons.items() if why},
         "last_end": reasons[ends[-1].server_id] if ends else "",
@@ -194,6 +197,41 @@ def _clocks(
         "budget_usd": need.budget_usd,
         "enforced": bool(watch.get("alive")),
     }
+
+
+def _list_stop_reasons(
+    context: LabContext,
+    server: Server | None,
+    report: WatchRecord | None,
+    watched_at: float | None,
+    now: float,
+) -> list[str]:
+    """List the limits by which the watchdog may have stopped the server, the likeliest first."""
+    if server is None or server.state != "stopped" or _was_stopped_here(context, server):
+        return []
+    if report is None or watched_at is None:
+        return []
+    if report.ending:
+        return [report.ending]
+    clocks = {
+        "ttl": report.ttl_left_s,
+        "budget": report.budget_left_s,
+        "idle": report.idle_left_s,
+    }
+    left = {name: left_s for name, left_s in clocks.items() if left_s is not None}
+    passed = [name for name in sorted(left, key=left.__getitem__) if watched_at + left[name] <= now]
+    # The report of a busy server has no idle clock.
+    return passed or (["idle"] if context.config.server.need.idle_s else [])
+
+
+def _was_stopped_here(context: LabContext, server: Server) -> bool:
+    """Whether `labctl stop` stopped it, and nothing has started it since."""
+    changes = [
+        line.kind
+        for line in context.state.list_events(server_id=server.id)
+        if line.kind in (STOPPED, "started")
+    ]
+    return changes[-1:] == [STOPPED]
 
 
 def record_watch(context: LabContext, server: Server, watch: WatchRecord | None) -> None:

@@ -17,6 +17,7 @@ from labctl.model import Server, ServerFacts
 from labctl.runs import images, provenance
 from labctl.servers import (
     attempts,
+    chosen_need,
     deadlines,
     disk_retention,
     first_contact,
@@ -31,7 +32,7 @@ from labctl.servers.key_setup import call_with_key_setup
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import check_login_node, prepare, probe
 from labctl.servers.reachability import wait_until_reachable
-from labctl.stores.lab_store import prepare_store
+from labctl.stores.lab_store import prepare_store, warn_before_start
 from labctl.text import add_next
 from labctl.transports import Transport
 
@@ -61,8 +62,10 @@ def up(
                     with report_wait(context.reporter, f"checking {context.provider.name}"):
                         server = call_with_key_setup(context, lambda: adopt(context, listed))
                     if server is None:
+                        warn_before_start(context)
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)
+                        chosen_need.note_need(context, server)
                         on_create(server)
                 return use_server(context, server)
         except KeyboardInterrupt:

@@ -180,12 +180,25 @@ class CredentialSource(Protocol):
 
 
 @runtime_checkable
+class ClockSource(Protocol):
+    """The provider refuses requests with a wrong time, so that this machine's clock matters."""
+
+    @property
+    def clock_url(self) -> str:
+        """An http:// address of the provider; with a wrong clock, no certificate is valid."""
+
+
+@runtime_checkable
 class OpensBuckets(Protocol):
     """The provider's credentials also open S3 buckets."""
 
     @property
     def s3_profile(self) -> str:
         """The profile of ~/.aws/config that selects them; "" for those that AWS's tools use."""
+
+    @property
+    def missing_bucket_setup(self) -> str:
+        """What its servers lack to write to a bucket; "" if nothing is known."""
 
 
 @runtime_checkable
