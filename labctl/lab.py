@@ -66,6 +66,10 @@ with lazy_imports(__name__):
         export_lab,
         follow,
         forget,
+        gang,
+        gang_follow,
+        gang_restart,
+        gang_runs,
         keeper_host,
         reconcile,
         recover,
@@ -214,6 +218,9 @@ class Lab:
         """
         self.require_approval()
         check_files(self.config)
+        if gang.has_several_servers(self.context):
+            gang_runs.require_supported(tty=tty, keeper=keeper)
+            return self._run_on_several(tuple(command), id, follow, push, recover, on_start, on_log)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
             self._report_found(id, tuple(command), on_start)
             self._hand_over(keeper, id)
@@ -248,6 +255,35 @@ class Lab:
         self._hand_over(keeper, run.id)
         if recover and follow:
             return self._follow_and_recover(run.id, on_log)
+        return LabRun(self, run)
+
+    def _run_on_several(
+        self,
+        command: tuple[str, ...],
+        run_id: str,
+        follow: bool,
+        push: bool,
+        recover: bool,
+        on_start: Callable[[Run, bool], None],
+        on_log: Callable[[bytes], None],
+    ) -> LabRun:
+        """Do what `run` does, on all servers of the lab."""
+        context = self.context
+        run_specs.require_valid(context, command, run_id or "new")
+        recorded = context.state.get_run(self.id, run_id) if run_id else None
+        if recover and recorded is not None and gang_follow.has_failed(recorded):
+            _require_same_command(recorded, command)
+            on_start(recorded, True)
+            run = gang_restart.restart(context, run_id, "restarted by its user", recovers=True)
+        else:
+            self._warn_of_command(command, push=push)
+            run = gang_runs.start(
+                context, command, run_id or run_specs.make_run_id(), push=push, on_start=on_start
+            )
+        if recover:
+            spending_policy.record_price_limit(context, context.get_server(), run.id)
+        if follow:
+            run = gang_follow.follow(context, run.id, recovers=recover, on_log=on_log)
         return LabRun(self, run)
 
     def _report_found(

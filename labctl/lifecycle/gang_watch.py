@@ -1,0 +1,152 @@
+"""Watch the parts of a run on several servers, and end all of them as soon as one fails.
+
+Without this, the others would wait for it: PyTorch gives up after 10 minutes (NCCL) or 30 (gloo).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from labctl.errors import LabError
+from labctl.lifecycle.fleet import run_for_each
+from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
+from labctl.model import Run, Server, Value
+from labctl.runs import runs
+from labctl.servers.context import LabContext
+from labctl.text import duration_text
+
+POLL_S = 2.0
+# seconds between SIGTERM and SIGKILL: the others can save nothing, since they wait for one another
+GRACE_S = 10
+
+
+class PartFailure(Value, frozen=True):
+    """Why a run ends on all servers: its part on the server of `rank` failed.
+
+    `run` is that part as last seen. `is_lost` says that the server is gone or does not answer.
+    """
+
+    rank: int
+    reason: str
+    run: Run | None = None
+    is_lost: bool = False
+
+    @property
+    def is_canceled(self) -> bool:
+        return self.run is not None and self.run.state == "cancelled"
+
+
+class GangWatch:
+    """Checks the parts regularly in a thread, from the beginning of a `with` block to its end.
+
+    `failure` is the first one seen. It is set once the parts on the other servers have been ended.
+    A server counts as lost if its provider says so, or if it does not answer for `silence_s` while
+    others do: if none answers, the network of this machine may be the cause.
+    """
+
+    def __init__(self, members: Sequence[LabContext], run_id: str, silence_s: float) -> None:
+        self.failure: PartFailure | None = None
+        self._members = list(members)
+        self._run_id = run_id
+        self._silence_s = silence_s
+        self._failed_checks = FailedChecks()
+        self._answered_s = [time.monotonic()] * len(self._members)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+
+    def __enter__(self) -> GangWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def check_link(self, context: LabContext, server: Server) -> None:
+        """Record the server's address; ServerGoneError if the run has failed anyway."""
+        if self.failure is not None:
+            raise ServerGoneError(self.failure.reason)
+        runs.refresh_address(context, server)
+
+    def await_failure(self, timeout_s: float) -> PartFailure | None:
+        """Wait until a part has failed, at most `timeout_s`; return the failure, None without one.
+
+        The log of one part ends before this has seen why.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self.failure is None and time.monotonic() < deadline_s:
+            self._is_over.wait(0.1)
+        return self.failure
+
+    def _poll(self) -> None:
+        while not self._is_over.wait(POLL_S):
+            if failure := self.find_failure():
+                end_others(self._members, self._run_id, failure)
+                self.failure = failure
+                return
+
+    def find_failure(self) -> PartFailure | None:
+        """Check every part once; return the failure that matters: not those that it caused."""
+        outcomes = run_for_each(self._members, self._check_part)
+        failures = [outcome.value for outcome in outcomes if outcome.value is not None]
+        for rank, outcome in enumerate(outcomes):
+            if outcome.error is None:
+                self._answered_s[rank] = time.monotonic()
+            elif failure := self._judge_silence(rank, outcome.error):
+                failures.append(failure)
+        # A lost server makes the others fail. A part that was killed ends last.
+        return min(failures, key=_rate_failure, default=None)
+
+    def _check_part(self, context: LabContext) -> PartFailure | None:
+        rank = context.rank or 0
+        server = context.state.get_lab_server(context.lab_id)
+        if server is None:
+            return PartFailure(rank=rank, reason="its server is gone", is_lost=True)
+        try:
+            record = runs.fetch_run(context, server, self._run_id)
+        except LabError:
+            try:
+                require_alive(context, server, self._failed_checks)
+            except ServerGoneError as gone:
+                return PartFailure(rank=rank, reason=gone.what, is_lost=True)
+            raise
+        if record is None:
+            return PartFailure(rank=rank, reason="its server does not have the run", is_lost=True)
+        run = runs.record_run(context, server, record)
+        if not run.has_ended or run.exit_code == 0:
+            return None
+        return PartFailure(rank=rank, reason=run.summary, run=run, is_lost=run.state == "lost")
+
+    def _judge_silence(self, rank: int, error: LabError) -> PartFailure | None:
+        now_s = time.monotonic()
+        has_network = any(now_s - answered_s < self._silence_s for answered_s in self._answered_s)
+        if now_s - self._answered_s[rank] < self._silence_s or not has_network:
+            return None
+        reason = f"its server did not answer for {duration_text(self._silence_s)}: {error.what}"
+        return PartFailure(rank=rank, reason=reason, is_lost=True)
+
+
+def _rate_failure(failure: PartFailure) -> tuple[bool, float]:
+    ended_at = failure.run.ended_at if failure.run else None
+    return not failure.is_lost, ended_at or 0.0
+
+
+def end_others(members: Sequence[LabContext], run_id: str, failure: PartFailure) -> None:
+    """Cancel the parts on the other servers that still answer, for the same reason."""
+    reason = describe_failure(members, failure)
+
+    def end(context: LabContext) -> None:
+        server = context.state.get_lab_server(context.lab_id)
+        with suppress(LabError):
+            if server is not None:
+                runs.cancel(context, server, run_id, GRACE_S, reason)
+
+    run_for_each([one for one in members if one.rank != failure.rank], end)
+
+
+def describe_failure(members: Sequence[LabContext], failure: PartFailure) -> str:
+    """Say which server's part failed, and why."""
+    return f"{members[failure.rank].config.name}: {failure.reason}"
