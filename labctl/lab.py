@@ -168,6 +168,10 @@ class Lab:
             self.context = msgspec.structs.replace(self.context, config=self.config)
         return LabServer(self, up.up(self.context))
 
+    def select_server(self, rank: int) -> Lab:
+        """Return this lab with one of its servers alone; 0 is the first. UsageError without it."""
+        return Lab(gang.select_server(self.context, rank))
+
     def check_run(
         self,
         command: Sequence[str] = (),

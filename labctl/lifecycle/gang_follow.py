@@ -8,7 +8,7 @@ import msgspec
 
 from labctl.events import Note
 from labctl.lifecycle import gang, gang_restart
-from labctl.lifecycle.gang_watch import GangWatch, PartFailure, describe_failure
+from labctl.lifecycle.gang_watch import GangWatch, PartFailure
 from labctl.lifecycle.server_loss import ServerGoneError
 from labctl.model import Run
 from labctl.runs import runs
@@ -40,13 +40,16 @@ def follow(
         tail = 0
         if failure is None or failure.is_canceled:
             return run
-        reason = describe_failure(members, failure)
         if not _can_restart(context, run_id, failure, recovers):
-            return _save_failure(context, run, failure, reason)
-        context.reporter.emit(Note(text=f"{reason}; starting {run_id} again", level="warning"))
-        gang_restart.restart(context, run_id, reason, recovers=recovers)
+            return _save_failure(context, run, failure)
+        context.reporter.emit(
+            Note(text=f"{failure.reason}; starting {run_id} again", level="warning")
+        )
+        gang_restart.restart(context, run_id, failure.reason, recovers=recovers)
         kind = "recovered" if failure.is_lost else RESTARTED
-        context.state.record(kind, lab_id=context.lab_id, run_id=run_id, detail={"told": reason})
+        context.state.record(
+            kind, lab_id=context.lab_id, run_id=run_id, detail={"told": failure.reason}
+        )
 
 
 def has_failed(run: Run) -> bool:
@@ -96,11 +99,10 @@ def _follow_attempt(
     return runs.find_run(first, run_id), failure, length
 
 
-def _save_failure(context: LabContext, run: Run, failure: PartFailure, reason: str) -> Run:
+def _save_failure(context: LabContext, run: Run, failure: PartFailure) -> Run:
     """Record that the run failed because one of its parts did; return it."""
     code = failure.run.exit_code if failure.run else None
     state = "lost" if failure.is_lost else "exited"
-    summary = failure.reason if failure.rank == 0 else reason
-    result = msgspec.structs.replace(run, state=state, exit_code=code or 1, summary=summary)
+    result = msgspec.structs.replace(run, state=state, exit_code=code or 1, summary=failure.reason)
     context.state.save_run(result)
     return result

@@ -54,7 +54,8 @@ def _await_conclusion(context: LabContext, members: list[LabContext]) -> None:
 
     def is_concluded(one: LabContext) -> bool:
         server = adoption.adopt(one)
-        if server is None or is_reachable(server.endpoint, ANSWER_S):
+        # A stopped one is started by `up`.
+        if server is None or server.state == "stopped" or is_reachable(server.endpoint, ANSWER_S):
             return True
         try:
             require_alive(one, server, checks)

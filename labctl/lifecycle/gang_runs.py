@@ -11,6 +11,7 @@ from functools import partial
 
 from labctl.errors import UsageError
 from labctl.lifecycle import gang, restore
+from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Run, Server
 from labctl.runs import first_run, run_specs, runs
 from labctl.servers import adoption
@@ -116,12 +117,20 @@ def find_address(context: LabContext) -> FindAddressReply:
     return context.open_agent(context.get_server()).call(FIND_ADDRESS, Empty())
 
 
-def cancel(
-    members: Sequence[LabContext], run_id: str, grace_s: int, reason: str = ""
-) -> tuple[Run, bool]:
-    """Cancel the run on all of these servers; return the part of the first one, as runs.cancel."""
+def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Run, bool]:
+    """Cancel the run on all of these servers; return the part of rank 0, and whether it had ended.
+
+    An error is raised after all servers have been tried.
+    """
 
     def cancel_part(one: LabContext) -> tuple[Run, bool]:
-        return runs.cancel(one, one.get_server(), run_id, grace_s, reason)
+        return runs.cancel(one, one.get_server(), run_id, grace_s)
 
-    return gang.call_for_each(members, cancel_part)[0]
+    outcomes = run_for_each(members, cancel_part)
+    results = []
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.value is not None
+        results.append(outcome.value)
+    return results[0]

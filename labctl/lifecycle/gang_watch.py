@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+import msgspec
+
 from labctl.errors import LabError
 from labctl.lifecycle.fleet import run_for_each
 from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
@@ -26,7 +28,8 @@ GRACE_S = 10
 class PartFailure(Value, frozen=True):
     """Why a run ends on all servers: its part on the server of `rank` failed.
 
-    `run` is that part as last seen. `is_lost` says that the server is gone or does not answer.
+    `reason` begins with the server's name. `run` is that part as last seen. `is_lost` says
+    that the server is gone or does not answer.
     """
 
     rank: int
@@ -97,56 +100,67 @@ class GangWatch:
                 self._answered_s[rank] = time.monotonic()
             elif failure := self._judge_silence(rank, outcome.error):
                 failures.append(failure)
-        # A lost server makes the others fail. A part that was killed ends last.
-        return min(failures, key=_rate_failure, default=None)
+        return _merge_failures(failures)
 
     def _check_part(self, context: LabContext) -> PartFailure | None:
-        rank = context.rank or 0
+        rank, name = context.rank or 0, context.config.name
         server = context.state.get_lab_server(context.lab_id)
         if server is None:
-            return PartFailure(rank=rank, reason="its server is gone", is_lost=True)
+            return PartFailure(rank=rank, reason=f"{name}: the server is gone", is_lost=True)
         try:
             record = runs.fetch_run(context, server, self._run_id)
         except LabError:
             try:
                 require_alive(context, server, self._failed_checks)
             except ServerGoneError as gone:
-                return PartFailure(rank=rank, reason=gone.what, is_lost=True)
+                return PartFailure(rank=rank, reason=f"{name}: {gone.what}", is_lost=True)
             raise
         if record is None:
-            return PartFailure(rank=rank, reason="its server does not have the run", is_lost=True)
+            return PartFailure(
+                rank=rank, reason=f"{name}: the server does not have the run", is_lost=True
+            )
         run = runs.record_run(context, server, record)
         if not run.has_ended or run.exit_code == 0:
             return None
-        return PartFailure(rank=rank, reason=run.summary, run=run, is_lost=run.state == "lost")
+        return PartFailure(
+            rank=rank, reason=f"{name}: {run.summary}", run=run, is_lost=run.state == "lost"
+        )
 
     def _judge_silence(self, rank: int, error: LabError) -> PartFailure | None:
         now_s = time.monotonic()
         has_network = any(now_s - answered_s < self._silence_s for answered_s in self._answered_s)
         if now_s - self._answered_s[rank] < self._silence_s or not has_network:
             return None
-        reason = f"its server did not answer for {duration_text(self._silence_s)}: {error.what}"
+        name, silence = self._members[rank].config.name, duration_text(self._silence_s)
+        reason = f"{name}: no answer for {silence} ({error.what})"
         return PartFailure(rank=rank, reason=reason, is_lost=True)
 
 
-def _rate_failure(failure: PartFailure) -> tuple[bool, float]:
-    ended_at = failure.run.ended_at if failure.run else None
-    return not failure.is_lost, ended_at or 0.0
+def _merge_failures(failures: Sequence[PartFailure]) -> PartFailure | None:
+    """Return the failure that came first, with the reasons of all of them; None without any.
+
+    One failure makes the others fail within a second, which is the resolution of their times. A
+    lost server is a cause and no consequence.
+    """
+
+    def rate(failure: PartFailure) -> tuple[bool, float]:
+        ended_at = failure.run.ended_at if failure.run else None
+        return not failure.is_lost, ended_at or 0.0
+
+    ordered = sorted(failures, key=rate)
+    if not ordered:
+        return None
+    reason = "; ".join(failure.reason for failure in ordered)
+    return msgspec.structs.replace(ordered[0], reason=reason)
 
 
 def end_others(members: Sequence[LabContext], run_id: str, failure: PartFailure) -> None:
     """Cancel the parts on the other servers that still answer, for the same reason."""
-    reason = describe_failure(members, failure)
 
     def end(context: LabContext) -> None:
         server = context.state.get_lab_server(context.lab_id)
         with suppress(LabError):
             if server is not None:
-                runs.cancel(context, server, run_id, GRACE_S, reason)
+                runs.cancel(context, server, run_id, GRACE_S, failure.reason)
 
     run_for_each([one for one in members if one.rank != failure.rank], end)
-
-
-def describe_failure(members: Sequence[LabContext], failure: PartFailure) -> str:
-    """Say which server's part failed, and why."""
-    return f"{members[failure.rank].config.name}: {failure.reason}"

@@ -11,6 +11,7 @@ from labctl.lazy import lazy_imports
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
+from labctl.servers.member_ids import make_member_id
 from labctl.servers.watch_reports import parse_watch
 from labctl.state.disks import find_stopped_disk, list_kept_disks
 from labctl.wire.codec import to_json
@@ -28,6 +29,7 @@ with lazy_imports(__name__):
         deadlines,
         disk_retention,
         firewall,
+        gang,
         guard,
         kept_disks,
         open_costs,
@@ -57,7 +59,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an interrupted
-    `labctl up` may have created one. "joinable" is, with `refresh`, a running server that the lab
+    `labctl up` may have created one. "servers" are those beside it, of a lab that has several.
+    "joinable" is, with `refresh`, a running server that the lab
     does not hold and `labctl up` would join. "provider_problem" is why a course's keeper did not
     answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
     "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
@@ -96,6 +99,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     ends = _list_ends(context)
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
+    count = context.config.server.count
+    lab_ids = [make_member_id(context.lab_id, rank) for rank in range(count)]
     return {
         "lab": context.config.name,
         "lab_id": context.lab_id,
@@ -104,6 +109,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "server": server,
         "unfinished_up": server is None
         and _has_unfinished_up(context, refresh and not provider_problem),
+        "servers": [one for rank in range(1, count) if (one := _get_member(context, rank))],
         "joinable": joinable,
         "reachable": reachable,
         "why": failure,
@@ -113,7 +119,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "watch": watch,
         "watched_at": watched_at,
         "interrupted_down": _find_interrupted_down(context, server) if server else None,
-        "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
+        "cost_usd": round(sum(spent_usd(context.state, one, now) for one in lab_ids), 4),
         "stopped": find_stopped_disk(context.state, server),
         "kept": list_kept_disks(context.state, context.lab_id),
         "ended": {server_id: why for server_id, why in reasons.items() if why},
@@ -121,6 +127,10 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "runs": list(reversed(context.state.list_runs(context.lab_id))),
         "now": now,
     }
+
+
+def _get_member(context: LabContext, rank: int) -> Server | None:
+    return context.state.get_lab_server(make_member_id(context.lab_id, rank))
 
 
 def _refresh_records(context: LabContext) -> str:
@@ -133,6 +143,8 @@ def _refresh_records(context: LabContext) -> str:
         adopted = adoption.adopt(context)
         if adopted is None:
             pending_attempts.settle_attempts(context)
+        for member in gang.build_members(context)[1:]:
+            adoption.adopt(member)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
         kept_disks.list_shown_disks(context)

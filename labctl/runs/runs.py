@@ -188,6 +188,7 @@ def watch(
     offset: int = 0,
     tail: int = 0,
     follow: bool = True,
+    process: int = 0,
     on_log: Callable[[bytes], None],
     on_cut: Callable[[LabContext, Server], None] = refresh_address,
 ) -> Run:
@@ -195,9 +196,12 @@ def watch(
 
     `on_cut` is called at each lost connection: it records the server's address if that has changed,
     and may raise to stop. It is called for a wrong host key, too, since a cloud gives the address
-    of an ended server to another machine. Returns the run at the end of its log.
+    of an ended server to another machine. `process` is that of torchrun on this server. Returns the
+    run at the end of its log.
     """
-    request = FollowRunRequest(context.config.name, context.lab_id, run_id, offset, tail, follow)
+    request = FollowRunRequest(
+        *(context.config.name, context.lab_id, run_id, offset, tail, follow), process=process
+    )
     log = _FollowedLog(context, server, request, on_log)
     if not follow:
         return log.stream(on_connect=lambda: None)

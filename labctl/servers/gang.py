@@ -6,15 +6,13 @@ are created, guarded, found again and ended exactly as it is. They share its key
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 from labctl.config import LabConfig
-from labctl.config.scalars import MOST_SERVERS
 from labctl.errors import UsageError
 from labctl.events import Reporter
 from labctl.servers.context import LabContext
+from labctl.servers.member_ids import MOST_SERVERS, make_member_id
 
 # characters of a lab's name, of which a server's is made
 MOST_NAME = 36
@@ -23,13 +21,6 @@ MOST_NAME = 36
 def has_several_servers(context: LabContext) -> bool:
     """Whether the context is that of a lab with several servers, and not that of one of them."""
     return context.config.server.count > 1 and context.rank is None
-
-
-def make_member_id(lab_id: str, rank: int) -> str:
-    """Return the lab id of a server: that of the lab for rank 0, otherwise 12 hex digits."""
-    if rank == 0:
-        return lab_id
-    return hashlib.sha256(f"{lab_id}:{rank}".encode()).hexdigest()[:12]
 
 
 def build_member(context: LabContext, rank: int, reporter: Reporter | None = None) -> LabContext:
@@ -60,10 +51,14 @@ def build_members(context: LabContext) -> list[LabContext]:
 
 
 def list_surplus(context: LabContext) -> list[LabContext]:
-    """List those servers on record beyond the number in lab.yaml, which may have been lowered."""
+    """List those servers on record beyond the number in lab.yaml, which may have been lowered.
+
+    A context of one server has none.
+    """
+    if context.rank is not None:
+        return []
     ranks = range(context.config.server.count, MOST_SERVERS)
-    members = (build_member(context, rank) for rank in ranks if _is_recorded(context, rank))
-    return list(members)
+    return [build_member(context, rank) for rank in ranks if _is_recorded(context, rank)]
 
 
 def _is_recorded(context: LabContext, rank: int) -> bool:
@@ -80,8 +75,3 @@ def select_server(context: LabContext, rank: int) -> LabContext:
     what = f"{context.name} has no server {rank}"
     why = "it has one server" if count == 1 else f"its servers have the numbers 0 to {count - 1}"
     raise UsageError(what, why=why, hint="labctl status")
-
-
-def list_lab_ids(lab_id: str) -> list[str]:
-    """List the lab ids that the servers of a lab may have, however many it has."""
-    return [make_member_id(lab_id, rank) for rank in range(MOST_SERVERS)]

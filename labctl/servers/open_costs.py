@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from labctl.errors import BusyError, LabError, ProviderError
 from labctl.servers.context import LabContext
 from labctl.servers.disks import describe_kept_disk
-from labctl.servers.gang import list_lab_ids
+from labctl.servers.member_ids import list_lab_ids
 from labctl.state.disks import list_kept_disks
 from labctl.text import price_text
 

@@ -255,7 +255,8 @@ class FollowRunRequest(NamedTuple):
     """Stream a run's log from byte `offset`, or from `tail` lines before the end if not 0.
 
     With `wait` the stream ends with the run. `attempt` is the container for which the caller
-    counted its offset, "" if it has none.
+    counted its offset, "" if it has none. `process` is that of torchrun on this server; the output
+    of the first, 0, is the run's log.
     """
 
     lab: str
@@ -265,6 +266,7 @@ class FollowRunRequest(NamedTuple):
     tail: int = 0
     wait: bool = False
     attempt: str = ""
+    process: int = 0
 
 
 class FollowRunOpening(NamedTuple):
