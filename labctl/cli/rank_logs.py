@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from labctl.cli import runs as run_commands
+from labctl.cli.wrapping import print_message
 from labctl.errors import UsageError
 from labctl.lab import Lab
 from labctl.lifecycle import gang
@@ -55,12 +56,22 @@ def count_processes(lab: Lab) -> int:
 
 def _print_log(lab: Lab, run_id: str, server: int, process: int, follow: bool, tail: int) -> None:
     context = gang.select_server(lab.context, server)
-    runs.watch(
+    size_bytes = 0
+
+    def write(block: bytes) -> None:
+        nonlocal size_bytes
+        size_bytes += len(block)
+        run_commands.write_log(block)
+
+    run = runs.watch(
         context,
         context.get_server(),
         run_id,
         tail=tail,
         follow=follow,
         process=process,
-        on_log=run_commands.write_log,
+        on_log=write,
     )
+    if not size_bytes:
+        has = "printed" if run.has_ended else "has printed"
+        print_message(f"this process of run {run_id} {has} nothing")

@@ -81,7 +81,7 @@ def _save_first_part(first: LabContext, run_id: str) -> SavedRun:
 
 
 def _provide_files(context: LabContext, saved: SavedRun, tree: RunTree) -> None:
-    """Give another server the checkpoints that it lacks, and the code if it is new."""
+    """Give another server the checkpoints of the first part, and the code if it is new."""
     server, run_id = context.get_server(), saved.spec.id
     is_new = runs.fetch_run(context, server, run_id) is None
     if is_new:

@@ -7,9 +7,10 @@ at which the processes meet, so that a repeated start uses the same one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
-from labctl.errors import UsageError
+from labctl.errors import LabError, UsageError
 from labctl.lifecycle import gang, restore
 from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Run, Server
@@ -27,6 +28,8 @@ from labctl.wire.runs import (
 )
 from labctl.wire.verbs import Empty
 
+# seconds between SIGTERM and SIGKILL: the others can save nothing, since they wait for one another
+GRACE_S = 10
 # Creates, or finds, a server's part of a run.
 CreatePart = Callable[[LabContext, Server, RunSpec, GangMember], GangMember]
 
@@ -134,3 +137,15 @@ def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Ru
         assert outcome.value is not None
         results.append(outcome.value)
     return results[0]
+
+
+def end_parts(members: Sequence[LabContext], run_id: str, reason: str) -> None:
+    """End the parts of a run that has failed elsewhere, on the servers that answer."""
+
+    def end(context: LabContext) -> None:
+        server = context.state.get_lab_server(context.lab_id)
+        with suppress(LabError):
+            if server is not None:
+                runs.cancel(context, server, run_id, GRACE_S, reason)
+
+    run_for_each(members, end)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 
 from labctl.errors import LabError
+from labctl.lifecycle import gang_runs
 from labctl.lifecycle.fleet import run_for_each
 from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
 from labctl.model import Run, Server, Value
@@ -21,8 +21,6 @@ from labctl.servers.context import LabContext
 from labctl.text import duration_text
 
 POLL_S = 2.0
-# seconds between SIGTERM and SIGKILL: the others can save nothing, since they wait for one another
-GRACE_S = 10
 
 
 class PartFailure(Value, frozen=True):
@@ -87,7 +85,8 @@ class GangWatch:
     def _poll(self) -> None:
         while not self._is_over.wait(POLL_S):
             if failure := self.find_failure():
-                end_others(self._members, self._run_id, failure)
+                others = [one for one in self._members if one.rank != failure.rank]
+                gang_runs.end_parts(others, self._run_id, failure.reason)
                 self.failure = failure
                 return
 
@@ -152,15 +151,3 @@ def _merge_failures(failures: Sequence[PartFailure]) -> PartFailure | None:
         return None
     reason = "; ".join(failure.reason for failure in ordered)
     return msgspec.structs.replace(ordered[0], reason=reason)
-
-
-def end_others(members: Sequence[LabContext], run_id: str, failure: PartFailure) -> None:
-    """Cancel the parts on the other servers that still answer, for the same reason."""
-
-    def end(context: LabContext) -> None:
-        server = context.state.get_lab_server(context.lab_id)
-        with suppress(LabError):
-            if server is not None:
-                runs.cancel(context, server, run_id, GRACE_S, failure.reason)
-
-    run_for_each([one for one in members if one.rank != failure.rank], end)

@@ -147,7 +147,7 @@ def send_tree(
 ) -> None:
     """Send a run's files to the server, and make a lost run of them there.
 
-    A run that is there already stays as it is; with `completes`, it gets the checkpoints it lacks.
+    A run that is there already stays as it is; with `completes`, it gets the checkpoints.
     """
     run_id, remote = saved.spec.id, context.open_agent(server)
     with hold_transfers(context.config.root, "push", context.reporter):

@@ -358,7 +358,7 @@ class ResumeRunReply(NamedTuple):
 class AdoptPushedRequest(NamedTuple):
     """Make a lost run of the files that were pushed for it. `attempts` is how often it ran.
 
-    If the run is there already, its outputs are only completed with `completes`.
+    If the run is there already, with `completes` it gets the checkpoints, in place of its own.
     """
 
     spec: RunSpec

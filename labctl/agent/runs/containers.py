@@ -21,7 +21,7 @@ from ..host.paths import labctl_home, require_name, resolve_inside
 from ..host.server_data import resolve_all
 from . import secrets_tmpfs
 from .executor import NewAttempt
-from .gang import build_member_env
+from .gang import build_member_env, can_raise_limits
 
 UNLIMITED_PINNED_MEMORY = Ulimit("memlock", -1, -1)
 HOME_ENV = {
@@ -63,7 +63,8 @@ def build_run_body(attempt: NewAttempt) -> NewContainer:
     host_config = limit(container.HostConfig, limits)
     if attempt.member is not None:
         # Its processes reach those of other servers at any port, and pin memory for the network.
-        host_config = host_config._replace(NetworkMode="host", Ulimits=(UNLIMITED_PINNED_MEMORY,))
+        ulimits = (UNLIMITED_PINNED_MEMORY,) if can_raise_limits() else ()
+        host_config = host_config._replace(NetworkMode="host", Ulimits=ulimits)
     return container._replace(
         Entrypoint=("/bin/sh",),
         Cmd=("/lab/run/.labctl/entry.sh", *entrypoint, *spec.command),

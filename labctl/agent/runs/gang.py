@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ...wire.runs import GangMember
+
+# The bit of CAP_SYS_RESOURCE (capabilities(7)).
+SYS_RESOURCE = 1 << 24
 
 
 def build_member_env(member: GangMember | None) -> dict[str, str]:
@@ -26,3 +31,12 @@ def build_member_env(member: GangMember | None) -> dict[str, str]:
         env |= {"GLOO_SOCKET_IFNAME": member.interface}
         env |= {"NCCL_SOCKET_IFNAME": f"={member.interface}"}
     return env
+
+
+def can_raise_limits() -> bool:
+    """Whether the engine may raise limits of containers: not if this server is one itself."""
+    for line in Path("/proc/1/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapBnd":
+            return bool(int(value, 16) & SYS_RESOURCE)
+    return False

@@ -107,12 +107,14 @@ def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
 
 
 def _add_outputs(pushed: Path, directory: Path) -> None:
-    """Move the checkpoints that were pushed and that the run lacks to it; drop the rest."""
+    """Move the checkpoints that were pushed to the run, in place of its own; drop the rest."""
     target = directory / "checkpoints"
     target.mkdir(exist_ok=True)
     for path in sorted((pushed / "checkpoints").glob("*")):
-        if not (target / path.name).exists():
-            path.rename(target / path.name)
+        old = target / path.name
+        if old.is_dir() and not old.is_symlink():
+            drop_tree(old)
+        path.rename(old)
     if pushed.is_dir():
         drop_tree(pushed)
 

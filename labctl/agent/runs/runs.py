@@ -254,7 +254,14 @@ def start_held(request: RunRequest) -> StartRunReply:
         root, number = lab_dir(spec.lab, spec.lab_id), len(list_attempts(directory))
         record = read_last_attempt(directory)._replace(started_at=time.time())
         with BackgroundShell() as shell:
-            executor.start(NewAttempt(run.container, root, directory, spec, image))
+            try:
+                executor.start(NewAttempt(run.container, root, directory, spec, image))
+            except UnknownStartError:
+                raise
+            except Failure:
+                if number == 1:
+                    drop_tree(directory)
+                raise
             shell.run(_note_launch(executor, directory, number, record))
         return StartRunReply(inspect_run(directory, {}), directory=str(directory))
 
