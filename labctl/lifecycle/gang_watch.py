@@ -21,6 +21,8 @@ from labctl.servers.context import LabContext
 from labctl.text import duration_text
 
 POLL_S = 2.0
+# seconds after which a server that does not answer is the cause of a failure that was seen
+CONFIRM_S = 4.0
 
 
 class PartFailure(Value, frozen=True):
@@ -84,20 +86,31 @@ class GangWatch:
 
     def _poll(self) -> None:
         while not self._is_over.wait(POLL_S):
-            if failure := self.find_failure():
+            if failure := self._find_confirmed_failure():
                 others = [one for one in self._members if one.rank != failure.rank]
                 gang_runs.end_parts(others, self._run_id, failure.reason)
                 self.failure = failure
                 return
 
-    def find_failure(self) -> PartFailure | None:
-        """Check every part once; return the failure that matters: not those that it caused."""
+    def _find_confirmed_failure(self) -> PartFailure | None:
+        """Return what failed. A lost server can make another part fail before anyone misses it."""
+        failure = self.find_failure(self._silence_s)
+        if failure is None or failure.is_lost or failure.is_canceled:
+            return failure
+        self._is_over.wait(CONFIRM_S)
+        return self.find_failure(CONFIRM_S) or failure
+
+    def find_failure(self, silence_s: float) -> PartFailure | None:
+        """Check every part once; return the failure that matters: not those that it caused.
+
+        A server that has not answered for `silence_s` has failed.
+        """
         outcomes = run_for_each(self._members, self._check_part)
         failures = [outcome.value for outcome in outcomes if outcome.value is not None]
         for rank, outcome in enumerate(outcomes):
             if outcome.error is None:
                 self._answered_s[rank] = time.monotonic()
-            elif failure := self._judge_silence(rank, outcome.error):
+            elif failure := self._judge_silence(rank, outcome.error, silence_s):
                 failures.append(failure)
         return _merge_failures(failures)
 
@@ -125,12 +138,15 @@ class GangWatch:
             rank=rank, reason=f"{name}: {run.summary}", run=run, is_lost=run.state == "lost"
         )
 
-    def _judge_silence(self, rank: int, error: LabError) -> PartFailure | None:
+    def _judge_silence(self, rank: int, error: LabError, silence_s: float) -> PartFailure | None:
         now_s = time.monotonic()
-        has_network = any(now_s - answered_s < self._silence_s for answered_s in self._answered_s)
-        if now_s - self._answered_s[rank] < self._silence_s or not has_network:
+        has_network = any(now_s - answered_s < silence_s for answered_s in self._answered_s)
+        if now_s - self._answered_s[rank] < silence_s or not has_network:
             return None
-        name, silence = self._members[rank].config.name, duration_text(self._silence_s)
+        name, silence = (
+            self._members[rank].config.name,
+            duration_text(now_s - self._answered_s[rank]),
+        )
         reason = f"{name}: no answer for {silence} ({error.what})"
         return PartFailure(rank=rank, reason=reason, is_lost=True)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from labctl.config.scalars import MOST_SERVERS as MOST_SERVERS
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    import hashlib  # most labs have one server
 
 
 def make_member_id(lab_id: str, rank: int) -> str:

@@ -52,7 +52,7 @@ def follow(request: FollowRunRequest) -> None:
 def find_process_log(directory: Path, process: int) -> Path:
     """Return the file that the last attempt of a process of torchrun on this server writes to.
 
-    Failure (missing) if there is none.
+    Failure (missing) without one.
     """
     if process == 0:
         return directory / "logs" / "run.log"
