@@ -183,7 +183,8 @@ class CreateServerRequest(Value, frozen=True):
     Servers of one `group` (such as a course; "" for the lab alone) share what the provider can
     share: a security group, a key pair. `first_boot` may hold the private half of `host_key`, which
     is replaced at first contact. `image` is the image that the first run will use ("" if unknown),
-    for a provider that has it at hand.
+    for a provider that has it at hand. Servers with one `gang` reach one another at every port; ""
+    for a server on its own.
     """
 
     lab: str
@@ -197,6 +198,7 @@ class CreateServerRequest(Value, frozen=True):
     host_key: str = ""
     first_boot: str = ""
     image: str = ""
+    gang: str = ""
 
 
 class Boot(Value, frozen=True):

@@ -25,7 +25,8 @@ def down_all(
     """Do what `down` does for each of the lab's servers, after one question about all of them.
 
     What is downloaded from the servers beside the first goes to `.labctl/servers/<rank>`. The
-    first error is raised after all servers have been tried.
+    first error is raised after all servers have been tried. The first server goes last: what the
+    servers share, such as a firewall, goes with it.
     """
     members = [_choose_directory(one) for one in gang.list_every_member(context)]
     if consent is None:
@@ -35,9 +36,11 @@ def down_all(
         if consent is not None:
             consent(one, server, running, loses_results)
 
-    outcomes = run_for_each(
-        members, lambda one: down.down(one, discard=discard, consent=agree, wait_s=wait_s)
-    )
+    def down_one(one: LabContext) -> down.DownResult:
+        return down.down(one, discard=discard, consent=agree, wait_s=wait_s)
+
+    others = run_for_each(members[1:], down_one)
+    outcomes = [*run_for_each(members[:1], down_one), *others]
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
-from labctl.servers.member_ids import make_member_id
 from labctl.servers.watch_reports import parse_watch
 from labctl.state.disks import find_stopped_disk, list_kept_disks
 from labctl.wire.codec import to_json

@@ -364,6 +364,7 @@ def _build_request(
         tags=tags,
         group=context.group,
         image=image,
+        gang=context.group if context.rank is not None else "",
     )
     if not isinstance(context.provider, FirstBoot):
         return request

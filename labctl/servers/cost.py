@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
-from labctl.servers.member_ids import list_lab_ids
 from labctl.state import LedgerEntry, State
 from labctl.state.disks import STOPPED, KeptDisk, list_kept_disks
 

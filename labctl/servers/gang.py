@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from labctl.config import LabConfig
+from labctl.config.member_ids import MOST_SERVERS, make_member_id
 from labctl.errors import UsageError
 from labctl.events import Reporter
 from labctl.servers.context import LabContext
-from labctl.servers.member_ids import MOST_SERVERS, make_member_id
 
 # characters of a lab's name, of which a server's is made
 MOST_NAME = 36

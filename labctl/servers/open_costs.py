@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, LabError, ProviderError
 from labctl.servers.context import LabContext
 from labctl.servers.disks import describe_kept_disk
-from labctl.servers.member_ids import list_lab_ids
 from labctl.state.disks import list_kept_disks
 from labctl.text import price_text
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, DiskCloud, Recorded, World, world
 
+from labctl.config.member_ids import make_member_id
 from labctl.errors import CapacityError, PolicyError, QuotaError
 from labctl.lifecycle import down, gang_creation
 from labctl.model import CreateServerRequest, Need, Offer, Server
 from labctl.servers import gang
 from labctl.servers.context import LabContext
-from labctl.servers.member_ids import make_member_id
 
 
 class ZonedCloud(DiskCloud):
