@@ -39,13 +39,14 @@ from labctl.config import (
 from labctl.errors import PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
-from labctl.model import Need, Run, Server
+from labctl.model import BANDWIDTH_PREFIX, Need, Run, Server
 from labctl.servers import provider_choice
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import check_settings, read_provider_traits
 from labctl.state import State
 
 if TYPE_CHECKING:
+    from labctl.insight.bandwidth import Bandwidth
     from labctl.insight.explanation import Explanation
     from labctl.insight.run_report import Report
     from labctl.insight.top import ServerMetrics
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from labctl.wire.runs import RunSpec
 
 with lazy_imports(__name__):
-    from labctl.insight import explanation, run_report, top
+    from labctl.insight import bandwidth, explanation, run_report, top
     from labctl.lifecycle import (
         down,
         export_lab,
@@ -210,6 +211,7 @@ class Lab:
         push: bool = True,
         recover: bool = False,
         keeper: str = "",
+        gpus: int = 0,
         on_start: Callable[[Run, bool], None] = lambda run, found: None,
         on_log: Callable[[bytes], None] = lambda block: None,
     ) -> LabRun:
@@ -219,11 +221,12 @@ class Lab:
         this process follows the run, or through the `keeper` ("host" or "user@host:port") that the
         lab is handed over to. With `held`, the run's container is created and waits for the caller
         to start it, so that a terminal can attach first: `docker start --attach --interactive`.
+        With `gpus`, torchrun starts the program on that many GPUs of the server.
         """
         self.require_approval()
         check_files(self.config)
         if gang.has_several_servers(self.context):
-            gang_runs.require_supported(tty=tty, keeper=keeper)
+            gang_runs.require_supported(self.context, tty=tty, keeper=keeper, gpus=gpus)
             return self._run_on_several(tuple(command), id, follow, push, recover, on_start, on_log)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
             self._report_found(id, tuple(command), on_start)
@@ -239,7 +242,7 @@ class Lab:
             host = keeper_host.KeeperHost(self.context, keeper)
             export_lab.check_export(self.context, host, server)
         adoption.renew(self.context, server)
-        spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty)
+        spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty, gpus)
         self._warn_of_command(command, push=push)
         if push:
             self._push_for_run(server, spec)
@@ -385,12 +388,22 @@ class Lab:
     ) -> ProbeResult:
         """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
         parsed_amount = probe.parse_amount(amount)
+        gang_runs.require_one_server(self.context, "--probe", "labctl run")
         self.require_approval()
         check_files(self.config)
         self._warn_of_command(command, push=push)
         return probe.probe(
             self.context, tuple(command), parsed_amount, push=push, on_start=on_start
         )
+
+    def measure_bandwidth(self) -> Bandwidth:
+        """Measure how fast the GPUs, or the servers, of the lab exchange data, by a short run."""
+        gpus = len(self.context.load_facts(self.context.get_server()).gpus)
+        command = bandwidth.build_command(self.config, gpus)
+        log = bytearray()
+        run_id = BANDWIDTH_PREFIX + run_specs.make_run_id()
+        run = self.run(command, id=run_id, follow=True, on_log=log.extend)
+        return bandwidth.parse_result(bytes(log), run.last_known)
 
     def top(self) -> ServerMetrics:
         """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""

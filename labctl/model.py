@@ -18,7 +18,7 @@ from labctl.wire.codec import Message, MessageError, from_json, to_json
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 # How the names of auxiliary runs begin.
-PROFILE_PREFIX, PROBE_PREFIX = "profile-", "probe-"
+PROFILE_PREFIX, PROBE_PREFIX, BANDWIDTH_PREFIX = "profile-", "probe-", "bandwidth-"
 
 GIB = 1024**3
 
@@ -351,8 +351,8 @@ class Run(Value, frozen=True):
 
     @property
     def is_auxiliary(self) -> bool:
-        """Whether it profiles or probes the lab's command, and never counts as the latest run."""
-        return self.id.startswith((PROFILE_PREFIX, PROBE_PREFIX))
+        """Whether labctl measures something with it, so that it never counts as the latest run."""
+        return self.id.startswith((PROFILE_PREFIX, PROBE_PREFIX, BANDWIDTH_PREFIX))
 
 
 class FileEntry(Value, frozen=True):

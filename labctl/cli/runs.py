@@ -111,6 +111,13 @@ class _RunCommand(OwnCommand):
     help="Run this share or number of steps first. Then show the time and cost of the whole run, "
     "and ask whether to start it.",
 )
+@click.option(
+    "--gpus",
+    type=click.IntRange(1, 64),
+    default=0,
+    metavar="N",
+    help="Use N GPUs of the server, with a process of the program on each (torchrun).",
+)
 @TIMINGS
 @yes_option
 @json_option
@@ -195,6 +202,7 @@ def _start_and_follow(
             push=push,
             recover=options.recover,
             keeper=options.keeper,
+            gpus=options.gpus,
             on_start=report_start,
             on_log=waiting.watch_log(_make_log_writer(ctx, options.json_)),
         ).last_known

@@ -60,6 +60,8 @@ def has_failed(run: Run) -> bool:
 def _can_restart(context: LabContext, run_id: str, failure: PartFailure, recovers: bool) -> bool:
     if failure.is_lost:
         return recovers
+    if failure.run is not None and failure.run.is_auxiliary:
+        return False
     done = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=RESTARTED)
     return len(done) < context.config.launch.restarts
 

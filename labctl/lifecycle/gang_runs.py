@@ -34,15 +34,26 @@ GRACE_S = 10
 CreatePart = Callable[[LabContext, Server, RunSpec, GangMember], GangMember]
 
 
-def require_supported(*, tty: bool, keeper: str) -> None:
+def require_one_server(context: LabContext, what: str, instead: str) -> None:
+    """UsageError if the lab has several servers, and `what` can only use one."""
+    if gang.has_several_servers(context):
+        raise UsageError(
+            f"{what} needs a lab with one server",
+            why="lab.yaml has `count:` under `server`",
+            hint=instead,
+        )
+
+
+def require_supported(context: LabContext, *, tty: bool, keeper: str, gpus: int) -> None:
     """UsageError for options of `labctl run` that only a run on one server can have."""
-    for option, is_set in (("-it", tty), ("--keeper", bool(keeper))):
+    recover = "labctl run --recover   # this machine must stay on"
+    for option, is_set, instead in (
+        ("-it", tty, "labctl run"),
+        ("--keeper", bool(keeper), recover),
+        ("--gpus", bool(gpus), f"write `launch: {{with: torchrun, per_server: {gpus}}}`"),
+    ):
         if is_set:
-            raise UsageError(
-                f"{option} needs a lab with one server",
-                why="lab.yaml has `count:` under `server`",
-                hint="labctl run" if tty else "labctl run --recover   # this machine must stay on",
-            )
+            require_one_server(context, option, instead)
 
 
 def start(
