@@ -113,10 +113,10 @@ class _RunCommand(OwnCommand):
 )
 @click.option(
     "--gpus",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(0, 64),
     default=0,
     metavar="N",
-    help="Use N GPUs of the server, with a process of the program on each (torchrun).",
+    help="Use N GPUs of the server, with a process of the program on each (torchrun). 0: all.",
 )
 @TIMINGS
 @yes_option
