@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
-from labctl.cli.options import RUN, make_empty_name_error, open_lab
+from labctl.cli.options import RUN, SERVER, make_empty_name_error, open_lab
 from labctl.cli.own_command import SEPARATOR, OwnCommand, require_program, split_words
 from labctl.cli.plain_ssh import ABOUT_THE_GPU, replace_with_exec, replace_with_ssh
 from labctl.cli.wrapping import print_message
@@ -107,8 +107,11 @@ class _ExecCommand(OwnCommand):
     expose_value=False,
     help="Has no effect, as exec uses your terminal if there is one.",
 )
+@SERVER
 @click.pass_context
-def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...]) -> None:
+def exec_command(
+    ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...], server: int
+) -> None:
     """Run COMMAND inside the container of RUN (default: the latest run), which must be running.
 
     \b
@@ -118,7 +121,7 @@ def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str,
     """
     if "" in typed:
         raise make_empty_name_error("RUN")
-    lab = open_lab(ctx)
+    lab = open_lab(ctx, server=server)
     require_program(f"labctl exec {' '.join(typed[:1])}".rstrip(), command)
     if not command or len(typed) > 1:
         is_run = len(typed) == 1 and lab.context.state.get_run(lab.id, typed[0]) is not None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from labctl.insight import profile
+    from labctl.lifecycle import gang_runs
 
 MAX_WIDTH = 110
 INDENT = "  "
@@ -240,6 +241,7 @@ def profile_command(
     labctl profile --no-page --json
     """
     lab = open_lab(ctx, quiet=json_)
+    gang_runs.require_one_server(lab.context, "profile", "labctl run")
     profiled = profile.profile(lab.context, run, steps=steps, warmup=warmup)
     stop_drawing(ctx)
     if json_:

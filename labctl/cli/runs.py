@@ -17,6 +17,7 @@ from labctl.cli.first_output import FirstOutputLine, describe_activity
 from labctl.cli.options import (
     RUN,
     SCREEN,
+    SERVER,
     SSH_AT_ONCE,
     SSH_JSON,
     TIMINGS,
@@ -110,6 +111,13 @@ class _RunCommand(OwnCommand):
     help="Run this share or number of steps first. Then show the time and cost of the whole run, "
     "and ask whether to start it.",
 )
+@click.option(
+    "--gpus",
+    type=click.IntRange(0, 64),
+    default=0,
+    metavar="N",
+    help="Use N GPUs of the server, with a process of the program on each (torchrun). 0: all.",
+)
 @TIMINGS
 @yes_option
 @json_option
@@ -195,6 +203,7 @@ def _start_and_follow(
             push=push,
             recover=options.recover,
             keeper=options.keeper,
+            gpus=options.gpus,
             on_start=report_start,
             on_log=waiting.watch_log(_make_log_writer(ctx, options.json_)),
         ).last_known
@@ -335,12 +344,18 @@ class _SshCommand(click.Command):
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--all", "all_", is_flag=True, help="Run COMMAND on the servers of all labs.")
+@SERVER
 @SSH_AT_ONCE
 @SSH_JSON
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
 def ssh_command(
-    ctx: click.Context, all_: bool, at_once: int, json_: bool, command: tuple[str, ...]
+    ctx: click.Context,
+    all_: bool,
+    server: int,
+    at_once: int,
+    json_: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Open a shell on the server, or run COMMAND there.
 
@@ -358,7 +373,7 @@ def ssh_command(
     if not all_:
         if json_:
             raise UsageError("--json needs --all", hint="labctl ssh --all --json -- COMMAND")
-        replace_with_ssh(open_lab(ctx).context, line, tty=needs_tty(command))
+        replace_with_ssh(open_lab(ctx, server=server).context, line, tty=needs_tty(command))
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
     ctx.exit(fan_out.run_on_all_servers(line, at_once, json_))

@@ -263,10 +263,13 @@ def _suggest_reopening(services: Sequence[str]) -> list[str]:
 
 def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     """Print that the server is ready, its price, and what to do next."""
-    price = server.offer.price_usd_per_hour
-    cost = price_or_free_text(price)
-    state = "is ready" if can_run else "is running, but no run can start yet"
-    click.echo(f"{server.alias} {state} ({server.provider}, {cost}).")
+    count = lab.config.server.count
+    cost = price_or_free_text(server.offer.price_usd_per_hour * count)
+    verb, names = (
+        ("is", server.alias) if count == 1 else ("are", f"{count} servers of {server.lab}")
+    )
+    state = f"{verb} ready" if can_run else f"{verb} running, but no run can start yet"
+    click.echo(f"{names} {state} ({server.provider}, {cost}).")
     rows = [("labctl run", "start the training")]
     if not lab.config.run:
         rows = [
@@ -276,6 +279,9 @@ def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     if not can_run:
         rows = [("labctl up", "check again, after you have fixed the above")]
     rows.append((f"ssh {server.alias}", "open a shell on the server"))
+    if count > 1:
+        rows[-1] = (f"ssh {server.alias}", "open a shell on the first server")
+        rows.append(("labctl ssh --server 1", "open a shell on the second"))
     if closed := lab_services.list_closed_forwards(lab.context, server):
         effect = "reopen what labctl stop closed"
         rows += [(line, effect) for line in _suggest_reopening(closed)]

@@ -213,6 +213,7 @@ class LabConfigReader:
                 provider=file.server.provider,
                 executor=self.get_job_executor(file.server.provider) or file.server.executor,
                 need=_need(file.server),
+                count=file.server.count,
                 provider_settings=settings,
                 on_this_machine=self.is_on_this_machine(file.server.provider),
             ),
@@ -343,11 +344,24 @@ class LabConfigReader:
             self.check_granted_job_executor(file)
         elif file.server.executor == "process":
             self.check_process_executor(file)
+        self.check_count(file)
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
             self.problems.append(
                 make_problem(self.find_leaf(f"env.{name}"), f"env.{name}", message)
             )
+
+    def check_count(self, file: LabFile) -> None:
+        """Report settings that only one server, or only several, can have."""
+        count, restarts = self.find_leaf("server.count"), self.find_leaf("launch.restarts")
+        provider = file.server.provider
+        traits = self.traits.get(provider)
+        if file.server.count > 1 and traits and (traits.job_executor or traits.for_students):
+            message = f"{provider} gives a lab one server"
+            self.problems.append(make_problem(count, "server.count", message))
+        if file.launch.restarts and not file.launch.launcher and file.server.count == 1:
+            message = "needs `with: torchrun`, or several servers"
+            self.problems.append(make_problem(restarts, "launch.restarts", message))
 
     def check_process_executor(self, file: LabFile) -> None:
         """Report settings that need a container."""

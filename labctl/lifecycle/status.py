@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
@@ -28,6 +29,7 @@ with lazy_imports(__name__):
         deadlines,
         disk_retention,
         firewall,
+        gang,
         guard,
         kept_disks,
         open_costs,
@@ -57,7 +59,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an interrupted
-    `labctl up` may have created one. "joinable" is, with `refresh`, a running server that the lab
+    `labctl up` may have created one. "servers" are those beside it, of a lab that has several.
+    "joinable" is, with `refresh`, a running server that the lab
     does not hold and `labctl up` would join. "provider_problem" is why a course's keeper did not
     answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
     "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
@@ -98,6 +101,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     ends = _list_ends(context)
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
+    count = context.config.server.count
+    lab_ids = [make_member_id(context.lab_id, rank) for rank in range(count)]
     return {
         "lab": context.config.name,
         "lab_id": context.lab_id,
@@ -106,6 +111,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "server": server,
         "unfinished_up": server is None
         and _has_unfinished_up(context, refresh and not provider_problem),
+        "servers": [one for rank in range(1, count) if (one := _get_member(context, rank))],
         "joinable": joinable,
         "reachable": reachable,
         "why": failure,
@@ -115,7 +121,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "watch": watch,
         "watched_at": watched_at,
         "interrupted_down": _find_interrupted_down(context, server) if server else None,
-        "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
+        "cost_usd": round(sum(spent_usd(context.state, one, now) for one in lab_ids), 4),
         "stopped": find_stopped_disk(context.state, server),
         "stop_reasons": _list_stop_reasons(context, server, parse_watch(watch), watched_at, now),
         "kept": list_kept_disks(context.state, context.lab_id),
@@ -124,6 +130,10 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "runs": list(reversed(context.state.list_runs(context.lab_id))),
         "now": now,
     }
+
+
+def _get_member(context: LabContext, rank: int) -> Server | None:
+    return context.state.get_lab_server(make_member_id(context.lab_id, rank))
 
 
 def _refresh_records(context: LabContext) -> str:
@@ -136,6 +146,8 @@ def _refresh_records(context: LabContext) -> str:
         adopted = adoption.adopt(context)
         if adopted is None:
             pending_attempts.settle_attempts(context)
+        for member in gang.build_members(context)[1:]:
+            adoption.adopt(member)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
         kept_disks.list_shown_disks(context)

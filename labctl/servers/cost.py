@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.model import Run, Server, Value
 from labctl.servers.context import LabContext
 from labctl.state import LedgerEntry, State
@@ -75,7 +76,8 @@ def compute_costs(context: LabContext, *, every_lab: bool = False) -> Costs:
     """Compute the lab's costs so far, or those of every lab on this machine's record."""
     now = time.time()
     lab_id = None if every_lab else context.lab_id
-    servers = list_server_costs(context.state, lab_id, now)
+    lab_ids = [None] if every_lab else list_lab_ids(context.lab_id)
+    servers = [one for each in lab_ids for one in list_server_costs(context.state, each, now)]
     by_id = {server.server_id: server for server in servers}
     runs = tuple(
         _compute_run_cost(
@@ -86,7 +88,7 @@ def compute_costs(context: LabContext, *, every_lab: bool = False) -> Costs:
     return Costs(
         servers=tuple(servers),
         runs=runs,
-        kept=tuple(list_kept_disks(context.state, lab_id)),
+        kept=tuple(disk for each in lab_ids for disk in list_kept_disks(context.state, each)),
         total_usd=sum(server.cost_usd or 0.0 for server in servers),
         spot_saved_usd=sum(server.spot_saved_usd or 0.0 for server in servers),
         complete=all(server.cost_usd is not None for server in servers),
