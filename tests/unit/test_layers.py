@@ -154,6 +154,7 @@ OWN_ENVIRONMENT = (
     "services/model_server/",
     "insight/profiler/",
     "estimate/measure.py",
+    "insight/bandwidth_program.py",
 )
 ENVIRONMENT_READERS = re.compile(
     r"os\.(environb?|getenv)|os\.path\.expandvars|getpass\.getuser|Path\.home|(?s:.*)\.expanduser"
