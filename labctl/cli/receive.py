@@ -27,7 +27,6 @@ from labctl.submissions.receiver import Receiver
 from labctl.text import bytes_text, duration_text
 
 with lazy_imports(__name__):
-    from labctl.cli import submit_output
     from labctl.submissions import bundle, receive, service
 
 DIRECTORY = click.argument(
@@ -204,11 +203,13 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
     \b
     labctl receive extend ~/drop hw3 alice 3d
     """
-    standing, due = receive.extend(_open_assignment(directory, name), name, student, time)
+    receiver = _open_assignment(directory, name)
+    standing = receive.extend(receiver, name, student, time)
     if standing.due_at is None:
         click.echo(f"{name} has no due time")
         return
-    click.echo(f"{name} is due for {student} on {submit_output.time_text(standing.due_at, due)}")
+    due = receiver.load_rules(name).format_time(standing.due_at)
+    click.echo(f"{name} is due for {student} on {due}")
 
 
 @receive_command.command("list")
@@ -233,11 +234,12 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     if not receipts:
         click.echo(f"nobody has submitted {name} yet")
         return
+    rules = receiver.load_rules(name)
     rows = [
         (
             receipt.student,
             str(receipt.number),
-            receipt.received,
+            rules.format_time(receipt.received_at),
             f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             f"{receipt.penalty}%" if receipt.penalty else "",
             bytes_text(receipt.bundle_bytes),

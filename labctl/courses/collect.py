@@ -16,7 +16,7 @@ from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import quote
 from labctl.config.reader import find_nearest
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
-from labctl.courses.lateness import compute_free_days, parse_received_at, reduce_penalty
+from labctl.courses.lateness import compute_free_days, reduce_penalty
 from labctl.courses.records.excuses import KIND as EXCUSE_KIND
 from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
@@ -172,12 +172,12 @@ def _choose_submission(
     members = {seat.name, *seat.students}
     own_receipts = sorted(
         (receipt for receipt in receipts if receipt.student in members),
-        key=lambda receipt: (parse_received_at(receipt), receipt.number),
+        key=lambda receipt: (receipt.received_at, receipt.number),
     )
     damaged = [place for place in sorted(damage) if place.split("/")[0] in members]
     missing = SeatSubmission(seat=seat.name, students=seat.students, state="missing")
     for receipt in reversed(own_receipts):
-        standing = receiver.standing(name, receipt.student, parse_received_at(receipt))
+        standing = receiver.standing(name, receipt.student, receipt.received_at)
         if standing.accepted:
             return SeatSubmission(
                 seat=seat.name,

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from submission_bed import FILES, Tar, bomb, packed, sha256
 
+from labctl.config.times import local_time_text
 from labctl.model import Run
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.bundle import inspect
@@ -115,6 +117,20 @@ def test_a_bundle_is_handed_in_and_proved(machine: Machine, student: Student) ->
     out, _ = student.submit("--receipts")
     assert "receipt-0001.json" in out
     assert student.name in machine.receiver.students("hw3")
+
+
+def test_received_is_written_in_the_time_zone_of_the_course(
+    machine: Machine, student: Student
+) -> None:
+    text = machine.assignment(due="2099-01-01 12:00 Europe/Berlin")
+    (student.lab / "assignment.yaml").write_text(text)
+    out, _ = student.submit("--yes")
+    assert "Thu 01 Jan 2099 12:00 Europe/Berlin" in out
+    [signed] = machine.receiver.receipts("hw3", student.name)
+    received = local_time_text(signed.receipt.received_at, ZoneInfo("Europe/Berlin"))
+    assert f"received  {received} (on time)" in out
+    assert f"received  {received} (on time)" in student.submit("--verify")[0]
+    assert received in student.submit("--receipts")[0]
 
 
 def test_a_grade_comes_back_once_it_was_released(machine: Machine, student: Student) -> None:
