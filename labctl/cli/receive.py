@@ -27,6 +27,7 @@ from labctl.submissions.receiver import Receiver
 from labctl.text import bytes_text, duration_text
 
 with lazy_imports(__name__):
+    from labctl.cli import submit_output
     from labctl.submissions import bundle, receive, service
 
 DIRECTORY = click.argument(
@@ -234,12 +235,12 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     if not receipts:
         click.echo(f"nobody has submitted {name} yet")
         return
-    rules = receiver.load_rules(name)
+    zone = receiver.load_rules(name).time_zone
     rows = [
         (
             receipt.student,
             str(receipt.number),
-            rules.format_time(receipt.received_at),
+            submit_output.table_time_text(receipt.received_at, zone),
             f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             f"{receipt.penalty}%" if receipt.penalty else "",
             bytes_text(receipt.bundle_bytes),
@@ -248,6 +249,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
         for receipt in receipts
     ]
     print_table(rows, ("STUDENT", "NO", "RECEIVED", "STATE", "OFF", "SIZE", "SHA256"))
+    click.echo(f"Times are in {zone}.")
 
 
 @receive_command.command("check", short_help="Compare bundles with their receipts.")

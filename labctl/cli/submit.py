@@ -224,7 +224,7 @@ def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> N
         rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
         print_json({"receipts": rows, "refused": refused})
         return
-    print_receipts(saved, refused, rules.format_time, root)
+    print_receipts(saved, refused, rules.time_zone, root)
 
 
 def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,8 @@ def print_terms(terms: Terms, *, offline: bool = False) -> None:
         count = "one submission" if terms.number == 1 else f"{terms.number} submissions"
         rows.append(("earlier", f"{count} from you; each is kept"))
     if offline:
-        rows.append(("note", "the receiver was not contacted; it may have granted an extension"))
+        text = "the receiver, which knows your extensions and free late days, was not contacted"
+        rows.append(("note", text))
     click.echo(click.style(clean(name), bold=True))
     _print_labeled_lines(rows)
 
@@ -216,8 +217,13 @@ def print_verified(verified: Verified, format_time: FormatTime, root: Path) -> N
     click.echo(f"receipt:   {_relative_path(verified.path, root)}")
 
 
+def table_time_text(at: float, zone: tzinfo) -> str:
+    """Write a Unix time for a table, below which the zone is named."""
+    return f"{datetime.fromtimestamp(at, zone):%d %b %Y %H:%M:%S}"
+
+
 def print_receipts(
-    saved: list[tuple[Path, Receipt]], refused: list[str], format_time: FormatTime, root: Path
+    saved: list[tuple[Path, Receipt]], refused: list[str], zone: tzinfo, root: Path
 ) -> None:
     """Print a table of the downloaded receipts, and the submissions that were refused."""
     if not saved and not refused:
@@ -226,7 +232,7 @@ def print_receipts(
     rows = [
         (
             str(receipt.number),
-            format_time(receipt.received_at),
+            table_time_text(receipt.received_at, zone),
             f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             receipt.bundle_sha256[:SHOWN_CHARACTERS],
             path.name,
@@ -235,6 +241,7 @@ def print_receipts(
     ]
     if rows:
         print_table(rows, ("NO", "RECEIVED", "STATE", "SHA256", "RECEIPT"))
+        click.echo(f"Times are in {zone}.")
         click.echo(f"saved in {_relative_path(str(saved[0][0].parent), root)}")
     for line in refused:
         click.echo(click.style(f"refused {clean(line)}", fg="red"))

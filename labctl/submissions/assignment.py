@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import tzinfo
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -119,9 +120,13 @@ class Assignment(Value, frozen=True):
     def name(self) -> str:
         return self.assignment
 
+    @property
+    def time_zone(self) -> tzinfo:
+        return load_zone(self.zone, self.due)
+
     def format_time(self, at: float) -> str:
         """Write a Unix time in the assignment's time zone."""
-        return local_time_text(at, load_zone(self.zone, self.due))
+        return local_time_text(at, self.time_zone)
 
 
 # Stretches of Unix time that do not count as late, such as holidays: ordered and disjoint.
