@@ -843,3 +843,24 @@ def test_times_are_those_of_the_time_zone_of_the_due_time(
     assert "Thu 01 Jan 2099 12:00 UTC+01:00" in labctl("submit", "--dry-run").out
     extended = labctl("receive", "extend", str(home / "drop"), "hw3", "alice", "3d")
     assert "due for alice on Sun 04 Jan 2099 12:00 Europe/Berlin" in extended.out
+
+
+def test_code_with_both_versions_of_a_conflict_is_named(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path
+) -> None:
+    assigned()
+    root = home / "digits"
+    before = dry(labctl)["notes"]
+    first, second = (
+        Starter(
+            assignment="hw3", source="", files=(StarterFile(path="net.py", content=text),), tests=()
+        )
+        for text in (b"a\n", b"c\n")
+    )
+    (root / "net.py").write_text("b\n")
+    [change] = update_files(root, first, second)
+    assert change.action == "conflict"
+    (root / change.beside).replace(root / "net.py")
+    assert dry(labctl)["notes"] == [*before, "with conflict marks of labctl join: net.py"]
+    (root / "net.py").write_text("merged\n")
+    assert dry(labctl)["notes"] == before
