@@ -281,7 +281,7 @@ def test_hostile_bundles_over_ssh_are_refused_and_not_kept(
     machine.assignment(due="2020-01-01 12:00 UTC")
     try:
         late = by_hand(machine, student, packed(**own))
-        assert "closed on 2020-01-01" in late[0]["error"]["what"]
+        assert "closed on Wed 01 Jan 2020 12:00 UTC" in late[0]["error"]["what"]
     finally:
         machine.assignment()
     assert student.name not in machine.receiver.students("hw3")
