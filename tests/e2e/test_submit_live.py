@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -130,7 +131,10 @@ def test_received_is_written_in_the_time_zone_of_the_course(
     received = local_time_text(signed.receipt.received_at, ZoneInfo("Europe/Berlin"))
     assert f"received  {received} (on time)" in out
     assert f"received  {received} (on time)" in student.submit("--verify")[0]
-    assert received in student.submit("--receipts")[0]
+    moment = datetime.fromtimestamp(signed.receipt.received_at, ZoneInfo("Europe/Berlin"))
+    listed, _ = student.submit("--receipts")
+    assert f"{moment:%d %b %Y %H:%M:%S}" in listed
+    assert "Times are in Europe/Berlin." in listed
 
 
 def test_a_grade_comes_back_once_it_was_released(machine: Machine, student: Student) -> None:
