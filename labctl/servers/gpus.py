@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from labctl.commands.probe import list_missing
-from labctl.errors import LabError, PolicyError
+from labctl.errors import LabError, PolicyError, UsageError
 from labctl.errors.subject import Subject
 from labctl.events import Note
 from labctl.model import GpuNeed, Need, Server, ServerFacts
-from labctl.providers import SubmitsJobs
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
@@ -40,12 +39,27 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
                 GPU_NOTE, lab_id=context.lab_id, server_id=server.id, detail={"text": note.text}
             )
 
-    if isinstance(context.provider, SubmitsJobs):
+    if context.config.submits_jobs:
         return "all" if context.config.server.need.gpu.is_required else ""  # those of its job
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""
     facts = load_usable_facts(context, server)
     return choose_gpus_option(context.config.server.need, facts, show_once, hint)
+
+
+def select_gpus(facts: ServerFacts, count: int) -> str:
+    """Return the value of `--gpus` for the first `count` GPUs of a server.
+
+    UsageError if it has fewer.
+    """
+    if count > len(facts.gpus):
+        raise UsageError(
+            f"--gpus {count} is more than the server has",
+            why=_describe_gpus(facts) if facts.gpus else "it has no GPU",
+            hint="labctl run" + (f" --gpus {len(facts.gpus)}" if facts.gpus else ""),
+        )
+    is_all = count == len(facts.gpus)
+    return "all" if is_all else ",".join(gpu.uuid for gpu in facts.gpus[:count])
 
 
 def load_usable_facts(context: LabContext, server: Server) -> ServerFacts:

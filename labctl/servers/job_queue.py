@@ -1,9 +1,9 @@
-"""A provider whose server is a login node, and whose runs are jobs of a cluster."""
+"""Servers whose runs are jobs: the login node of a cluster, and a course's server with Slurm."""
 
 from __future__ import annotations
 
 from labctl.model import Server
-from labctl.providers import SubmitsJobs
+from labctl.providers import BuildsJobs, SubmitsJobs
 from labctl.servers.context import LabContext
 from labctl.wire.runs import JobRequest
 
@@ -16,7 +16,7 @@ def has_job_queue(context: LabContext) -> bool:
 def build_job_request(context: LabContext, server: Server) -> JobRequest:
     """Say what a run of the lab asks of the cluster; nothing of any other server."""
     provider = context.provider
-    if isinstance(provider, SubmitsJobs):
+    if context.config.submits_jobs and isinstance(provider, BuildsJobs):
         return provider.build_job_request(context.config.server.need, server.offer)
     return JobRequest()
 

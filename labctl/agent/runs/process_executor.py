@@ -31,6 +31,7 @@ from . import secrets_tmpfs
 from .attempt_directories import find_attempt_directory, list_attempt_directories
 from .environments import list_code_paths, use_environment
 from .executor import Environment, LiveAttempt, NewAttempt, ProgramState
+from .gang import build_member_env
 
 ENTER = "enter.sh"
 # Of an attempt with a terminal: the script by which the terminal starts it.
@@ -183,6 +184,7 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
         "LABCTL_LOG_DIR": str(run / "logs"),
         "LABCTL_CACHE_DIR": str(labctl_home() / ".cache"),
         "PYTHONUNBUFFERED": "1",
+        **build_member_env(attempt.member),
         **spec.env,
         "LABCTL_ATTEMPT": str(attempt_directory),
         "LABCTL_SECRETS_DIR": str(secrets_tmpfs.secrets_directory(spec.id)),

@@ -13,6 +13,7 @@ from ...wire.runs import (
     ClaimRecord,
     DiskRestoreRecord,
     ExitRecord,
+    GangMember,
     JobRequest,
     LimitRecord,
     LogOffsetRecord,
@@ -71,6 +72,15 @@ def encode_spec(spec: RunSpec) -> str:
     if spec.job == JobRequest():
         del body["job"]
     return json.dumps(body, sort_keys=True)
+
+
+def read_member(directory: Path) -> GangMember | None:
+    """Return the place of the last attempt in a run on several servers; None for any other run."""
+    return read_record(GangMember, directory / ".labctl" / "gang.json")
+
+
+def write_member(directory: Path, member: GangMember) -> None:
+    write_json(directory / ".labctl" / "gang.json", to_json(member))
 
 
 def read_exit(directory: Path) -> ExitRecord | None:
