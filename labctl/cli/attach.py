@@ -110,7 +110,7 @@ class _ExecCommand(OwnCommand):
 @SERVER
 @click.pass_context
 def exec_command(
-    ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...], server: int
+    ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...], rank: int
 ) -> None:
     """Run COMMAND inside the container of RUN (default: the latest run), which must be running.
 
@@ -121,7 +121,7 @@ def exec_command(
     """
     if "" in typed:
         raise make_empty_name_error("RUN")
-    lab = open_lab(ctx, server=server)
+    lab = open_lab(ctx, rank=rank)
     require_program(f"labctl exec {' '.join(typed[:1])}".rstrip(), command)
     if not command or len(typed) > 1:
         is_run = len(typed) == 1 and lab.context.state.get_run(lab.id, typed[0]) is not None

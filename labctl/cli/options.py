@@ -91,6 +91,7 @@ SSH_JSON = click.option(
 )
 SERVER = click.option(
     "--server",
+    "rank",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
@@ -167,12 +168,12 @@ def open_lab(
     needs_file: bool = True,
     everywhere: bool = False,
     timings: bool = False,
-    server: int | None = None,
+    rank: int | None = None,
 ) -> lab_module.Lab:
     """Load the lab of -C's directory or of one above it, with events drawn on the screen.
 
-    With `timings`, `find_timeline` has the times of its parts. With `server`, the lab is about that
-    one of its servers alone.
+    With `timings`, `find_timeline` has the times of its parts. With `rank`, the lab is about the
+    server with that rank alone.
 
     An override that is None leaves lab.yaml's value. Expired disks are removed on the way, unless
     only the record is read.
@@ -195,7 +196,7 @@ def open_lab(
     )
     if not record_only:
         _remove_expired(lab)
-    return lab if server is None else lab.select_server(server)
+    return lab if rank is None else lab.select_server(rank)
 
 
 def _remove_expired(lab: Lab) -> None:

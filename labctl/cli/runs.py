@@ -352,7 +352,7 @@ class _SshCommand(click.Command):
 def ssh_command(
     ctx: click.Context,
     all_: bool,
-    server: int,
+    rank: int,
     at_once: int,
     json_: bool,
     command: tuple[str, ...],
@@ -373,7 +373,7 @@ def ssh_command(
     if not all_:
         if json_:
             raise UsageError("--json needs --all", hint="labctl ssh --all --json -- COMMAND")
-        replace_with_ssh(open_lab(ctx, server=server).context, line, tty=needs_tty(command))
+        replace_with_ssh(open_lab(ctx, rank=rank).context, line, tty=needs_tty(command))
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
     ctx.exit(fan_out.run_on_all_servers(line, at_once, json_))

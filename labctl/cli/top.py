@@ -38,7 +38,7 @@ KEYS = "q or Ctrl-C: quit; runs continue    ?: hide this list"
 @SERVER
 @json_option
 @click.pass_context
-def top_command(ctx: click.Context, once: bool, server: int, json_: bool) -> None:
+def top_command(ctx: click.Context, once: bool, rank: int, json_: bool) -> None:
     """Show the server live: CPU, memory, disk, network, GPUs, runs, and processes with their users.
 
     Press q to quit. The bars of disk and network are relative to the `max` beside them.
@@ -50,7 +50,7 @@ def top_command(ctx: click.Context, once: bool, server: int, json_: bool) -> Non
     """
     is_live = not json_ and not once and sys.stdout.isatty()
     # The live view fills the screen, and itself says that it connects again.
-    lab = open_lab(ctx, quiet=json_ or is_live, server=server)
+    lab = open_lab(ctx, quiet=json_ or is_live, rank=rank)
     if json_:
         print_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
     elif not is_live:
