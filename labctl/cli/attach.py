@@ -151,7 +151,7 @@ def _require_gpu_for(command: Sequence[str], facts: ServerFacts) -> None:
 def suggest_after_end(command: Sequence[str], running: Sequence[Run]) -> str:
     """Return what to type for a command whose run has ended; `running` are the other runs."""
     hints = [
-        f"{words('labctl', 'exec', run.id, SEPARATOR, *command).render()}   # in a run that goes on"
+        f"{words('labctl', 'exec', run.id, SEPARATOR, *command).render()}   # is still running"
         for run in running[:1]
     ]
     if command[0] in _ABOUT_THE_SERVER:

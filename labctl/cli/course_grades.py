@@ -15,8 +15,9 @@ from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.unreleased import print_unreleased_changes
 from labctl.cli.wrapping import print_message
+from labctl.config.times import local_time_text
 from labctl.courses.grades import export_grades, list_grades, list_student_tests
-from labctl.courses.records.timetable import find_zone, local_time_text
+from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports

@@ -318,7 +318,7 @@ def _print_totals(grading: GradingResult) -> None:
     counts = {state: sum(1 for graded in seats if graded.state == state) for state in STATES}
     fresh = sum(1 for graded in seats if graded.fresh)
     text = f"{counts['graded']} graded, {counts['failed']} failed, {counts['error']} not graded"
-    text += f", {counts['open']} not due yet" if counts["open"] else ""
+    text += f", {counts['open']} not submitted yet" if counts["open"] else ""
     text += f", {counts['missing']} missing" if counts["missing"] or not counts["open"] else ""
     text += f", {counts['excused']} excused" if counts["excused"] else ""
     click.echo(f"{text}. New: {fresh}.")

@@ -20,6 +20,8 @@ from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.commands.systemd import course_unit
 from labctl.config import copy_environment, expand_user, parse_duration
+from labctl.config.times import local_time_text
+from labctl.courses.records.timetable import find_zone
 from labctl.errors import BusyError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.submissions import REQUEST as SUBMIT_REQUEST
@@ -28,6 +30,7 @@ from labctl.text import count_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import tzinfo
 
     from labctl.courses.invitation import Invitation
     from labctl.courses.records.folder import CourseFolder
@@ -117,18 +120,18 @@ def invite_command(
     if json_:
         print_json({"invited": [{**to_builtins(one, enc_hook=str)} for one in invitations]})
     else:
-        _print_invitations(invitations, into)
+        _print_invitations(invitations, into, find_zone(course.folder.config))
 
 
-def _print_invitations(invitations: Sequence[Invitation], into: Path) -> None:
+def _print_invitations(invitations: Sequence[Invitation], into: Path, zone: tzinfo) -> None:
     if not invitations:
         click.echo("All students have joined. For another device: labctl course invite NAME")
         return
     rows = [(one.student, str(one.path)) for one in invitations]
     print_table(rows, ("STUDENT", "FILE"), cut=False)
-    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(invitations[0].expires))
     print_message("Send each file only to its student. It works once: labctl join FILE")
-    print_message(f"The files expire on {until}. For a mail merge: {into / publish.MAIL_MERGE}")
+    print_message(f"The files expire on {local_time_text(invitations[0].expires, zone)}.")
+    print_message(f"For a mail merge: {into / publish.MAIL_MERGE}")
 
 
 def _select_students(

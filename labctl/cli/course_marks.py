@@ -20,7 +20,7 @@ from labctl.courses import marking
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.gradebook import points_text
 from labctl.courses.records.marks import list_notes
-from labctl.errors import LabError, UsageError
+from labctl.errors import LabError, LockHeldError, UsageError
 from labctl.model import Value
 from labctl.text import count_text
 
@@ -188,15 +188,25 @@ def _walk(folder: CourseFolder, assignment: str) -> None:
 def _ask_tasks(
     folder: CourseFolder, assignment: str, tasks: Sequence[MarkingTask]
 ) -> Iterator[GivenMark]:
-    """Ask for the marks of each task until the person stops; yield each mark that was given."""
+    """Ask for the marks of each task until the person stops; yield each mark that was given.
+
+    Leaves out what another grader has open, or has marked since the list was made.
+    """
     by = find_acting_person()
-    for position, task in enumerate(tasks, 1):
-        _print_task(folder, assignment, task, f"{position} of {len(tasks)}")
-        for item in task.items:
-            answer = _ask_points(folder, assignment, task, item, by)
-            if answer is None:
-                return
-            yield from answer
+    for position, listed in enumerate(tasks, 1):
+        try:
+            with marking.reserve_seat(folder, assignment, listed.seat):
+                task = marking.find_marking_task(folder, assignment, listed.seat)
+                if task is None:
+                    continue
+                _print_task(folder, assignment, task, f"{position} of {len(tasks)}")
+                for item in task.items:
+                    answer = _ask_points(folder, assignment, task, item, by)
+                    if answer is None:
+                        return
+                    yield from answer
+        except LockHeldError:
+            print_message(f"\n{listed.seat}: skipped, since another grader is marking it")
 
 
 def _print_task(folder: CourseFolder, assignment: str, task: MarkingTask, position: str) -> None:

@@ -204,11 +204,13 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
     \b
     labctl receive extend ~/drop hw3 alice 3d
     """
-    standing, due = receive.extend(_open_assignment(directory, name), name, student, time)
+    receiver = _open_assignment(directory, name)
+    standing = receive.extend(receiver, name, student, time)
     if standing.due_at is None:
         click.echo(f"{name} has no due time")
         return
-    click.echo(f"{name} is due for {student} on {submit_output.time_text(standing.due_at, due)}")
+    due = receiver.load_rules(name).format_time(standing.due_at)
+    click.echo(f"{name} is due for {student} on {due}")
 
 
 @receive_command.command("list")
@@ -233,11 +235,12 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     if not receipts:
         click.echo(f"nobody has submitted {name} yet")
         return
+    zone = receiver.load_rules(name).time_zone
     rows = [
         (
             receipt.student,
             str(receipt.number),
-            receipt.received,
+            submit_output.table_time_text(receipt.received_at, zone),
             f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             f"{receipt.penalty}%" if receipt.penalty else "",
             bytes_text(receipt.bundle_bytes),
@@ -246,6 +249,7 @@ def _list(directory: Path, name: str, json_: bool) -> None:
         for receipt in receipts
     ]
     print_table(rows, ("STUDENT", "NO", "RECEIVED", "STATE", "OFF", "SIZE", "SHA256"))
+    click.echo(f"Times are in {zone}.")
 
 
 @receive_command.command("check", short_help="Compare bundles with their receipts.")

@@ -27,6 +27,7 @@ VERBS = {
     "removed": "removed, as in the course",
     "kept": "left as you changed it",
 }
+LEFT_DELETED = "changed in the course; not written, as you deleted it"
 
 
 def count_files(count: int, which: str = "") -> str:
@@ -79,7 +80,8 @@ def print_starters(joined: JoinResult) -> None:
 def _print_paths(starter: DeliveredStarter, action: str, words: str) -> None:
     paths = [change.path for change in starter.changes if change.action == action]
     for path in paths[:MAX_NAMES]:
-        click.echo(f"  {clean(path)}: {words}")
+        is_deleted = action == "kept" and not (starter.directory / path).exists()
+        click.echo(f"  {clean(path)}: {LEFT_DELETED if is_deleted else words}")
     if len(paths) > MAX_NAMES:
         click.echo(f"  and {len(paths) - MAX_NAMES} more {words}; --json lists them all")
 

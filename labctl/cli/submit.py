@@ -201,7 +201,7 @@ def _verify_receipt(
     if json_:
         print_json({"verified": verified})
     else:
-        print_verified(verified, root)
+        print_verified(verified, rules.format_time, root)
     ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
@@ -224,7 +224,7 @@ def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> N
         rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
         print_json({"receipts": rows, "refused": refused})
         return
-    print_receipts(saved, refused, root)
+    print_receipts(saved, refused, rules.time_zone, root)
 
 
 def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:

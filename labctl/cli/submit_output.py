@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl.submissions import bundling
 
+# Writes a Unix time in an assignment's time zone.
+FormatTime = Callable[[float], str]
+
 PARTS = ("model", "logs", "report", "evaluation", "code")
 # characters of a SHA-256 in a table
 SHOWN_CHARACTERS = 16
@@ -45,12 +49,13 @@ def print_terms(terms: Terms, *, offline: bool = False) -> None:
     ]
     if terms.ticket_until:
         until = datetime.fromisoformat(terms.ticket_until).timestamp()
-        rows.append(("ticket", f"yours is valid until {time_text(until, terms.due)}"))
+        rows.append(("ticket", f"yours is valid until {terms.format_time(until)}"))
     if terms.number:
         count = "one submission" if terms.number == 1 else f"{terms.number} submissions"
         rows.append(("earlier", f"{count} from you; each is kept"))
     if offline:
-        rows.append(("note", "the receiver was not contacted; it may have granted an extension"))
+        text = "the receiver, which knows your extensions and free late days, was not contacted"
+        rows.append(("note", text))
     click.echo(click.style(clean(name), bold=True))
     _print_labeled_lines(rows)
 
@@ -73,7 +78,7 @@ def _due_text(terms: Terms) -> str:
     extended = ""
     if terms.due and round(datetime.fromisoformat(terms.due).timestamp()) != standing.due_at:
         extended = ", with your extension"
-    return f"{time_text(standing.due_at, terms.due)} ({distance}){extended}"
+    return f"{terms.format_time(standing.due_at)} ({distance}){extended}"
 
 
 def _late_rule_text(terms: Terms) -> str:
@@ -86,7 +91,7 @@ def _late_rule_text(terms: Terms) -> str:
     elif standing.closes_at <= standing.due_at + terms.grace_s:
         return f"not accepted; {grace}" if terms.grace_s else "not accepted"
     else:
-        rule = f"accepted until {time_text(standing.closes_at, terms.due)}"
+        rule = f"accepted until {terms.format_time(standing.closes_at)}"
     if terms.penalty:
         rule += f", {terms.penalty}% of the points off for each day or part of a day"
     if terms.grace_s:
@@ -110,14 +115,6 @@ def _lateness_text(late_s: int, terms: Terms) -> str:
         left = terms.free_days_left - used
         return f"{text}: uses {used} of {terms.free_days} free days ({left} left), {off}"
     return f"{text}, {off}" + (", as no free day is left" if terms.free_days else "")
-
-
-def time_text(at: float, like: str = "") -> str:
-    """Write a Unix time in the zone of `like` (an ISO time with offset), else in UTC."""
-    zone = datetime.fromisoformat(like).tzinfo if like else UTC
-    time = datetime.fromtimestamp(at, zone or UTC)
-    offset = "UTC" if not time.utcoffset() else time.strftime("%z")
-    return time.strftime(f"%a %d %b %Y %H:%M {offset}")
 
 
 def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_command: str) -> None:
@@ -171,20 +168,20 @@ def print_done(result: SubmitResult, root: Path) -> None:
         return
     if result.signed.receipt.number <= (result.terms.number or 0):
         click.echo("already submitted: same bundle; its receipt:")
-    print_receipt(result.signed.receipt, result.terms)
+    print_receipt(result.signed.receipt, result.terms.format_time, result.terms)
     click.echo(f"receipt: {_relative_path(result.receipt, root)}")
     click.echo("  next: labctl submit --verify\n        (at any time, without a network)")
 
 
-def print_receipt(receipt: Receipt, terms: Terms | None = None) -> None:
-    """Print what a receipt says.
+def print_receipt(receipt: Receipt, format_time: FormatTime, terms: Terms | None = None) -> None:
+    """Print what a receipt says, with its time as the assignment's `format_time` writes it.
 
     Only the receiver's `terms` have the student's free days: the receipt's penalty is before them.
     """
     name = f"{receipt.course} {receipt.assignment}".strip()
     run = f", run {receipt.run}" if receipt.run else ", without a run"
     rows = [
-        ("received", f"{receipt.received} ({_receipt_state(receipt, terms)})"),
+        ("received", f"{format_time(receipt.received_at)} ({_receipt_state(receipt, terms)})"),
         ("from", f"{receipt.student}, number {receipt.number}{run}"),
         ("bundle", f"{receipt.bundle_bytes:,} bytes"),
         ("sha256", receipt.bundle_sha256),
@@ -197,8 +194,8 @@ def _receipt_state(receipt: Receipt, terms: Terms | None) -> str:
     if not receipt.due:
         return "no due date"
     if not receipt.late_s:
-        due, received = map(datetime.fromisoformat, (receipt.due, receipt.received))
-        after_s = round((received - due).total_seconds())
+        due_at = datetime.fromisoformat(receipt.due).timestamp()
+        after_s = round(receipt.received_at - due_at)
         in_grace = f"{duration_text(after_s)} after the due time, which counts as "
         return f"{in_grace if after_s > 0 else ''}on time"
     if terms is not None:
@@ -207,9 +204,9 @@ def _receipt_state(receipt: Receipt, terms: Terms | None) -> str:
     return f"{duration_text(receipt.late_s)} late{off}"
 
 
-def print_verified(verified: Verified, root: Path) -> None:
+def print_verified(verified: Verified, format_time: FormatTime, root: Path) -> None:
     """Print a receipt and whether its signature and its bundle match."""
-    print_receipt(verified.receipt)
+    print_receipt(verified.receipt, format_time)
     click.echo("signature: valid, from the receiver that the assignment names")
     if verified.bundle == "same":
         click.echo("bundle:    your file is the accepted one")
@@ -220,7 +217,14 @@ def print_verified(verified: Verified, root: Path) -> None:
     click.echo(f"receipt:   {_relative_path(verified.path, root)}")
 
 
-def print_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: Path) -> None:
+def table_time_text(at: float, zone: tzinfo) -> str:
+    """Write a Unix time for a table, below which the zone is named."""
+    return f"{datetime.fromtimestamp(at, zone):%d %b %Y %H:%M:%S}"
+
+
+def print_receipts(
+    saved: list[tuple[Path, Receipt]], refused: list[str], zone: tzinfo, root: Path
+) -> None:
     """Print a table of the downloaded receipts, and the submissions that were refused."""
     if not saved and not refused:
         click.echo("The receiver has not signed a receipt for you yet.")
@@ -228,7 +232,7 @@ def print_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: 
     rows = [
         (
             str(receipt.number),
-            receipt.received,
+            table_time_text(receipt.received_at, zone),
             f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
             receipt.bundle_sha256[:SHOWN_CHARACTERS],
             path.name,
@@ -237,6 +241,7 @@ def print_receipts(saved: list[tuple[Path, Receipt]], refused: list[str], root: 
     ]
     if rows:
         print_table(rows, ("NO", "RECEIVED", "STATE", "SHA256", "RECEIPT"))
+        click.echo(f"Times are in {zone}.")
         click.echo(f"saved in {_relative_path(str(saved[0][0].parent), root)}")
     for line in refused:
         click.echo(click.style(f"refused {clean(line)}", fg="red"))

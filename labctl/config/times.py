@@ -1,9 +1,9 @@
-"""Parsers of times with zones and of an assignment's rules."""
+"""Times with zones: their parsers, their text, and the rules of an assignment."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 
 from labctl.config.document import quote
 from labctl.config.scalars import format_duration, parse_duration
@@ -40,6 +40,28 @@ class Moment(Value, frozen=True):
     def __str__(self) -> str:
         zone = timezone(timedelta(seconds=self.offset_s))
         return datetime.fromtimestamp(self.at, zone).isoformat()
+
+
+def load_zone(name: str, due: Moment | None) -> tzinfo:
+    """Return the time zone of this name; the offset of `due`, or UTC, if this machine lacks it."""
+    if name:
+        try:
+            return zoneinfo.ZoneInfo(name)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            pass
+    return timezone(timedelta(seconds=due.offset_s)) if due is not None and due.offset_s else UTC
+
+
+def local_time_text(at: float, zone: tzinfo) -> str:
+    """Write a Unix time in a zone: Sat 28 Nov 2026 23:59 Europe/Berlin."""
+    return f"{datetime.fromtimestamp(at, zone):%a %d %b %Y %H:%M} {zone}"
+
+
+def parse_zone_name(text: str) -> str:
+    """Check the name of a time zone, which this machine need not know."""
+    if not re.fullmatch(r"[A-Za-z0-9_+/-]{1,64}", text):
+        raise ValueError(f"{quote(text)} is not the name of a time zone: Europe/Berlin")
+    return text
 
 
 class Holiday(Value, frozen=True):

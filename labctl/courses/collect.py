@@ -16,7 +16,7 @@ from labctl.config.course_schema import AssignmentConfig
 from labctl.config.document import quote
 from labctl.config.reader import find_nearest
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
-from labctl.courses.lateness import compute_free_days, parse_received_at, reduce_penalty
+from labctl.courses.lateness import compute_free_days, reduce_penalty
 from labctl.courses.records.excuses import KIND as EXCUSE_KIND
 from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
@@ -39,11 +39,12 @@ State = Literal["in", "open", "missing", "damaged", "closed", "excused"]
 class SeatSubmission(Value, frozen=True):
     """The submission of a seat that counts, or in `state` why none does.
 
-    `missing`: nothing was submitted; `open`: nor is it due yet. `damaged`: the bundle no longer
-    matches its receipt. `closed`: everything came too late. `excused`: nothing counts, and all
-    students are excused. `bundle` is the path of the file. `late_s` and `penalty` (percent) follow
-    the rules and extensions of now; `in_grace_s` are the seconds after the due time of a submission
-    within the grace period. The penalty is that of the days that no free day covers.
+    `missing`: nothing was submitted; `open`: nor has its due time, if any, passed. `damaged`: the
+    bundle no longer matches its receipt. `closed`: everything came too late. `excused`: nothing
+    counts, and all students are excused. `bundle` is the path of the file. `late_s` and `penalty`
+    (percent) follow the rules and extensions of now; `in_grace_s` are the seconds after the due
+    time of a submission within the grace period. The penalty is that of the days that no free day
+    covers.
     """
 
     seat: str
@@ -172,12 +173,12 @@ def _choose_submission(
     members = {seat.name, *seat.students}
     own_receipts = sorted(
         (receipt for receipt in receipts if receipt.student in members),
-        key=lambda receipt: (parse_received_at(receipt), receipt.number),
+        key=lambda receipt: (receipt.received_at, receipt.number),
     )
     damaged = [place for place in sorted(damage) if place.split("/")[0] in members]
     missing = SeatSubmission(seat=seat.name, students=seat.students, state="missing")
     for receipt in reversed(own_receipts):
-        standing = receiver.standing(name, receipt.student, parse_received_at(receipt))
+        standing = receiver.standing(name, receipt.student, receipt.received_at)
         if standing.accepted:
             return SeatSubmission(
                 seat=seat.name,
@@ -201,17 +202,19 @@ def _choose_submission(
     if own_receipts:
         why = "everything was submitted after the assignment closed"
         return _without_submission(missing, "closed", why, len(own_receipts))
-    if due := _find_due_at(receiver, name, seat):
-        why = f"due {short_time_text(due, zone, receiver.now())}"
+    if why := _describe_due_time(receiver, name, seat, zone):
         return _without_submission(missing, "open", why, 0)
     return missing
 
 
-def _find_due_at(receiver: Receiver, name: str, seat: Seat) -> int | None:
-    """Return the seat's due time with its extensions, as Unix time; None once it has passed."""
-    standings = [receiver.standing(name, student) for student in seat.students]
-    due_at = max((one.due_at for one in standings if one.due_at is not None), default=0)
-    return due_at if receiver.now() <= due_at else None
+def _describe_due_time(receiver: Receiver, name: str, seat: Seat, zone: tzinfo) -> str:
+    """Return the seat's due time, extensions included, as text; "" once it has passed."""
+    due_times = [receiver.standing(name, student).due_at for student in seat.students]
+    if None in due_times:
+        return "no due time"
+    due_at = max((due_at for due_at in due_times if due_at is not None), default=0)
+    is_open = receiver.now() <= due_at
+    return f"due {short_time_text(due_at, zone, receiver.now())}" if is_open else ""
 
 
 def _apply_excuses(

@@ -31,10 +31,10 @@ def make_collector(staff: CourseOperator) -> Collect:
         collection = collect(staff.folder, name, by=staff.by)
         states = [submission.state for submission in collection.submissions]
         missing, excused = states.count("missing"), states.count("excused")
-        not_due = states.count("open")
+        not_yet = states.count("open")
         parts = [f"{len(collection.accepted)} submitted and intact"]
         parts += [f"{missing} missing"] if missing else []
-        parts += [f"{not_due} not due yet"] if not_due else []
+        parts += [f"{not_yet} not submitted yet"] if not_yet else []
         parts += [f"{excused} excused"] if excused else []
         parts += [f"{len(collection.damaged)} DAMAGED"] if collection.damaged else []
         return ", ".join(parts)

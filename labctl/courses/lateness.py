@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import time
 from collections.abc import Mapping
 
@@ -22,11 +21,6 @@ from labctl.submissions.assignment import (
 )
 from labctl.submissions.receipt import Receipt
 from labctl.submissions.receiver import Receiver
-
-
-def parse_received_at(receipt: Receipt) -> float:
-    """Return the Unix time of a receipt."""
-    return float(calendar.timegm(time.strptime(receipt.received, "%Y-%m-%dT%H:%M:%SZ")))
 
 
 class DeadlineJudge:
@@ -115,9 +109,9 @@ def find_counting_receipt(
         for signed in receiver.receipts(assignment, member)
     ]
     # As in `collect`: of two in the same second, the one with the higher number is the last.
-    receipts.sort(key=lambda receipt: (parse_received_at(receipt), receipt.number))
+    receipts.sort(key=lambda receipt: (receipt.received_at, receipt.number))
     for receipt in reversed(receipts):
-        if deadline.judge(seat, parse_received_at(receipt)).accepted:
+        if deadline.judge(seat, receipt.received_at).accepted:
             return receipt
     return None
 
@@ -128,7 +122,7 @@ def _read_work(folder: CourseFolder, name: str) -> LateWork:
     for seat in list_assignment_seats(folder, name):
         receipt = find_counting_receipt(receiver, deadline, name, seat)
         if receipt is not None:
-            late_s = deadline.judge(seat, parse_received_at(receipt)).late_s
+            late_s = deadline.judge(seat, receipt.received_at).late_s
             days[seat.name] = count_late_days(late_s, deadline.rules.grace)
     return _make_work(folder, name, days)
 

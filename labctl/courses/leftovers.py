@@ -12,10 +12,10 @@ from labctl.courses.context import OWN, build_own_seat
 from labctl.courses.grading_server import build_other_grading_context
 from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.seat_accounts import MOST_HOSTS
-from labctl.courses.servers import ENDED, CourseOperator
+from labctl.courses.servers import CourseOperator
 from labctl.courses.shared_servers import SharedServers
 from labctl.errors import LabError
-from labctl.events import Note, Step
+from labctl.events import Step
 from labctl.model import Resource, Server, Value
 from labctl.servers import disk_retention, disks, end_server, leftovers
 from labctl.servers.context import LabContext
@@ -71,18 +71,6 @@ def remove_timers(
         list(threads.map(lambda resource: end_server.remove_resources(course, [resource]), free))
 
 
-def remove_free_leftovers(staff: CourseOperator) -> None:
-    """Remove the timers and other free resources of servers that ended earlier, in every region."""
-    for context in build_provider_contexts(staff, everywhere=True):
-        try:
-            servers = context.provider.servers()
-            up = {server.lab_id for server in servers if server.state not in ENDED}
-            lab_ids = list_lab_ids(staff) - {staff.folder.id} - up
-            remove_timers(context, lab_ids, context.provider.leftovers())
-        except LabError as error:
-            staff.reporter.emit(Note(text=error.what, level="warning"))
-
-
 class ProviderLeftovers(Value, frozen=True):
     """What a provider still shows of the course at the end. Empty means that nothing bills.
 
@@ -104,13 +92,26 @@ class ProviderLeftovers(Value, frozen=True):
         return bool(self.error or self.servers or has_paid)
 
 
-def build_provider_contexts(staff: CourseOperator, *, everywhere: bool) -> list[LabContext]:
-    """Build a context for each provider in course.yaml: that of the seats, and that of grading."""
-    contexts = [staff.course(everywhere=everywhere, plain=True)]
+def build_provider_contexts(staff: CourseOperator) -> list[LabContext]:
+    """Build a context for each provider in course.yaml: that of the seats, and that of grading.
+
+    They list every region, so two settings of a provider in one account need only one context.
+    """
+    course = staff.course(everywhere=True, plain=True)
     grading = build_other_grading_context(staff)
-    if grading is not None:
-        contexts.append(msgspec.structs.replace(grading, everywhere=everywhere))
-    return contexts
+    if grading is None or _is_same_account(course, grading):
+        return [course]
+    return [course, msgspec.structs.replace(grading, everywhere=True)]
+
+
+def _is_same_account(course: LabContext, grading: LabContext) -> bool:
+    if course.provider.name != grading.provider.name:
+        return False
+    try:
+        first, second = course.provider.get_account().id, grading.provider.get_account().id
+    except LabError:
+        return False
+    return bool(first) and first == second
 
 
 def list_leftovers(staff: CourseOperator) -> list[ProviderLeftovers]:
@@ -119,10 +120,7 @@ def list_leftovers(staff: CourseOperator) -> list[ProviderLeftovers]:
     This includes providers that course.yaml named before, if servers of seats cost something there
     or have not ended.
     """
-    results = [
-        _list_leftovers(staff, context)
-        for context in build_provider_contexts(staff, everywhere=True)
-    ]
+    results = [_list_leftovers(staff, context) for context in build_provider_contexts(staff)]
     course = staff.course(everywhere=True, plain=True)
     former = {
         server.provider

@@ -6,7 +6,8 @@ Graders may work at the same time: a mark is checked and written while no other 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from labctl.config.document import quote
@@ -32,6 +33,7 @@ from labctl.courses.records.student import Student
 from labctl.courses.submission_files import READABLE
 from labctl.errors import ConfigError, NotFoundError, PolicyError, UsageError
 from labctl.model import Value
+from labctl.state.locks import hold_lock
 from labctl.submissions.receiver import Receiver
 
 MOST_NOTE_CHARS = 2000
@@ -162,6 +164,21 @@ def list_marking_tasks(folder: CourseFolder, assignment: str) -> list[MarkingTas
     require_rubric(folder, assignment)
     tasks = (_make_task(seat, own) for seat, own in list_seat_grades(folder, assignment))
     return [task for task in tasks if task is not None]
+
+
+def find_marking_task(folder: CourseFolder, assignment: str, seat: str) -> MarkingTask | None:
+    """Return what is unmarked of a seat now; None if nothing is."""
+    tasks = list_marking_tasks(folder, assignment)
+    return next((task for task in tasks if task.seat == seat), None)
+
+
+@contextmanager
+def reserve_seat(folder: CourseFolder, assignment: str, seat: str) -> Iterator[None]:
+    """Keep a seat's submission for one grader; LockHeldError if another has it now."""
+    directory = folder.private / "marking" / assignment
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with hold_lock(directory / f".{seat}.lock", "mark", wait_s=0):
+        yield
 
 
 def has_unmarked(folder: CourseFolder, assignment: str) -> bool:

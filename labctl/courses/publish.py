@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Iterable
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from labctl.config.identity import write_private
 from labctl.courses.allowances import apply_extensions
@@ -13,7 +14,7 @@ from labctl.courses.costs import escape_formula
 from labctl.courses.invitation import VALID_S, Invitation, invite, keeper_address
 from labctl.courses.keys import AuthorizedKeys, parse_key
 from labctl.courses.records.folder import CourseFolder
-from labctl.courses.records.timetable import list_pauses
+from labctl.courses.records.timetable import find_zone, list_pauses
 from labctl.courses.starters import list_published
 from labctl.errors import ConnectError, NotFoundError
 from labctl.lazy import lazy_imports
@@ -40,6 +41,7 @@ def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
     public = receiver.init()
     receiver.set_pauses(list_pauses(folder.config))
     keeper, changed = keeper_address(folder), []
+    zone = find_zone(folder.config)
     for name, rules in folder.config.assignments.items():
         published = Assignment(
             assignment=name,
@@ -47,6 +49,7 @@ def publish_assignments(folder: CourseFolder, host_key: str) -> list[str]:
             receiver=public,
             course=folder.config.name,
             due=rules.due,
+            zone=zone.key if isinstance(zone, ZoneInfo) else "",
             late=rules.late,
             penalty=rules.penalty,
             max_size=rules.max_size,

@@ -8,6 +8,7 @@ from datetime import datetime
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.config.times import local_time_text
 from labctl.courses.assignment_seats import choose_seats, list_assignment_seats
 from labctl.courses.collect import find_rules
 from labctl.courses.grade_store import GradeStore, list_owners
@@ -28,7 +29,7 @@ from labctl.courses.records.released_grades import (
     list_released_lines,
 )
 from labctl.courses.records.student import Student
-from labctl.courses.records.timetable import find_zone, local_time_text
+from labctl.courses.records.timetable import find_zone
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.events import Question, Reporter, SilentReporter
 from labctl.model import Value

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labctl.courses.context import SEATS
 from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.server_contents import LABS
 from labctl.errors import NotFoundError
 from labctl.sync.containment import find_name_problem
 from labctl.sync.local_results import PARTIAL
@@ -21,14 +22,23 @@ from labctl.wire.keeper import (
     SavedFileRecord,
 )
 
-# Saved runs, as `labctl pull` lays them out in a lab. Nothing else of the directory is shown.
+# Saved runs, as `labctl pull` lays them out in a lab. Nothing else of a directory is shown.
 RUNS = "runs"
 MOST_FILES = 20_000
 
 
 def list_saved_files(folder: CourseFolder, seat: Seat) -> tuple[SavedFileRecord, ...]:
-    """List the seat's saved files, by path; links and special files are left out."""
-    files = sorted(_walk(_runs_directory(folder, seat)))
+    """List the seat's saved files, by path; links and special files are left out.
+
+    A path begins with the run, for the lab of the seat itself, and with the lab for each lab that
+    a student of the seat created.
+    """
+    directories = _find_run_directories(folder, seat)
+    files = sorted(
+        (f"{prefix}{path}", size)
+        for prefix, runs in directories.items()
+        for path, size in _walk(runs)
+    )
     return tuple(SavedFileRecord(path, size) for path, size in files[:MOST_FILES])
 
 
@@ -39,11 +49,11 @@ def read_saved_part(
 
     NotFoundError for anything that is not a regular file among the seat's saved runs.
     """
-    runs = _runs_directory(folder, seat)
+    runs, path = _locate(folder, seat, request.path)
     try:
-        if not _is_offered(request.path) or find_link_on_way(runs, request.path) is not None:
+        if not _is_offered(request.path) or find_link_on_way(runs, path) is not None:
             raise FileNotFoundError
-        descriptor = os.open(runs / request.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(runs / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)
             offset = min(max(0, request.offset), size_bytes)
@@ -61,8 +71,22 @@ def read_saved_part(
     return FetchSavedFileReply(base64.b64encode(part).decode(), size_bytes, sha256)
 
 
-def _runs_directory(folder: CourseFolder, seat: Seat) -> Path:
-    return folder.path / SEATS / seat.name / RUNS
+def _find_run_directories(folder: CourseFolder, seat: Seat) -> dict[str, Path]:
+    """Return the directories with saved runs, by the beginning of the paths of their files."""
+    home = folder.path / SEATS / seat.name
+    try:
+        labs = sorted(path.name for path in (home / LABS).iterdir())
+    except OSError:
+        labs = []
+    return {"": home / RUNS, **{f"{lab}/": home / LABS / lab / RUNS for lab in labs}}
+
+
+def _locate(folder: CourseFolder, seat: Seat, path: str) -> tuple[Path, str]:
+    """Return the directory with the saved runs to which a path belongs, and the path below it."""
+    directories = _find_run_directories(folder, seat)
+    lab, slash, rest = path.partition("/")
+    runs = directories.get(lab + slash) if slash else None
+    return (runs, rest) if runs is not None else (directories[""], path)
 
 
 def _is_offered(path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -23,7 +24,6 @@ from labctl.courses.leftovers import (
     list_leftovers,
     list_own_lab_ids,
     remove_expired_disks,
-    remove_free_leftovers,
     remove_timers,
 )
 from labctl.courses.records.folder import Seat
@@ -326,8 +326,7 @@ def end_of_term(
     if ended:
         step = Step(name="removing leftovers of ended servers")
         staff.reporter.emit(step)
-        _end_own(staff)
-        remove_free_leftovers(staff)
+        _remove_everywhere(staff)
         staff.reporter.emit(Step(name=step.name, done=True))
     revoked = revoke() if ended else 0
     remaining = list_leftovers(staff)
@@ -344,26 +343,36 @@ def end_of_term(
     return proof
 
 
-def _end_own(staff: CourseOperator) -> None:
-    """End the course's own servers and remove its images.
+def _remove_everywhere(staff: CourseOperator) -> None:
+    """Remove at every provider what the course left: at all of them at once, from one list each."""
+    contexts = build_provider_contexts(staff)
+    with ThreadPoolExecutor(len(contexts)) as threads:
+        list(threads.map(partial(_remove_at_provider, staff), contexts))
+
+
+def _remove_at_provider(staff: CourseOperator, context: LabContext) -> None:
+    """End the course's own servers; remove its images, caches, and free parts of ended servers.
 
     A failure is only a warning here: the final listing shows what is left.
     """
     own = list_own_lab_ids(staff)
-    for context in build_provider_contexts(staff, everywhere=False):
-        try:
-            servers = [server for server in context.provider.servers() if server.lab_id in own]
-            if servers:
-                staff.reporter.emit(Step(name="ending leftovers of a check, a bake or a grading"))
-                end_server.end(context, servers)
-            if context.group and machine_images.can_make_images(context.provider):
-                bake.drop_images(staff)
-            leftover_resources = context.provider.leftovers()
-            if context.group:
-                _remove_shared(context, leftover_resources)
-            _remove_caches(context, leftover_resources)
-        except LabError as error:
-            staff.reporter.emit(Note(text=error.what, level="warning"))
+    try:
+        listed = context.provider.servers()
+        servers = [server for server in listed if server.lab_id in own]
+        if servers:
+            staff.reporter.emit(Step(name="ending leftovers of a check, a bake or a grading"))
+            end_server.end(context, servers)
+        if context.group and machine_images.can_make_images(context.provider):
+            bake.drop_images(staff)
+        resources = context.provider.leftovers()
+        if context.group:
+            _remove_shared(context, resources)
+        _remove_caches(context, resources)
+        up = {server.lab_id for server in listed if server.state not in ENDED} - own
+        remove_timers(context, list_lab_ids(staff) - {staff.folder.id} - up, resources)
+    except LabError as error:
+        text = ": ".join(filter(None, [error.what, error.why]))
+        staff.reporter.emit(Note(text=text, level="warning"))
 
 
 def _remove_caches(course: LabContext, leftover_resources: Sequence[Resource]) -> None:

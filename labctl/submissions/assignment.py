@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import tzinfo
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -21,10 +22,13 @@ from labctl.config.times import (
     DEFAULT_MAX_BYTES,
     Moment,
     late_text,
+    load_zone,
+    local_time_text,
     parse_late,
     parse_moment,
     parse_part,
     parse_penalty,
+    parse_zone_name,
 )
 from labctl.errors import ConfigError, Problem
 from labctl.model import Value
@@ -94,7 +98,8 @@ class Assignment(Value, frozen=True):
     """An assignment. `late` is in seconds after `due`; ANY_S accepts any delay.
 
     `penalty` is in percent of the points for each day started; it is shown and stamped, but not
-    applied here. `student` and `ticket` are set only in a copy that was made for one student.
+    applied here. `zone` is the time zone in which times are shown. `student` and `ticket` are set
+    only in a copy that was made for one student.
     """
 
     assignment: Name
@@ -102,6 +107,7 @@ class Assignment(Value, frozen=True):
     receiver: Annotated[str, Parsed(parse_public)]
     course: Annotated[str, Parsed(parse_name)] = ""
     due: Annotated[Moment | None, Parsed(parse_moment)] = None
+    zone: Annotated[str, Parsed(parse_zone_name)] = ""
     late: Annotated[int, Parsed(parse_late)] = 0
     penalty: Annotated[int, Parsed(parse_penalty)] = 0
     max_size: Annotated[int, Parsed(parse_size)] = DEFAULT_MAX_BYTES
@@ -113,6 +119,14 @@ class Assignment(Value, frozen=True):
     @property
     def name(self) -> str:
         return self.assignment
+
+    @property
+    def time_zone(self) -> tzinfo:
+        return load_zone(self.zone, self.due)
+
+    def format_time(self, at: float) -> str:
+        """Write a Unix time in the assignment's time zone."""
+        return local_time_text(at, self.time_zone)
 
 
 # Stretches of Unix time that do not count as late, such as holidays: ordered and disjoint.
@@ -239,6 +253,7 @@ def assignment_text(assignment: Assignment) -> str:
         f"assignment: {assignment.name}",
         *([f"course: {assignment.course}"] if assignment.course else []),
         *([f"due: {assignment.due}"] if assignment.due else []),
+        *([f"zone: {assignment.zone}"] if assignment.zone else []),
         f"late: {late_text(assignment.late)}",
         *(
             [f"penalty: {assignment.penalty}%   # of the points, for each day started"]

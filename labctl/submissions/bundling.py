@@ -24,9 +24,12 @@ from labctl.submissions.run_files import (
 )
 from labctl.sync.local_results import RECORD, read_pulled_run
 from labctl.sync.scan import scan_code
+from labctl.sync.starter_update import has_conflict_marks
 from labctl.text import names_text
 
 LARGEST_NAMED = 5
+# Larger files are no code that a student merges.
+MOST_CONFLICT_BYTES = 1024**2
 SUBMIT = "labctl submit"
 SUBMIT_THE_END = "labctl pull --follow && labctl submit --fresh"
 SUBMIT_ELSEWHERE = "labctl -C DIR submit   # in the lab's directory"
@@ -164,6 +167,7 @@ def assemble_contents(
         origin = _read_origin(context, run, code)
         sources.append(_generate_file(RECORD, origin.record))
     sources += _list_code_files(context, {*beside, ASSIGNMENT_FILE})
+    _note_conflicts(sources, notes)
     if run is not None:
         _note_doubts(run, sources, notes)
     built = BundleManifest(
@@ -260,6 +264,20 @@ def _list_code_files(context: LabContext, left_out: set[str]) -> Iterator[Bundle
         if entry.path not in left_out:
             file = BundleFile(path=f"code/{entry.path}", size=entry.size, sha256=entry.sha256)
             yield BundleSource(file=file, path=root / entry.path)
+
+
+def _note_conflicts(sources: list[BundleSource], notes: list[str]) -> None:
+    """Name the code in which an update of the course's files left both versions."""
+    unresolved = [
+        source.file.path.removeprefix("code/")
+        for source in sources
+        if source.path is not None
+        and get_bundle_part(source.file.path) == "code"
+        and source.file.size <= MOST_CONFLICT_BYTES
+        and has_conflict_marks(source.path.read_bytes())
+    ]
+    if unresolved:
+        notes.append(f"with conflict marks of labctl join: {names_text(unresolved, 3)}")
 
 
 def _note_doubts(run: Run, sources: list[BundleSource], notes: list[str]) -> None:

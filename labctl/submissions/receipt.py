@@ -50,6 +50,10 @@ class Receipt(Value, frozen=True, forbid_unknown_fields=True):
     bundle_sha256: str
     manifest_sha256: str
 
+    @property
+    def received_at(self) -> float:
+        return datetime.fromisoformat(self.received).timestamp()
+
 
 class Signed(Value, frozen=True, forbid_unknown_fields=True):
     """A signed receipt, as stored: the receipt, the public key and the signature."""

@@ -49,10 +49,11 @@ def write_assignment(
     a named time zone is written with its offset, so that other machines need not know the zone.
     ConfigError for invalid values, ConnectError if the host key is needed and cannot be read.
     """
-    due = str(options.get("due") or "")
+    due, zone = str(options.get("due") or ""), ""
     if due:
         try:
-            due = str(parse_moment(due))
+            moment = parse_moment(due)
+            due, zone = str(moment), moment.zone
         except ValueError as error:
             raise _make_invalid_error(name, (Problem("due", 0, str(error)),)) from None
     host_key = " ".join(str(options.get("host_key") or "").split()[:2])  # without its comment
@@ -64,6 +65,7 @@ def write_assignment(
         "assignment": check_name(name),
         "course": str(options.get("course") or ""),
         "due": due,
+        "zone": zone,
         "late": str(options.get("late") or "never"),
         "penalty": str(options.get("penalty") or "0"),
         "max_size": str(options.get("max_size") or "500MB"),
@@ -83,14 +85,14 @@ def write_assignment(
     return text
 
 
-def extend(receiver: Receiver, name: str, student: str, text: str) -> tuple[DeadlineStatus, str]:
-    """Extend a student's due time; return their standing, and everybody's due time."""
+def extend(receiver: Receiver, name: str, student: str, text: str) -> DeadlineStatus:
+    """Extend a student's due time; return their standing."""
     try:
         seconds = 0 if text == "0" else parse_duration(text)
     except ValueError as error:
         raise UsageError(str(error), hint="labctl receive extend DIR hw3 alice 3d") from None
     receiver.extend(name, student, seconds)
-    return receiver.standing(name, student), str(receiver.load_rules(name).due or "")
+    return receiver.standing(name, student)
 
 
 def admit(receiver: Receiver, student: str, key: str, file: Path) -> str:

@@ -382,7 +382,7 @@ class Receiver:
         standing = self.standing(name, student, at)
         if not standing.accepted:
             raise PolicyError(
-                f"{name} closed on {receipt.utc_text(standing.closes_at or 0)}",
+                f"{name} closed on {self.load_rules(name).format_time(standing.closes_at or 0)}",
                 why="this submission was not accepted; earlier ones stay as they are",
                 hint="ask your instructor for an extension",
             )

@@ -10,13 +10,14 @@ from typing import BinaryIO
 
 import msgspec
 
+from labctl.config.times import load_zone, local_time_text, parse_moment
 from labctl.errors import DiskFullError, InterruptError, LabError, PolicyError, UsageError
 from labctl.events import Note, Progress, Question, Step
 from labctl.model import Value
 from labctl.runs.public_tests import has_public_tests, run_tests
 from labctl.servers.context import LabContext
 from labctl.shell import command
-from labctl.submissions import ASSIGNMENT_FILE, bundle, posting, receipt, receipts
+from labctl.submissions import ASSIGNMENT_FILE, bundle, posting, receipts
 from labctl.submissions.assignment import (
     Assignment,
     DeadlineStatus,
@@ -58,7 +59,7 @@ class Terms(Value, frozen=True):
     """The terms shown before anything is sent. `number` is None if the receiver was not asked.
 
     `now` is the receiver's clock if it was asked, else this machine's. `ticket_until` is when the
-    ticket for a bucket expires.
+    ticket for a bucket expires. `zone` is the name of the time zone in which times are shown.
     """
 
     assignment: str
@@ -76,6 +77,12 @@ class Terms(Value, frozen=True):
     grace_s: int = 0
     free_days: int = 0
     free_days_left: int = 0
+    zone: str = ""
+
+    def format_time(self, at: float) -> str:
+        """Write a Unix time in the assignment's time zone."""
+        due = parse_moment(self.due) if self.due else None
+        return local_time_text(at, load_zone(self.zone, due))
 
     def use_free_days(self, late_s: int) -> tuple[int, int]:
         """Return the free days that so late a submission uses, and the penalty that remains."""
@@ -238,6 +245,7 @@ def _local_terms(rules: Assignment) -> Terms:
         standing=judge(rules, now),
         number=None,
         ticket_until=str(rules.ticket.expires) if rules.ticket else "",
+        zone=rules.zone,
     )
 
 
@@ -264,6 +272,7 @@ def _receiver_terms(rules: Assignment, hello: Hello) -> Terms:
         grace_s=hello.grace_s,
         free_days=hello.free_days,
         free_days_left=hello.free_days_left,
+        zone=rules.zone,
     )
 
 
@@ -271,7 +280,7 @@ def _check_terms(context: LabContext, terms: Terms) -> None:
     """Raise PolicyError if the assignment is closed; warn about a wrong clock."""
     if not terms.standing.accepted:
         raise PolicyError(
-            f"{terms.assignment} closed on {receipt.utc_text(terms.standing.closes_at or 0)}",
+            f"{terms.assignment} closed on {terms.format_time(terms.standing.closes_at or 0)}",
             why="earlier submissions stay as they are",
             hint="labctl submit --receipts   # lists what you have submitted",
         )

@@ -25,6 +25,8 @@ from labctl.sync.starter import Starter, StarterFile, read_record
 from labctl.wire.containment import find_link_on_way
 
 CONFLICT = ".conflict"
+# What git writes behind the marks of a conflict.
+MINE, COURSES = "your version", "the course's version"
 MERGE_S = 60.0
 LONGEST_LIST = 1000
 Action = Literal["added", "updated", "merged", "removed", "kept", "conflict", "blocked"]
@@ -169,7 +171,7 @@ def _merge(mine: StarterFile, base: StarterFile | None, new: StarterFile) -> tup
         versions["course"] = new.content
         for name, content in versions.items():
             (Path(folder) / name).write_bytes(content)
-        labels = ("-L", "your version", "-L", "handed out before", "-L", "the course's version")
+        labels = ("-L", MINE, "-L", "handed out before", "-L", COURSES)
         words = ("git", "merge-file", "-p", "-q", *labels, "mine", "base", "course")
         environment = {**copy_environment(), "GIT_CONFIG_NOSYSTEM": "1"}
         try:
@@ -187,6 +189,12 @@ def _merge(mine: StarterFile, base: StarterFile | None, new: StarterFile) -> tup
     if done.returncode > 127 or done.returncode < 0:
         return new.content, False
     return done.stdout, done.returncode == 0
+
+
+def has_conflict_marks(content: bytes) -> bool:
+    """Tell whether both versions of a conflict are still in a file."""
+    lines = content.splitlines()
+    return f"<<<<<<< {MINE}".encode() in lines and f">>>>>>> {COURSES}".encode() in lines
 
 
 def _name_beside(root: Path, path: str, content: bytes) -> str:

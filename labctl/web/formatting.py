@@ -6,10 +6,11 @@ from the time itself.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, tzinfo
 
 from markupsafe import Markup
 
+from labctl.config.times import local_time_text
 from labctl.insight.report.formatting import size, visible
 from labctl.insight.report.formatting import span as report_span
 from labctl.text import dollars_text, optional_text
@@ -31,11 +32,11 @@ def span(seconds: float | None) -> str:
 
 
 def format_time(at: float | None, zone: tzinfo = UTC) -> str:
-    """Write a Unix time in a zone: `21 Nov 14:05 UTC`; "-" for None and 0."""
+    """Write a Unix time in a zone, as `labctl submit` does; "-" for None and 0."""
     if not at:
         return "-"
     try:
-        return f"{datetime.fromtimestamp(at, zone):%d %b %H:%M} {zone}"
+        return local_time_text(at, zone)
     except (OverflowError, OSError, ValueError):
         return "-"
 

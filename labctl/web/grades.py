@@ -6,7 +6,7 @@ They contain output of students' programs, so they are only ever shown as text.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,14 +50,23 @@ _Parts = tuple[GradeView, AssignmentConfig, StudentMarks, bool]
 
 
 class Grades:
-    """Grades in `folder/ASSIGNMENT/STUDENT/`. A file is read again when it changes."""
+    """Grades in `folder/ASSIGNMENT/STUDENT/`. A file is read again when it changes.
+
+    `list_owners` finds new directories. It must run before the grades of all students are read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # assignment -> the students and teams who have a directory
+        self._owners: dict[str, set[str]] = {}
         # file -> its time and size when it was read, and the grade in it
         self._cache: dict[str, tuple[tuple[int, int], GradeView | None]] = {}
         # assignment and student -> what the grade with marks was made of, and that grade
         self._marked: dict[tuple[str, str], tuple[_Parts, GradeView]] = {}
+
+    def list_owners(self, assignments: Iterable[str]) -> None:
+        """List who has a grade: few have one in each assignment, and each look for one costs."""
+        self._owners = {name: _list_names(self._folder / name) for name in assignments}
 
     def read_grades(
         self,
@@ -97,7 +106,8 @@ class Grades:
         seats = decisions.frozen.get(name)
         seat = student.seat if seats is None else seats.get(student.id, student.id)
         for owner in dict.fromkeys((student.id, seat)):
-            grade = self._read(name, owner, rules.points)
+            is_graded = owner in self._owners.get(name, ())
+            grade = self._read(name, owner, rules.points) if is_graded else None
             if grade is not None:
                 grade = _add_release(grade, student.id, decisions)
                 is_public = grade.released and self._has_feedback(name, owner)
@@ -137,6 +147,13 @@ class Grades:
             cached = (stamp, _read_grade(Path(file), stat.st_size, assignment, points))
             self._cache[file] = cached
         return cached[1]
+
+
+def _list_names(directory: Path) -> set[str]:
+    try:
+        return set(os.listdir(directory))  # noqa: PTH208  # names are enough
+    except OSError:
+        return set()
 
 
 def read_decisions(

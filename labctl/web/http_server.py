@@ -43,7 +43,7 @@ END_S = 5.0
 MOST_MESSAGE_BYTES = 64 * 1024**2
 REQUIRED_MODULES = (
     *("fastapi", "uvicorn", "jinja2", "itsdangerous", "python_multipart"),
-    *("httpx2", "websockets", "authlib"),
+    *("httpx2", "httpcore2", "websockets", "authlib"),
 )
 
 

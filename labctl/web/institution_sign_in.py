@@ -17,6 +17,12 @@ from labctl.web.student_access import DONE
 
 MOST_SECRET_BYTES = 4096
 TIMEOUT_S = 15.0
+ALGORITHMS = "id_token_signing_alg_values_supported"
+# Signatures that only the provider can make. Metadata may also name HMAC, whose secret could be
+# confused with the public key, and `none`.
+ASYMMETRIC = frozenset({
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+})  # fmt: skip
 
 
 class OpenIdSettings(Value, frozen=True):
@@ -72,8 +78,11 @@ class InstitutionSignIn:
             "aud": {"essential": True, "value": self._client_id},
         }
         try:
+            metadata = await self._client.load_server_metadata()
+            metadata[ALGORITHMS] = sorted(ASYMMETRIC & set(metadata.get(ALGORITHMS) or ()))
             token = await self._client.authorize_access_token(request, claims_options=options)
-        except (OAuthError, JoseError) as error:
+        # The last two: authlib does not check the types in the institution's JSON.
+        except (OAuthError, JoseError, TypeError, AttributeError) as error:
             self._notify(f"a sign-in at {self._issuer} was refused: {error}")
             raise PolicyError(
                 "the institution's answer is not valid", why="try again from the sign-in page"

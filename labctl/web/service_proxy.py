@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import httpx2
+import httpcore2
 import websockets
 from fastapi import Request, WebSocket
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -25,6 +25,7 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 
 from labctl.web.http_server import MOST_MESSAGE_BYTES
 from labctl.web.responses import refuse
+from labctl.web.service_connections import FAILURES, make_pool
 from labctl.web.student_services import JUPYTER, OPEN, PATHS, TENSORBOARD, TITLES, ServiceKey
 from labctl.web.web_site import WebSite, add_routes
 
@@ -70,6 +71,7 @@ CONFIRM = Markup(
     '<form method="post" action="/labctl-open?ticket={ticket}"><button>Continue</button></form>'
 )
 OPEN_S, IDLE_S = 10.0, 600.0
+LIMITS = {"connect": OPEN_S, "read": IDLE_S, "write": IDLE_S, "pool": IDLE_S}
 
 
 class RequireService:
@@ -126,8 +128,8 @@ class ServiceProxy(WebSite):
         super().__init__(middleware)
         self.access = access
         self.services = services
-        # socket -> the client with its pool of connections
-        self._clients: dict[str, httpx2.AsyncClient] = {}
+        # socket -> connections to it
+        self._pools: dict[str, httpcore2.AsyncConnectionPool] = {}
         methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
         add_routes(self.app, "GET", {OPEN: self.ask_open})
         add_routes(self.app, "POST", {OPEN: self.open})
@@ -141,8 +143,8 @@ class ServiceProxy(WebSite):
         return [self.access.watch()]
 
     async def finish(self) -> None:
-        for client in self._clients.values():
-            await client.aclose()
+        for pool in self._pools.values():
+            await pool.aclose()
 
     async def ask_open(self, request: Request, ticket: str = "") -> Response:
         """Begin a session here with a ticket of the page for students.
@@ -177,22 +179,26 @@ class ServiceProxy(WebSite):
         service: OpenService = request.state.service
         if request.headers.get("service-worker"):
             return refuse("a service worker would outlive the session")
-        client = self._clients.get(service.path)
-        if client is None:
-            client = self._clients[service.path] = _make_client(service.path)
-        has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+        pool = self._pools.get(service.path)
+        if pool is None:
+            pool = self._pools[service.path] = make_pool(service.path)
+        headers = _list_request_headers(service, request.headers)
+        is_chunked = "transfer-encoding" in request.headers
+        headers += [("transfer-encoding", "chunked")] if is_chunked else []
+        has_body = is_chunked or "content-length" in request.headers
         try:
-            message = client.build_request(
+            message = httpcore2.Request(
                 request.method,
-                _build_url("http", service, request.scope),
-                headers=_list_request_headers(service, request.headers),
+                _build_url(service, request.scope),
+                headers=[(name.encode(), value.encode("latin-1")) for name, value in headers],
                 content=request.stream() if has_body else None,
+                extensions={"timeout": LIMITS},
             )
-            answer = await client.send(message, stream=True)
-        except (httpx2.HTTPError, httpx2.InvalidURL):
+            answer = await pool.handle_async_request(message)
+        except FAILURES:
             return refuse("the service does not answer; open it again from your page", 502)
-        response = StreamingResponse(_iterate(answer), answer.status_code)
-        response.raw_headers = _list_response_headers(service, answer.headers.raw)
+        response = StreamingResponse(_iterate(answer), answer.status)
+        response.raw_headers = _list_response_headers(service, answer.headers)
         return response
 
     async def relay(self, browser: WebSocket) -> None:
@@ -202,7 +208,7 @@ class ServiceProxy(WebSite):
         try:
             connection = await unix_connect(
                 service.path,
-                uri=str(_build_url("ws", service, browser.scope)),
+                uri=f"ws://127.0.0.1:{service.port}{_build_target(browser.scope).decode('latin-1')}",
                 origin=websockets.Origin(f"http://127.0.0.1:{service.port}"),
                 additional_headers=_list_websocket_headers(service, browser.headers),
                 subprotocols=protocols or None,
@@ -247,32 +253,30 @@ def _browser_code(code: int | None) -> int:
     return code if code is not None and code not in (1005, 1006, 1015) else 1001
 
 
-async def _iterate(answer: httpx2.Response) -> AsyncIterator[bytes]:
+async def _iterate(answer: httpcore2.Response) -> AsyncIterator[bytes]:
     try:
-        async for block in answer.aiter_raw():
+        async for block in answer.aiter_stream():
             yield block
-    except httpx2.HTTPError:
+    except FAILURES:
         return  # the browser notices by the length
     finally:
         await answer.aclose()
 
 
-def _make_client(path: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        transport=httpx2.AsyncHTTPTransport(uds=path, limits=httpx2.Limits(max_connections=100)),
-        timeout=httpx2.Timeout(IDLE_S, connect=OPEN_S),
-        trust_env=False,
+def _build_url(service: OpenService, scope: Scope) -> httpcore2.URL:
+    return httpcore2.URL(
+        scheme="http", host="127.0.0.1", port=service.port, target=_build_target(scope)
     )
 
 
-def _build_url(scheme: str, service: OpenService, scope: Scope) -> httpx2.URL:
-    """Return the address at the service; TensorBoard does not know its path here."""
+def _build_target(scope: Scope) -> bytes:
+    """Return the path and the query at the service; TensorBoard does not know its path here."""
     path: bytes = scope["raw_path"]
     if scope["state"]["name"] == TENSORBOARD:
         path = b"/" + path.removeprefix(PATHS[TENSORBOARD].encode())
     if scope["query_string"]:
         path += b"?" + scope["query_string"]
-    return httpx2.URL(scheme=scheme, host="127.0.0.1", port=service.port, raw_path=path)
+    return path
 
 
 def _list_request_headers(service: OpenService, headers: Headers) -> list[tuple[str, str]]:

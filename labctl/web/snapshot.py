@@ -127,6 +127,7 @@ class SnapshotTaker:
         watches = self._read_watches(len(servers))
         runs = self._runs_by_seat(roster, servers)
         self._hand_ins.read_on(folder.config.assignments)
+        self._grades.list_owners(folder.config.assignments)
         decisions = read_decisions(self._ledger, folder.config.assignments)
         totals = PersonTotalsReader(folder, self._ledger, self._hand_ins.has_submitted)
         return Snapshot(

@@ -1,6 +1,6 @@
 """Summarize predictions of a checkpoint as labctl's evaluation.json.
 
-The confusion matrix, the share that always saying the most frequent class would
+The confusion matrix, the share that always predicting the majority class would
 get right, the worst mistakes with their pictures, and hashes of what was asked
 and of what was asked about.
 """

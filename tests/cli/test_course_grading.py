@@ -16,7 +16,10 @@ from labctl.courses.grading.record import GradeRecord
 from labctl.courses.grading.results import GradeResults, GraderTest
 from labctl.courses.grading_dry_run import DryRunResult
 from labctl.courses.grading_run import GradingResult, SeatGrade
+from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.free_days import FreeDays
+from labctl.submissions.receive import write_assignment
+from labctl.submissions.receiver import Receiver
 
 Labctl = Callable[..., Any]
 COURSE = """\
@@ -296,3 +299,16 @@ def test_the_plan_shows_points_and_what_does_not_add_up(course: Path, labctl: La
     assert wrong.code == 2
     assert "line 3" in wrong.err
     assert "do not add up to 100: grade 50, hidden tests 60 make 110" in wrong.err
+
+
+def test_without_a_due_time_nobody_is_missing(course: Path, labctl: Labctl) -> None:
+    file = course / "course.yaml"
+    file.write_text(file.read_text().replace('due: "2098-11-28 23:59 UTC", penalty: 10, ', ""))
+    receiver = Receiver(CourseFolder(course).drop)
+    receiver.init()
+    write_assignment(receiver, "hw3", "ssh://labs@a.example", {"host_key": "ssh-ed25519 AAAA"})
+    output = labctl("-C", "ml", "course", "collect", "hw3").out
+    assert "missing" not in output
+    assert [line.split() for line in output.splitlines()[1:3]] == [
+        [name.lower(), name, "not", "yet", "no", "due", "time"] for name in ("Alice", "Bob")
+    ]

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,13 @@ def test_wrong_marks_name_the_next_command(
     assert "next: labctl" in said.err
 
 
-def answer_in_a_terminal(course: CourseFolder, answers: str) -> tuple[int, str, str]:
-    """Run `mark --next` with a terminal as its input; return its code and what it printed."""
+@contextmanager
+def mark_in_a_terminal(
+    course: CourseFolder, by: str = "ann"
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run `mark --next` with a terminal as its input; yield it and the terminal's other end."""
     controller, terminal = os.openpty()
-    words = ["-C", str(course.path), "course", "--as", "ann", "mark", "essay", "--next"]
+    words = ["-C", str(course.path), "course", "--as", by, "mark", "essay", "--next"]
     with subprocess.Popen(
         [sys.executable, "-m", "labctl", *words],
         stdin=terminal,
@@ -115,9 +119,17 @@ def answer_in_a_terminal(course: CourseFolder, answers: str) -> tuple[int, str, 
         text=True,
     ) as process:
         os.close(terminal)
+        yield process, controller
+        os.close(controller)
+
+
+def answer_in_a_terminal(
+    course: CourseFolder, answers: str, by: str = "ann"
+) -> tuple[int, str, str]:
+    """Answer what `mark --next` asks; return its code and what it printed."""
+    with mark_in_a_terminal(course, by) as (process, controller):
         os.write(controller, answers.encode())
         out, err = process.communicate(timeout=60)
-        os.close(controller)
     return process.returncode, out, err
 
 
@@ -139,6 +151,24 @@ def test_next_asks_for_each_item_and_offers_earlier_notes(
     }
     assert (marks["alice", "talk"]["points"], marks["alice", "talk"]["note"]) == (15, "well told")
     assert (marks["bob", "text"]["points"], marks["bob", "text"]["note"]) == (3, "too short")
+
+
+def test_next_leaves_out_what_another_grader_has_open_or_has_marked(
+    run: Labctl, course: CourseFolder
+) -> None:
+    for student in ("alice", "bob"):
+        run("mark", "essay", student, "text", "8")
+    with mark_in_a_terminal(course) as (anns, controller):
+        assert anns.stdout is not None
+        while "alice (Alice)" not in anns.stdout.readline():
+            pass
+        code, out, err = answer_in_a_terminal(course, "12\n\n", by="ben")
+        assert (code, "bob (Bob)" in out, "alice (Alice)" in out) == (0, True, False)
+        assert "alice: skipped, since another grader is marking it" in err
+        os.write(controller, b"15\n\n")
+        out, err = anns.communicate(timeout=60)
+    assert "bob" not in out
+    assert "1 mark given; nothing is left" in err
 
 
 def test_next_can_be_skipped_and_stopped(run: Labctl, course: CourseFolder) -> None:
@@ -245,7 +275,7 @@ def test_collect_counts_an_excused_student_apart(run: Labctl, course: CourseFold
     said = run("collect", "essay")
     rows = [line.split() for line in said.out.splitlines()]
     assert rows[1] == ["alice", "Alice", "excused", "ill"]
-    assert rows[2] == ["bob", "Bob", "missing"]
+    assert rows[2] == ["bob", "Bob", "not", "yet", "no", "due", "time"]
     assert said.out.splitlines()[3].startswith("0 of 2 submitted, 0 of them late, 1 excused.")
 
 

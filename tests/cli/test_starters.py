@@ -128,12 +128,16 @@ def test_a_student_reads_what_happened_to_each_file_and_what_to_do(
         changes=(
             FileChange(path="new.py", action="added"),
             FileChange(path="model.py", action="merged"),
+            FileChange(path="mine.py", action="kept"),
+            FileChange(path="util.py", action="kept"),
             FileChange(path="train.py", action="conflict", beside="train.py.conflict"),
             FileChange(
                 path="data/x.csv", action="blocked", why="data is a link", blocked_by="data"
             ),
         ),
     )
+    starter.directory.mkdir(parents=True)
+    (starter.directory / "mine.py").touch()
     failed = DeliveredStarter(
         assignment="hw4",
         directory=tmp_path,
@@ -146,6 +150,8 @@ def test_a_student_reads_what_happened_to_each_file_and_what_to_do(
     assert capsys.readouterr().out.splitlines() == [
         "hw3: 1 new file in ml/hw3",
         "  model.py: merged with your changes",
+        "  mine.py: left as you changed it",
+        "  util.py: changed in the course; not written, as you deleted it",
         "! train.py: you and the course changed the same lines; your file is unchanged",
         "  next: edit ml/hw3/train.py.conflict, then:",
         "        mv ml/hw3/train.py.conflict ml/hw3/train.py",

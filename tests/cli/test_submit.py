@@ -371,7 +371,7 @@ def test_a_closed_assignment_is_said_before_anything_is_read(
     file.write_text(text + ticket)
     said = labctl("submit", "--yes")
     assert said.code == 3
-    assert "closed on 2020-01-01T12:00:00Z" in said.err
+    assert "closed on Wed 01 Jan 2020 12:00 UTC" in said.err
     assert "submit --receipts" in said.err
 
 
@@ -864,3 +864,38 @@ def test_a_model_that_a_pull_left_out_is_explained(labctl: Labctl, stale: Path, 
     said = labctl("submit", "--dry-run")
     assert "a pull leaves out files that it is still writing\n" in said.err
     assert f"next: labctl pull --follow {RUN}\n" in said.err
+
+
+def test_times_are_those_of_the_time_zone_of_the_due_time(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path
+) -> None:
+    due = "Thu 01 Jan 2099 12:00 Europe/Berlin"
+    assigned("--due", "2099-01-01 12:00 Europe/Berlin")
+    assert due in labctl("submit", "--dry-run").out
+    file = home / "digits" / "assignment.yaml"
+    before = file.read_text()
+    file.write_text(before.replace("zone: Europe/Berlin", "zone: Unknown/Here"))
+    assert "Thu 01 Jan 2099 12:00 UTC+01:00" in labctl("submit", "--dry-run").out
+    extended = labctl("receive", "extend", str(home / "drop"), "hw3", "alice", "3d")
+    assert "due for alice on Sun 04 Jan 2099 12:00 Europe/Berlin" in extended.out
+
+
+def test_code_with_both_versions_of_a_conflict_is_named(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path
+) -> None:
+    assigned()
+    root = home / "digits"
+    before = dry(labctl)["notes"]
+    first, second = (
+        Starter(
+            assignment="hw3", source="", files=(StarterFile(path="net.py", content=text),), tests=()
+        )
+        for text in (b"a\n", b"c\n")
+    )
+    (root / "net.py").write_text("b\n")
+    [change] = update_files(root, first, second)
+    assert change.action == "conflict"
+    (root / change.beside).replace(root / "net.py")
+    assert dry(labctl)["notes"] == [*before, "with conflict marks of labctl join: net.py"]
+    (root / "net.py").write_text("merged\n")
+    assert dry(labctl)["notes"] == before

@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -22,6 +24,7 @@ from submit_bed import COMMAND_S, SSHD, Machine, receiving_machine
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from submission_bed import FILES, Tar, bomb, packed, sha256
 
+from labctl.config.times import local_time_text
 from labctl.model import Run
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions.bundle import inspect
@@ -115,6 +118,23 @@ def test_a_bundle_is_handed_in_and_proved(machine: Machine, student: Student) ->
     out, _ = student.submit("--receipts")
     assert "receipt-0001.json" in out
     assert student.name in machine.receiver.students("hw3")
+
+
+def test_received_is_written_in_the_time_zone_of_the_course(
+    machine: Machine, student: Student
+) -> None:
+    text = machine.assignment(due="2099-01-01 12:00 Europe/Berlin")
+    (student.lab / "assignment.yaml").write_text(text)
+    out, _ = student.submit("--yes")
+    assert "Thu 01 Jan 2099 12:00 Europe/Berlin" in out
+    [signed] = machine.receiver.receipts("hw3", student.name)
+    received = local_time_text(signed.receipt.received_at, ZoneInfo("Europe/Berlin"))
+    assert f"received  {received} (on time)" in out
+    assert f"received  {received} (on time)" in student.submit("--verify")[0]
+    moment = datetime.fromtimestamp(signed.receipt.received_at, ZoneInfo("Europe/Berlin"))
+    listed, _ = student.submit("--receipts")
+    assert f"{moment:%d %b %Y %H:%M:%S}" in listed
+    assert "Times are in Europe/Berlin." in listed
 
 
 def test_a_grade_comes_back_once_it_was_released(machine: Machine, student: Student) -> None:
@@ -265,7 +285,7 @@ def test_hostile_bundles_over_ssh_are_refused_and_not_kept(
     machine.assignment(due="2020-01-01 12:00 UTC")
     try:
         late = by_hand(machine, student, packed(**own))
-        assert "closed on 2020-01-01" in late[0]["error"]["what"]
+        assert "closed on Wed 01 Jan 2020 12:00 UTC" in late[0]["error"]["what"]
     finally:
         machine.assignment()
     assert student.name not in machine.receiver.students("hw3")

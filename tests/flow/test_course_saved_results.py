@@ -14,6 +14,7 @@ from course_keeper_context import Pretended, asked, course_folder
 from labctl.courses.context import SEATS
 from labctl.courses.requests import RequestHandler
 from labctl.courses.saved_results import fetch_saved_results
+from labctl.courses.server_contents import LABS
 from labctl.errors import NotFoundError, ProviderError, UsageError
 from labctl.events import SilentReporter
 from labctl.providers import ProviderContext
@@ -94,6 +95,28 @@ def test_each_student_fetches_their_own_seats_results(
         assert [path.name for path in log.parent.iterdir()].count(".labctl-partial") == 0
     again = fetch_saved_results(lab_of(handler, tmp_path, "alice"))
     assert (again.downloaded, len(again.present)) == ((), 2)
+
+
+def test_results_of_the_labs_that_students_created_are_fetched_too(
+    handler: RequestHandler, tmp_path: Path
+) -> None:
+    lab = handler.folder.path / SEATS / "owls" / LABS / "hw1-ml-bob-5d1f0c"
+    (lab / "runs" / "r2" / "logs").mkdir(parents=True)
+    (lab / "runs" / "r2" / "logs" / "train.log").write_text("of bob's own lab")
+    (lab / ".labctl").mkdir()
+    (lab / ".labctl" / "index.json").write_text("the keeper's own")
+    for student in ("bob", "carol"):
+        found = fetch_saved_results(lab_of(handler, tmp_path, student))
+        own = "hw1-ml-bob-5d1f0c/r2/logs/train.log"
+        assert found.downloaded == (own, "r2/logs/empty", "r2/logs/train.log")
+        assert (found.directory / own).read_text() == "of bob's own lab"
+    for student, path in (
+        ("bob", "hw1-ml-bob-5d1f0c/../.labctl/index.json"),
+        ("bob", "hw1-ml-bob-5d1f0c"),
+        ("alice", own),
+    ):
+        reply = asked(handler, student, "saved-file", path=path, offset=0)
+        assert reply["error"]["kind"] == "NotFoundError"
 
 
 @pytest.mark.parametrize(

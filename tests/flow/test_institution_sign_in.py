@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 from joserfc import jwk, jwt
+from joserfc.util import urlsafe_b64encode
 from service_proxy_bed import Campus, ServiceVisitor, serve_bed
 
 from labctl.errors import UsageError
@@ -24,17 +26,36 @@ from labctl.web.student_access import BEGIN, DONE
 import dashboard_bed  # isort: skip  # service_proxy_bed adds its folder
 
 CLIENT, SECRET = "labs", "the-clients-secret"
+UNSET = object()
+
+
+def sign_with_public_key(header: dict[str, Any], claims: dict[str, Any], key: Any) -> str:
+    """Make a token that needs no secret: unsigned, or signed with the public key as the secret."""
+    parts = [urlsafe_b64encode(json.dumps(one).encode()) for one in (header, claims)]
+    message = b".".join(parts)
+    digest = "sha256" if header["alg"] == "HS256" else ""
+    secret = key.as_pem(private=False)
+    signature = hmac.digest(secret, message, digest) if digest else b""
+    return b".".join([message, urlsafe_b64encode(signature)]).decode()
 
 
 @dataclass
 class Institution:
-    """An OpenID Connect provider. `claims` replace those of its tokens; None leaves one out."""
+    """An OpenID Connect provider. `claims` replace those of its tokens; None leaves one out.
+
+    `attack` is the header of tokens that this provider would not make. `token` replaces its token.
+    `algorithms` is what its metadata say.
+    """
 
     issuer: str = ""
     key: Any = field(default_factory=lambda: jwk.RSAKey.generate_key(2048, {"kid": "1"}))
     other_key: Any = field(default_factory=lambda: jwk.RSAKey.generate_key(2048, {"kid": "1"}))
     claims: dict[str, Any] = field(default_factory=dict)
     forged: bool = False
+    attack: dict[str, Any] | None = None
+    token: object = UNSET
+    token_header: dict[str, Any] = field(default_factory=dict)
+    algorithms: list[str] = field(default_factory=lambda: ["RS256"])
     down: bool = False
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
     token_requests: list[dict[str, str]] = field(default_factory=list)
@@ -57,8 +78,10 @@ class Institution:
             "email_verified": True, **self.claims,
         }  # fmt: skip
         claims = {name: value for name, value in claims.items() if value is not None}
+        if self.attack is not None:
+            return sign_with_public_key(self.attack, claims, self.key)
         key = self.other_key if self.forged else self.key
-        return jwt.encode({"alg": "RS256", "kid": "1"}, claims, key)
+        return jwt.encode({"alg": "RS256", "kid": "1", **self.token_header}, claims, key)
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -70,7 +93,7 @@ class Institution:
             body = {
                 "issuer": self.issuer, "authorization_endpoint": f"{self.issuer}/authorize",
                 "token_endpoint": f"{self.issuer}/token", "jwks_uri": f"{self.issuer}/jwks",
-                "id_token_signing_alg_values_supported": ["RS256"],
+                "id_token_signing_alg_values_supported": self.algorithms,
             }  # fmt: skip
         elif scope["path"] == "/jwks":
             body = {"keys": [self.key.as_dict(private=False)]}
@@ -79,7 +102,7 @@ class Institution:
             self.token_requests.append(form)
             body = {
                 "access_token": "x", "token_type": "bearer",
-                "id_token": self.make_token(form["code"]),
+                "id_token": self.make_token(form["code"]) if self.token == UNSET else self.token,
             }  # fmt: skip
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -189,6 +212,66 @@ def test_a_token_with_another_signature_opens_nothing(
     visitor, address = begin(campus)
     assert come_back(visitor, institution.authorize(address))[0] == 403
     assert visitor.ask("/")[0] == 303
+
+
+@pytest.mark.parametrize("algorithms", [["RS256"], ["RS256", "HS256", "none"]])
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"alg": "none", "kid": "1"},
+        {"alg": "none"},
+        {"alg": "None"},
+        {"alg": "HS256", "kid": "1"},
+        {"alg": "HS256"},
+        {"alg": "RS256", "kid": "1"},
+        {"alg": None},
+    ],
+)
+def test_a_token_signed_with_what_everybody_knows_opens_nothing(
+    campus: Campus,
+    institution: Institution,
+    header: dict[str, Any],
+    algorithms: list[str],
+) -> None:
+    institution.attack = header
+    institution.algorithms = algorithms
+    visitor, address = begin(campus)
+    status, page = come_back(visitor, institution.authorize(address))
+    assert (status, "Sign in" in page) == (403, True)
+    assert visitor.ask("/")[0] == 303
+
+
+@pytest.mark.parametrize("token", ["", "a.b.c", "e30.e30.", None, ["x"]])
+def test_what_is_no_token_opens_nothing(
+    campus: Campus, institution: Institution, token: object
+) -> None:
+    institution.token = token
+    visitor, address = begin(campus)
+    assert come_back(visitor, institution.authorize(address))[0] == 403
+    assert visitor.ask("/")[0] == 303
+
+
+def test_a_key_that_the_token_brings_along_is_not_used(
+    campus: Campus, institution: Institution
+) -> None:
+    institution.forged = True
+    institution.token_header = {"jwk": institution.other_key.as_dict(private=False)}
+    visitor, address = begin(campus)
+    assert come_back(visitor, institution.authorize(address))[0] == 403
+    institution.token_header = {"jku": f"{institution.issuer}/other-jwks"}
+    visitor, address = begin(campus)
+    assert come_back(visitor, institution.authorize(address))[0] == 403
+
+
+def test_a_token_for_an_earlier_sign_in_opens_nothing(
+    campus: Campus, institution: Institution
+) -> None:
+    visitor, address = begin(campus)
+    assert come_back(visitor, institution.authorize(address))[0] == 303
+    institution.claims = {"nonce": next(iter(institution.codes.values()))["nonce"]}
+    for browser in (visitor, ServiceVisitor(f"{campus.url}/")):
+        _, headers, _ = browser.ask(BEGIN)
+        assert come_back(browser, institution.authorize(headers["location"]))[0] == 403
 
 
 def test_an_answer_belongs_to_the_browser_that_asked_and_works_once(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +28,7 @@ from service_proxy_bed import (
 from websockets.sync.client import connect
 
 from labctl.errors import LabError
+from labctl.web.service_connections import make_pool
 from labctl.web.student_services import TICKET_S
 
 
@@ -98,6 +103,46 @@ def test_tensorboard_does_not_see_its_path(campus: Campus) -> None:
 
 def test_much_data_arrives_whole(campus: Campus) -> None:
     assert len(campus.open("lovelace").ask("/big")[2]) == BIG
+
+
+def test_an_upload_of_unknown_length_arrives_whole(campus: Campus) -> None:
+    ada = campus.open("lovelace")
+    connection = http.client.HTTPConnection(ada.host, timeout=60)
+    headers = {"Cookie": ada.cookie, "Origin": f"http://{ada.host}"}
+    connection.request("PUT", "/api/contents/a", iter([b"one ", b"two"]), headers)
+    request = json.loads(connection.getresponse().read())
+    connection.close()
+    assert (request["method"], request["body"]) == ("PUT", "one two")
+    headers = dict(request["headers"])
+    assert headers["transfer-encoding"] == "chunked"
+    assert not {"content-length", "user-agent", "accept"} & headers.keys()
+
+
+def test_large_answers_are_read_in_large_blocks(tmp_path: Path) -> None:
+    path = str(tmp_path / "service")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % BIG
+            connection.sendall(head + bytes(BIG))
+
+    async def read_blocks() -> list[int]:
+        pool = make_pool(path)
+        async with pool, pool.stream("GET", "http://127.0.0.1/big") as reply:
+            return [len(block) async for block in reply.aiter_stream()]
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    sizes = asyncio.run(read_blocks())
+    thread.join()
+    listener.close()
+    assert sum(sizes) == BIG
+    assert max(sizes) > 64 * 1024
 
 
 def test_no_other_student_and_no_stranger_gets_through(campus: Campus) -> None:

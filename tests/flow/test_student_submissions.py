@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from course_keeper_context import create
 from draft_bed import EVIL, Worker, publish
 from service_proxy_bed import Campus, serve_bed
 
+from labctl.config.times import local_time_text
 from labctl.courses import server_submissions
 from labctl.courses.records.regrade_requests import MOST_REQUESTS
 from labctl.courses.regrades import answer_regrade
@@ -26,8 +28,6 @@ from labctl.courses.submission_worker import (
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
-from labctl.web.formatting import format_time
-from labctl.web.submission_list import parse_received_at
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from dashboard_bed import Bed, Visitor, fill, make, wait_until
@@ -416,13 +416,18 @@ def test_a_flood_of_requests_records_one(campus: Campus) -> None:
 
 
 def test_messages_are_sentences_and_times_are_in_the_zone_of_the_course(campus: Campus) -> None:
+    file = campus.bed.folder.path / "course.yaml"
+    hours = 'hours: [{days: [mon], from: "10:00", to: "12:00", zone: Europe/Berlin}]\n'
+    file.write_text(file.read_text() + hours)
     visitor = campus.enter("lovelace")
     page = ask_regrade(visitor, "why?")
     assert "Your grade for hw3 has not been released yet. Only a grade" in page
     _, page = collect(visitor, f"run:{run_of(campus, 0)}")
     page = submit(visitor, draft_of(page))
-    received = Receiver(campus.bed.folder.drop).receipts("hw4", "lovelace")[0].receipt.received
-    assert f"received {format_time(parse_received_at(received))}. Download" in page
+    [signed] = Receiver(campus.bed.folder.drop).receipts("hw4", "lovelace")
+    received = local_time_text(signed.receipt.received_at, ZoneInfo("Europe/Berlin"))
+    assert f"received {received}. Download" in page
+    assert f">{received}</time>" in visitor.ask("/")[2]
 
 
 def test_the_penalty_of_a_receipt_is_before_free_days(campus: Campus) -> None:

@@ -148,9 +148,10 @@ def test_a_receipt_shows_what_counts_with_its_reason(
     times = {"received": utc_text(10**9 + after_s), "due": utc_text(10**9)}
     numbers = {"version": 1, "number": 1, "bundle_bytes": 1, "late_s": late_s, "penalty": 20}
     receipt = Receipt(**texts, **times, **numbers)
-    print_receipt(receipt, make_terms(0))
+    terms = make_terms(0)
+    print_receipt(receipt, terms.format_time, terms)
     assert says in " ".join(capsys.readouterr().out.split())
-    print_receipt(receipt)
+    print_receipt(receipt, terms.format_time)
     assert ("20% off before free days" in capsys.readouterr().out) == bool(late_s)
 
 

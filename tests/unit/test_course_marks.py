@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
+from labctl.config.times import local_time_text
 from labctl.courses.grade_store import GradeStore
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.record import GradeRecord
@@ -27,7 +28,7 @@ from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.records.grade_statistics import compute_statistics
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.marks import list_notes
-from labctl.courses.records.timetable import find_zone, local_time_text
+from labctl.courses.records.timetable import find_zone
 from labctl.courses.records.writeback import _write_plain
 from labctl.courses.release import release_grades
 from labctl.courses.statistics import read_statistics

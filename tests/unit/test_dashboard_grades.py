@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def read(folder: Path, *drafts: CourseLedgerDraft) -> GradeView:
     ]
     ledger = LedgerView()
     ledger.read(entries)
-    [grade] = Grades(folder).read_grades(ADA, RULES, read_decisions(ledger, RULES))
+    grades = Grades(folder)
+    grades.list_owners(RULES)
+    [grade] = grades.read_grades(ADA, RULES, read_decisions(ledger, RULES))
     return grade
 
 
@@ -103,6 +106,7 @@ def test_only_a_grade_that_changed_is_computed_again(
     monkeypatch.setattr(web_grades, "add_marks", count)
     entries: list[CourseLedgerEntry] = []
     ledger, grades = LedgerView(), Grades(graded)
+    grades.list_owners(RULES)
 
     def read_after(*drafts: CourseLedgerDraft) -> float | None:
         for draft in drafts:
@@ -143,3 +147,22 @@ def test_a_correction_by_hand_counts_on_the_pages_too(graded: Path) -> None:
     assert (grade.score, grade.automatic) == (85, 58)
     assert grade.feedback.endswith("3 more, as agreed")
     assert not read(graded, *marks, release(95)).has_unseen_change
+
+
+def test_no_file_is_looked_for_where_nobody_was_graded(
+    graded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {**RULES, **{f"hw{number}": RULES["hw3"] for number in range(4, 16)}}
+    looked: list[str] = []
+    stat = os.stat
+
+    def count(path: Any, **options: Any) -> os.stat_result:
+        looked.append(str(path))
+        return stat(path, **options)
+
+    grades, ledger = Grades(graded), LedgerView()
+    grades.list_owners(rules)
+    monkeypatch.setattr(web_grades.os, "stat", count)
+    assert len(grades.read_grades(ADA, rules, read_decisions(ledger, rules))) == 1
+    monkeypatch.undo()
+    assert {Path(path).parent.parent.name for path in looked} == {"hw3"}

@@ -156,7 +156,7 @@ def test_what_comes_after_the_deadline_is_refused_and_told(guard: Guard, tmp_pat
     post(rules.ticket, packed(), tmp_path)
     (one,) = collect_posts(receiver, "hw3")
     assert one.signed is None
-    assert "closed on 2020-01-01" in one.why
+    assert "closed on Wed 01 Jan 2020 00:00 UTC" in one.why
     assert rules.ticket is not None
     answers = posting.fetch_answers(rules.ticket)
     assert answers.receipts == ()

@@ -12,7 +12,7 @@ from labctl.config.document import parse
 from labctl.config.layers import iterate_leaves
 from labctl.config.reader import as_plain
 from labctl.config.schema import DEFAULT_IMAGE
-from labctl.config.times import ANY_S
+from labctl.config.times import ANY_S, local_time_text
 from labctl.courses.records import timetable
 from labctl.model import Value
 from labctl.text import count_text, dollars_text, duration_text, list_text
@@ -125,7 +125,7 @@ def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:
             yield f"{name} has no due time: submissions are accepted forever"
             continue
         if rules.due.at < now:
-            due = timetable.local_time_text(rules.due.at, timetable.find_zone(config))
+            due = local_time_text(rules.due.at, timetable.find_zone(config))
             yield f"{name} was due on {due}"
         if config.term and not (
             timetable.term_start(config.term, zone)
@@ -149,7 +149,7 @@ def describe_assignments(config: CourseConfig) -> list[str]:
     """Describe when each assignment is due, in the course's zone, and what is dropped."""
     zone = timetable.find_zone(config)
     dues = [
-        f"{name}: due {timetable.local_time_text(rules.due.at, zone)}; {_describe_late_rule(rules)}"
+        f"{name}: due {local_time_text(rules.due.at, zone)}; {_describe_late_rule(rules)}"
         for name, rules in config.assignments.items()
         if rules.due is not None
     ]

@@ -151,11 +151,6 @@ def list_pauses(config: CourseConfig) -> tuple[tuple[int, int], ...]:
     return tuple(pauses)
 
 
-def local_time_text(at: float, zone: tzinfo) -> str:
-    """Write a Unix time in a zone: Sat 28 Nov 2026 23:59 Europe/Berlin."""
-    return f"{datetime.fromtimestamp(at, zone):%a %d %b %Y %H:%M} {zone}"
-
-
 def short_time_text(at: float, zone: tzinfo, now: float) -> str:
     """Write a Unix time in a zone: 28 Nov 23:59, with the year if it is not that of `now`."""
     time = datetime.fromtimestamp(at, zone)
