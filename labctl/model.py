@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labctl.wire.codec import Message, MessageError, from_json, to_json
+from labctl.wire.services import NodeAccess
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -367,7 +368,7 @@ class Service(Value, frozen=True):
     """A program on a server that listens on a port. `port` is on the server's loopback.
 
     On a shared server it listens on the Unix socket `socket` instead; `port` is then the
-    container's.
+    container's. On a cluster `port` is on the machine to which `node` leads.
     """
 
     name: str
@@ -376,6 +377,7 @@ class Service(Value, frozen=True):
     path: str = "/"
     container: str = ""
     socket: str = ""
+    node: NodeAccess | None = None
 
 
 class Forward(Value, frozen=True):

@@ -41,11 +41,24 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
             )
 
     if isinstance(context.provider, SubmitsJobs):
-        return "all" if context.config.server.need.gpu.is_required else ""  # those of its job
+        return _choose_job_gpus_option(context.config.server.need)
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""
     facts = load_usable_facts(context, server)
     return choose_gpus_option(context.config.server.need, facts, show_once, hint)
+
+
+def choose_service_gpus_option(context: LabContext, server: Server) -> str:
+    """Do `choose_gpus_option` for a service of the lab, without a note."""
+    need = context.config.server.need
+    if isinstance(context.provider, SubmitsJobs):
+        return _choose_job_gpus_option(need)
+    return choose_gpus_option(need, load_usable_facts(context, server))
+
+
+def _choose_job_gpus_option(need: Need) -> str:
+    """Return "all", those of its job, or "": a login node has no GPU of its own."""
+    return "all" if need.gpu.is_required else ""
 
 
 def load_usable_facts(context: LabContext, server: Server) -> ServerFacts:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from labctl.model import Server
 from labctl.providers import SubmitsJobs
 from labctl.servers.context import LabContext
+from labctl.servers.host_keys import ensure_key_pair
 from labctl.wire.runs import JobRequest
 
 
@@ -19,6 +22,18 @@ def build_job_request(context: LabContext, server: Server) -> JobRequest:
     if isinstance(provider, SubmitsJobs):
         return provider.build_job_request(context.config.server.need, server.offer)
     return JobRequest()
+
+
+def find_node_key(config: Path) -> Path:
+    """Return the private key for machines of jobs, beside the ssh_config of the login node."""
+    return config.with_name("node_key")
+
+
+def ensure_node_key(context: LabContext, server: Server) -> str:
+    """Return the public key for machines of jobs, made once; "" where runs are not jobs."""
+    if not has_job_queue(context):
+        return ""
+    return ensure_key_pair(find_node_key(context.connections.config_path(server.id)))
 
 
 def remove_files(context: LabContext) -> None:

@@ -13,8 +13,8 @@ from labctl.runs import images, wheelhouse
 from labctl.runs.run_specs import find_run_image
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_gpus_option, load_usable_facts
-from labctl.servers.job_queue import has_job_queue
+from labctl.servers.gpus import choose_service_gpus_option
+from labctl.servers.job_queue import ensure_node_key
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
@@ -38,12 +38,6 @@ def forward(context: LabContext, server: Server, name: str, port: int) -> Forwar
 
 def build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
-    if has_job_queue(context):
-        raise UsageError(
-            "services cannot run on a cluster yet",
-            why="a login node is no place for them, and labctl starts none as a job",
-            hint="labctl ssh   # then start it by srun, as your cluster describes it",
-        )
     config = context.config
     own = config.services.get(name)
     port = own.port if own else 0
@@ -61,11 +55,12 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         image=find_run_image(context),
         command=own.command if own else (),
         port=port,
-        gpus=choose_gpus_option(config.server.need, load_usable_facts(context, server)),
+        gpus=choose_service_gpus_option(context, server),
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
         data=config.server_data,
         executor=config.server.executor,
+        access_key=ensure_node_key(context, server),
     )
 
 

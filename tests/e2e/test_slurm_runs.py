@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,8 @@ server:
     qos: student
     time: 20m
     modules: [cuda/12.4]
+services:
+  page: {{port: 18700, command: [sh, -c, 'exec python3 -m http.server 18700 --bind 127.0.0.1']}}
 run: python3 train.py 0 0
 """
 COUNT = """
@@ -188,6 +192,44 @@ def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> N
     labctl("pull", "long")
     assert (project / "runs" / "long" / "checkpoints" / "model").read_text() == "weights"
     assert "training on n1 0" in labctl("logs", "--follow", "waiting").stdout
+
+
+def open_url(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        text: str = reply.read().decode()
+    return text
+
+
+def forward(labctl: Labctl, service: str) -> str:
+    """Open a forward in the background and return its URL."""
+    reply = json.loads(labctl("forward", service, "--detach", "--json").stdout)
+    url: str = reply["forwards"][0]["url"]
+    return url
+
+
+def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluster) -> None:
+    refused = labctl("forward", "page", "--detach", code=4)
+    assert "no run of this lab is running on the cluster" in refused.stderr
+    labctl("run", "--detach", "--id", "served", "--", "python3", "train.py", "143", "600")
+    wait_for(lambda: "training" in labctl("logs", "served").stdout)
+    try:
+        page = forward(labctl, "page")
+        assert "train.py" in open_url(page)
+        assert "labctl-service-page" in "".join(cluster.squeue("%j %N", "--steps"))
+        # A program that the user started beside the run, and many connections at once
+        port = "python3 -m http.server 18701 --bind 127.0.0.1 >/dev/null 2>&1 & sleep 600"
+        with subprocess.Popen(
+            labctl.build("exec", "served", "--", "sh", "-c", port), **labctl.options
+        ) as beside:
+            url = forward(labctl, "18701")
+            with ThreadPoolExecutor(20) as pool:
+                pages = list(pool.map(open_url, [url] * 40))
+            assert all("train.py" in text for text in pages)
+            beside.terminate()
+        labctl("forward", "--stop")
+    finally:
+        labctl("cancel", "served")
+    wait_for(lambda: cluster.squeue("%j", "--steps") == [])
 
 
 @pytest.mark.long

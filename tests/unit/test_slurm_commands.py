@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.agent.runs import slurm_commands, slurm_executor
+from labctl.agent.runs import slurm_attempts, slurm_commands, slurm_executor
 from labctl.agent.runs.executor import Environment, NewAttempt
 from labctl.agent.runs.slurm_commands import GpuLimit, SlurmJob
 from labctl.agent.runs.slurm_reasons import describe_reason
@@ -161,7 +161,7 @@ def test_a_script_without_its_attempt_does_nothing(tmp_path: Path) -> None:
     attempt = NewAttempt("digits-night-1", tmp_path, tmp_path / "run", spec, Environment())
     (tmp_path / "run" / "logs").mkdir(parents=True)
     script = tmp_path / "batch.sh"
-    script.write_text(slurm_executor.build_batch_script(tmp_path / "gone", attempt))
+    script.write_text(slurm_attempts.build_batch_script(tmp_path / "gone", attempt))
     assert subprocess.run(["sh", str(script)], check=False).returncode == 125
     assert not (tmp_path / "began").exists()
 
