@@ -23,6 +23,7 @@ from labctl.servers.host_keys import ensure_key_pair
 
 pytestmark = pytest.mark.engine
 
+MIB = 1024**2
 TRAIN = """
 import os, signal, sys, time
 
@@ -186,11 +187,19 @@ def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> N
     wait_for(lambda: read_run(labctl, "waiting")["told"] == reason)
     assert "queued" in labctl("status").stdout
     line = "echo $LABCTL_RUN_ID with $LOADED on $SLURMD_NODENAME; exit 3"
+    # The machine is measured from inside the job, which has one of its four processors.
+    measured = json.loads(labctl("top", "--json").stdout)["server"]
+    assert [(run["run"], run["cores"], run["processes"]) for run in measured["runs"]] == [
+        ("long", 1.0, 3)
+    ]
     beside = labctl("exec", "long", "--", "sh", "-c", line, code=3)
     assert beside.stdout == "long with cuda/12.4 on n1\n"
     assert "canceled" in labctl("cancel", "long").stdout
     labctl("pull", "long")
     assert (project / "runs" / "long" / "checkpoints" / "model").read_text() == "weights"
+    telemetry = (project / "runs" / "long" / "logs" / "telemetry.jsonl").read_text()
+    sample = json.loads(telemetry.splitlines()[0])
+    assert (sample["attempt"], sample["cores"], sample["memory_limit_bytes"]) == (1, 1.0, 200 * MIB)
     assert "training on n1 0" in labctl("logs", "--follow", "waiting").stdout
 
 

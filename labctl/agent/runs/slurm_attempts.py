@@ -8,12 +8,14 @@ and the one that sets the environment (enter.sh).
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...wire.codec import to_json
 from ...wire.runs import SlurmAttemptRecord
 from ..host.paths import read_record, write_json, write_text
+from ..program import PROGRAM
 from .attempt_directories import find_attempt_directory
 from .enter_script import ENTER, build_enter_script
 from .executor import NewAttempt
@@ -48,6 +50,9 @@ def build_batch_script(attempt_directory: Path, attempt: NewAttempt) -> str:
         "attempt": str(attempt_directory),
         "run": str(attempt.directory),
         "modules": " ".join(modules),
+        "recorder": shlex.join(
+            [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py"), "telemetry"]
+        ),
     }
     return "\n".join(
         [

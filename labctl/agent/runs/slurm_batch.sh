@@ -1,4 +1,4 @@
-# Runs one attempt as a job of Slurm; labctl writes `attempt`, `run` and `modules` above.
+# Runs one attempt as a job of Slurm; labctl writes `attempt`, `run`, `modules` and `recorder` above.
 # Arguments: the command. A job that Slurm starts again runs all of this again.
 meta=$run/.labctl log=$run/logs/run.log
 say() { printf '%s\n' "--- $(date -u '+%Y-%m-%d %H:%M:%S UTC'): $1 ---" >>"$log"; }
@@ -20,6 +20,9 @@ trap 'asked=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
 sh "$attempt/enter.sh" "$@" &
 child=$!
 [ -z "$asked" ] || kill -TERM "$child" 2>/dev/null
+# Measures the run from inside the job. It has a session of its own, so that it does not count.
+setsid sh -c "exec $recorder" </dev/null >/dev/null 2>&1 &
+recorder_process=$!
 while :; do
   wait "$child"
   code=$?
@@ -30,6 +33,7 @@ if [ "$code" -gt 128 ]; then
   own=$?
   [ "$own" -eq 127 ] || code=$own
 fi
+kill "$recorder_process" 2>/dev/null
 # Slurm sends SIGTERM shortly before the time limit, and to make room for other jobs. A command that
 # saved a checkpoint then goes on in another start of the same job.
 saved() { [ -n "$(find "$run/checkpoints" -type f ! -name ".*" -newer "$attempt/began" | head -n 1)" ]; }

@@ -165,6 +165,20 @@ class SlurmExecutor:
         return ""
 
 
+def find_newest_job(lab_id: str) -> tuple[str, str]:
+    """Find the newest running run of a lab: its id, and its job's. Failure (missing) if none."""
+    for attempt in SlurmExecutor().list_live(lab_id):
+        record = read_attempt(attempt.name)
+        if record is not None and record.job_id:
+            return attempt.run, record.job_id
+    raise Failure(
+        "missing",
+        "no run of this lab is running on the cluster",
+        "labctl reaches a machine of the cluster only through the job of a run there",
+        "labctl run --detach\nlabctl status --refresh   # shows when the run has started",
+    )
+
+
 def _require_supported(spec: RunSpec) -> None:
     if spec.tty:
         what = f"run {spec.id} cannot have a terminal (-it)"

@@ -41,7 +41,7 @@ from ..host.paths import (
 )
 from ..host.sessions import read_stat
 from ..program import PROGRAM
-from ..reply import MARK, Failure
+from ..reply import MARK
 from . import slurm_commands, slurm_queue
 from .environments import use_environment
 from .executor import Environment
@@ -59,8 +59,8 @@ from .process_services import (
     make_service_failure,
 )
 from .services import READY_S, find_token, get_port, hash_settings, lock_service
-from .slurm_attempts import choose_interpreter, load_modules, read_attempt
-from .slurm_executor import SlurmExecutor
+from .slurm_attempts import choose_interpreter, load_modules
+from .slurm_executor import find_newest_job
 from .spec import read_spec
 
 # The step of a service is named after this, the service and random letters.
@@ -77,7 +77,7 @@ def start(request: ServiceRequest) -> ServiceReply:
     root = lab_dir(request.lab, request.lab_id)
     name = require_name(request.name)
     if name not in KNOWN and not request.command:
-        job = _find_job(request.lab_id)
+        job = _find_job(request)
         service = ServiceRecord(name, get_port(request), "", "", "/", "", running=True)
         return ServiceReply(*service, node=_build_access(job, request))
     with lock_service(root, name):
@@ -88,7 +88,7 @@ def start(request: ServiceRequest) -> ServiceReply:
             service = _describe(root, name, record, running=True)
             node = _build_access(record, request)
             return ServiceReply(*service, found=True, stale=is_stale, node=node)
-        job = _find_job(request.lab_id)
+        job = _find_job(request)
         environment = use_environment(request.image, request.lab_id)
         if environment is None or not (root / "code").is_dir():
             return ServiceReply(missing=request.image or CODE)
@@ -127,18 +127,9 @@ def stop(request: StopServiceRequest) -> StopServiceReply:
     return StopServiceReply(tuple(stopped))
 
 
-def _find_job(lab_id: str) -> JobServiceRecord:
-    """Find the lab's newest running job. Failure (missing) if no run of the lab runs."""
-    for attempt in SlurmExecutor().list_live(lab_id):
-        record = read_attempt(attempt.name)
-        if record is not None and record.job_id:
-            return JobServiceRecord(attempt.run, record.job_id, "", "")
-    raise Failure(
-        "missing",
-        "no run of this lab is running on the cluster",
-        "services and ports of a cluster are those of the machine of a run's job",
-        "labctl run --detach\nlabctl status --refresh   # once the run has started, forward again",
-    )
+def _find_job(request: ServiceRequest) -> JobServiceRecord:
+    run, job_id = find_newest_job(request.lab_id)
+    return JobServiceRecord(run, job_id, "", "")
 
 
 def _build_access(record: JobServiceRecord, request: ServiceRequest) -> NodeAccess:
