@@ -272,24 +272,59 @@ def test_a_run_goes_on_from_its_checkpoint_after_its_machine_failed(
 
 
 @pytest.mark.long
+def test_the_time_limit_of_a_job_is_a_pause_for_a_run_that_saves_checkpoints(
+    labctl: Labctl, project: Path, cluster: Cluster
+) -> None:
+    """One run saves a checkpoint, one ends without, and one does not listen to SIGTERM."""
+    (project / "count.py").write_text(COUNT)
+    deaf = "trap '' TERM; while :; do sleep 1; done"
+    for name, words in (
+        ("saving", ["python3", "count.py"]),
+        ("polite", ["sleep", "300"]),
+        ("deaf", ["sh", "-c", deaf]),
+    ):
+        labctl("run", "--detach", "--id", name, "--", *words, LABCTL_GPU="none")
+    wait_for(lambda: cluster.squeue("%T") == ["RUNNING"] * 3)
+    step = "/home/student/labctl/plain/runs/saving/checkpoints/step"
+    wait_for(lambda: int(cluster.sh(f"cat {step} 2>/dev/null || echo 0")) > 5)
+    for job in cluster.squeue("%i"):
+        cluster.sh(f"scontrol update jobid={job} TimeLimit=1")
+    wait_for(lambda: cluster.squeue("%T") == ["PENDING"], timeout_s=150)
+    assert read_run(labctl, "saving")["told"] == "waiting: Slurm starts it again in a moment"
+    stopped = "Slurm stopped it before the time limit of its job, and it had saved no checkpoint"
+    assert read_run(labctl, "polite")["told"] == f"{stopped} (exit code 143)"
+    assert read_run(labctl, "deaf")["told"] == "it reached the time limit of its job"
+    assert "reached the time limit of its job" in labctl("explain", "deaf").stdout
+    (job,) = cluster.squeue("%i")
+    cluster.sh(f"scontrol update jobid={job} StartTime=now TimeLimit=20 ReqNodeList=n2")
+    log = labctl("logs", "--follow", "saving").stdout
+    starts = [line.split()[2] for line in log.splitlines() if line.startswith("from step")]
+    assert len(starts) == 2
+    assert int(starts[1]) > 5
+    assert f"job {job} is near its time limit; it saved a checkpoint" in log
+    assert read_run(labctl, "saving")["exit_code"] == 0
+
+
+@pytest.mark.long
 def test_a_run_that_must_make_room_saves_a_checkpoint_and_goes_on(
     labctl: Labctl, project: Path, cluster: Cluster
 ) -> None:
-    """Slurm sends SIGTERM before the time limit and at a preemption, as root does here."""
+    """A job of a partition with a higher priority takes all processors of the run's machine."""
     (project / "count.py").write_text(COUNT)
     labctl("run", "--detach", "--id", "evicted", "--", "python3", "count.py")
     step = "/home/student/labctl/plain/runs/evicted/checkpoints/step"
     wait_for(lambda: int(cluster.sh(f"cat {step} 2>/dev/null || echo 0")) > 5)
     (job,) = cluster.squeue("%i")
-    cluster.sh(f"scancel --signal=TERM --batch {job}")
-    wait_for(lambda: cluster.squeue("%T") == ["PENDING"])
-    assert read_run(labctl, "evicted")["told"] == "waiting: Slurm starts it again in a moment"
+    urgent = "sbatch -p urgent --chdir=/tmp -w n1 -c 4 --mem=100 --wrap 'sleep 5'"
+    cluster.sh(urgent, user="ann")
+    wait_for(lambda: cluster.squeue("%T", "-j", job) == ["PENDING"], timeout_s=90)
+    wait_for(lambda: cluster.squeue("%i") == [job], timeout_s=60)
     cluster.sh(f"scontrol update jobid={job} StartTime=now ReqNodeList=n2")
     log = labctl("logs", "--follow", "evicted").stdout
     starts = [line.split()[2] for line in log.splitlines() if line.startswith("from step")]
     assert len(starts) == 2
     assert int(starts[1]) > 5
-    assert f"job {job} must make room; it saved a checkpoint" in log
+    assert f"Slurm started job {job} again, on n2" in log
     assert read_run(labctl, "evicted")["exit_code"] == 0
 
 

@@ -42,7 +42,8 @@ class ProgramState(NamedTuple):
     or "ended". `exit_code`, `ended_at` (Unix seconds of the server's clock) and `is_out_of_memory`
     are those of an ended one; None if nobody recorded them. `error` says why it did not start, ""
     if it did. `began` is False for an ended one that never ran. `summary` says what a queued one
-    waits for, or why something else than its command ended it.
+    waits for, or why something else than its command ended it. `began_at` is when one that was
+    queued began to run, if that is known.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ProgramState(NamedTuple):
     error: str = ""
     began: bool = True
     summary: str = ""
+    began_at: float | None = None
 
 
 class UnknownStartError(Failure):

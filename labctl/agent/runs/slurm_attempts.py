@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...wire.codec import to_json
 from ...wire.runs import SlurmAttemptRecord
-from ..host.paths import read_record, write_json, write_text
+from ..host.paths import read_record, read_text, write_json, write_text
 from ..program import PROGRAM
 from .attempt_directories import find_attempt_directory
 from .enter_script import ENTER, build_enter_script
@@ -23,6 +23,8 @@ from .executor import NewAttempt
 BATCH, STEP = "batch.sh", "step.sh"
 # The mark that Slurm has started the job's script.
 BEGAN = "began"
+# Why Slurm asked the command to end, which saved no checkpoint: "time" or "room".
+STOPPED = "stopped"
 
 
 def write_scripts(directory: Path, attempt: NewAttempt) -> None:
@@ -91,6 +93,17 @@ def choose_interpreter(modules: Sequence[str]) -> str:
 def has_begun(name: str) -> bool:
     """Whether Slurm has ever started the script of an attempt."""
     return (find_attempt_directory(name) / BEGAN).exists()
+
+
+def read_start_time(name: str) -> float | None:
+    """Return when Slurm first started the script of an attempt, in Unix seconds."""
+    text = read_text(find_attempt_directory(name) / BEGAN)
+    return float(text) if text.isdigit() else None
+
+
+def read_stop_reason(name: str) -> str:
+    """Return STOPPED of an attempt, "" if Slurm did not ask it to end."""
+    return read_text(find_attempt_directory(name) / STOPPED)
 
 
 def read_attempt(name: str) -> SlurmAttemptRecord | None:

@@ -38,6 +38,8 @@ from .slurm_attempts import (
     STEP,
     has_begun,
     read_attempt,
+    read_start_time,
+    read_stop_reason,
     write_attempt,
     write_scripts,
 )
@@ -238,8 +240,8 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
         summary = describe_reason(job.reason, slurm_queue.find_gpu_limit(job))
         return ProgramState(name, "queued", summary=summary)
     if job.state not in slurm_commands.ENDED_STATES:
-        return ProgramState(name, "running")
-    summary, began = describe_ending(job.state), has_begun(name)
+        return ProgramState(name, "running", began_at=read_start_time(name))
+    summary, began = describe_ending(job.state, read_stop_reason(name)), has_begun(name)
     if job.state == "FAILED" and not began:
         summary = f"Slurm could not start it: {job.reason or 'its accounting has no reason'}"
     return ProgramState(
@@ -251,4 +253,5 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
         is_out_of_memory=job.state == "OUT_OF_MEMORY",
         began=began,
         summary=summary,
+        began_at=read_start_time(name),
     )
