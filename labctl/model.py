@@ -104,7 +104,8 @@ class Offer(Value, frozen=True):
 
     A value that the provider does not know is None, "" or 0. The week's lowest and highest price
     are those of the spot market in this zone; `placement_score` is AWS's estimate from 1 to 10 of
-    how likely spot capacity is. `priced_at` is when the price was fetched.
+    how likely spot capacity is. `priced_at` is when the price was fetched. Where several machines
+    share one offer, `free_gpus` of their `all_gpus` are not in use.
     """
 
     provider: str
@@ -124,6 +125,8 @@ class Offer(Value, frozen=True):
     week_high_usd_per_hour: float | None = None
     placement_score: int | None = None
     priced_at: float = 0.0
+    free_gpus: int | UnsetType = UNSET
+    all_gpus: int | UnsetType = UNSET
 
 
 class Endpoint(Value, frozen=True):

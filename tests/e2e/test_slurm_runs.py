@@ -186,6 +186,8 @@ def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> N
     reason = "waiting: you already use 1 of 1 GPUs"
     wait_for(lambda: read_run(labctl, "waiting")["told"] == reason)
     assert "queued" in labctl("status").stdout
+    (offer,) = json.loads(labctl("offers", "--json").stdout)["offers"]
+    assert (offer["type"], offer["free_gpus"], offer["all_gpus"]) == ("gpu", 3, 4)
     line = "echo $LABCTL_RUN_ID with $LOADED on $SLURMD_NODENAME; exit 3"
     # The machine is measured from inside the job, which has one of its four processors.
     measured = json.loads(labctl("top", "--json").stdout)["server"]

@@ -92,6 +92,8 @@ class SlurmProvider:
                 memory_bytes=partition.memory_bytes,
                 gpu_name=partition.gpu_name,
                 gpu_count=partition.gpus,
+                free_gpus=partition.free_gpus,
+                all_gpus=partition.all_gpus,
             )
             for partition in self._list_partitions()
             if partition.name == chosen or not chosen
