@@ -47,6 +47,7 @@ server:
     partition: gpu
     qos: student
     time: 20m
+    base: /var/scratch/$USER/labs
     modules: [cuda/12.4]
 services:
   page: {{port: 18700, command: [sh, -c, 'exec python3 -m http.server 18700 --bind 127.0.0.1']}}
@@ -71,6 +72,7 @@ print("done at step", step, flush=True)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with run_cluster(tmp_path_factory.mktemp("keys")) as cluster:
+        cluster.sh("mkdir -m 1777 /var/scratch")
         yield cluster
 
 
@@ -358,3 +360,4 @@ def test_down_cancels_the_jobs_and_gives_the_login_node_back(
     assert cluster.sh("ls -A /home/student", user="student").split() == [
         *(".bash_logout", ".bashrc", ".cache", ".profile", ".ssh")
     ]
+    assert cluster.sh("ls -A /var/scratch/student") == ""

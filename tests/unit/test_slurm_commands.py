@@ -191,6 +191,28 @@ def test_only_the_directory_of_the_lab_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "labctl").iterdir()] == ["digits"]
 
 
+def test_the_directory_of_labs_is_where_the_base_says_and_nowhere_else(tmp_path: Path) -> None:
+    claim = LabClaim(token="ab" * 8, lab="digits", lab_id="0f1e2d3c4b5a", created_at=1.0)
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        environ = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+        words = ["sh", "-c", script]
+        return subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+
+    (tmp_path / "home").mkdir()
+    base = f"{tmp_path}/scratch/$USER/labs"
+    for _ in range(2):
+        assert slurm.parse_claims(run(slurm.build_claim(claim, base)).stdout) == [claim]
+    (labs,) = (tmp_path / "scratch").glob("*/labs")
+    assert (tmp_path / "home" / "labctl").readlink() == labs
+    refused = run(slurm.build_claim(claim, "~/elsewhere"))
+    assert (refused.returncode, refused.stderr.strip()) == (slurm.OTHER_BASE, str(labs))
+    (labs / ".slurm" / f"{claim.token}.json").unlink()
+    run(slurm.build_removal("digits", "0f1e2d3c4b5a"))
+    assert not labs.exists()
+    assert not (tmp_path / "home" / "labctl").is_symlink()
+
+
 def test_the_jobs_of_labs_are_known_by_their_comments() -> None:
     jobs = slurm.parse_jobs(
         "7|RUNNING|labctl:0f1e2d\n8|PENDING|(null)\n9|RUNNING|labctl\n10|COMPLETING|labctl:a\n"

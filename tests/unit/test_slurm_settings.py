@@ -94,6 +94,8 @@ def test_without_a_partition_a_job_goes_to_the_one_that_was_offered(tmp_path: Pa
     [
         ("    runtime: apptainer", "server.slurm.runtime", "not supported yet"),
         ("    runtime: conda", "server.slurm.runtime", "write none"),
+        ("    base: labs", "server.slurm.base", "write /scratch/$USER/labctl"),
+        ("    base: /scratch/$HOME", "server.slurm.base", "write /scratch/$USER/labctl"),
         ("    options: {comment: x}", "server.slurm.options.comment", "labctl sets this option"),
         ("    options: {-n: 1}", "server.slurm.options.-n", "write constraint"),
         ("    partition: 'a b'", "server.slurm.partition", "only letters"),

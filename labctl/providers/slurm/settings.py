@@ -49,6 +49,15 @@ def parse_option(text: str) -> str:
     return text
 
 
+def parse_base(text: str) -> str:
+    """Parse a directory on the login node; $USER in it is the name of the account."""
+    if not re.fullmatch(r"~?(/([\w.-]+|\$USER))+", text) or ".." in text:
+        raise ValueError(
+            f"{quote(text)} is not a directory of the login node: write /scratch/$USER/labctl"
+        )
+    return text
+
+
 def parse_runtime(text: str) -> str:
     if text in CONTAINER_RUNTIMES:
         raise ValueError(
@@ -66,7 +75,8 @@ Word = Annotated[str, Parsed(parse_word)]
 class SlurmSettings(Value, frozen=True):
     """`login` is the login node, as in static's `hosts`; the rest are options of each job.
 
-    `options` are further options of sbatch by their long names.
+    `base` is the directory of all labs on the cluster, "" for ~/labctl. `options` are further
+    options of sbatch by their long names.
     """
 
     login: str | HostEntry = ""
@@ -75,6 +85,7 @@ class SlurmSettings(Value, frozen=True):
     qos: Word = ""
     time: Annotated[int | None, Parsed(parse_duration)] = None
     runtime: Annotated[str, Parsed(parse_runtime)] = "none"
+    base: Annotated[str, Parsed(parse_base)] = ""
     modules: tuple[Word, ...] = ()
     options: dict[
         Annotated[str, Parsed(parse_option_name)], Annotated[str, Parsed(parse_option)]
