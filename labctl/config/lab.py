@@ -52,7 +52,7 @@ from labctl.model import Need
 
 # Why a setting for containers cannot apply to plain processes.
 _LISTS_ONLY = (
-    "with `executor: process` labctl makes an environment from a list of packages: "
+    "without containers labctl makes an environment from a list of packages: "
     '`image: {python: "3.11", requirements: requirements.txt}` or `image: {conda: environment.yml}`'
 )
 _ALL_MEMORY = "with `executor: process` a run uses all the memory and processors of the server"
@@ -338,7 +338,7 @@ class LabConfigReader:
             message = f"is longer than max_ttl ({format_duration(longest)})"
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
         if self.get_job_executor(file.server.provider):
-            self.check_job_executor()
+            self.check_job_executor(file)
         elif file.server.executor == "process":
             self.check_process_executor(file)
         for name in sorted(set(file.secrets) & set(file.env)):
@@ -359,13 +359,16 @@ class LabConfigReader:
             if node is not None and node.value is not None:
                 self.problems.append(make_problem(node, key, f"needs a container; {reason}"))
 
-    def check_job_executor(self) -> None:
+    def check_job_executor(self, file: LabFile) -> None:
         """Report settings that a job of a cluster cannot have."""
+        image = file.image
+        has_list = isinstance(image, ImageFile) and bool(image.requirements or image.conda)
+        images = ("image.build", "image.registry", "image.store") if has_list else ("image",)
         no_deadline = "a login node has no deadline; `time` under `slurm` limits each job"
         for key, why in (
             ("server.executor", "each run is a job of the cluster; leave this out"),
             *((f"server.{key}", no_deadline) for key in ("ttl", "max_ttl", "idle", "budget")),
-            ("image", "needs a container; runs on the cluster use its programs and `modules`"),
+            *((key, f"needs a container; {_LISTS_ONLY}") for key in images),
             ("limits.shm", "needs a container"),
             ("store", "nothing of labctl runs on a login node that could save results there"),
         ):
@@ -401,8 +404,9 @@ class LabConfigReader:
             is_environment = bool(image.requirements or image.conda)
             # Without a version, a base image of this machine decides: see `environment.list_args`.
             # A run without a container has the Python of its server.
-            is_process = file.server.executor == "process"
-            default_python = "" if file.base_image or is_process else DEFAULT_PYTHON
+            is_job = bool(self.get_job_executor(file.server.provider))
+            has_server_python = is_job or file.server.executor == "process"
+            default_python = "" if file.base_image or has_server_python else DEFAULT_PYTHON
             return ImageConfig(
                 build="" if is_environment else image.build or ".",
                 requirements=image.requirements,

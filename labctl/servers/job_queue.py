@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labctl.model import Server
+from labctl.model import Offer, Server
 from labctl.providers import SubmitsJobs
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import ensure_key_pair
@@ -22,6 +22,16 @@ def build_job_request(context: LabContext, server: Server) -> JobRequest:
     if isinstance(provider, SubmitsJobs):
         return provider.build_job_request(context.config.server.need, server.offer)
     return JobRequest()
+
+
+def list_modules(context: LabContext) -> tuple[str, ...]:
+    """List the modules of the cluster that a run loads; none on any other server."""
+    provider = context.provider
+    if isinstance(provider, SubmitsJobs):
+        return provider.build_job_request(
+            context.config.server.need, Offer(provider=provider.name, type="")
+        ).modules
+    return ()
 
 
 def find_node_key(config: Path) -> Path:

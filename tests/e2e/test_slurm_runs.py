@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -243,6 +244,47 @@ def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluste
     finally:
         labctl("cancel", "served")
     wait_for(lambda: cluster.squeue("%j", "--steps") == [])
+
+
+@pytest.mark.long
+def test_packages_of_the_lab_are_those_of_its_runs_and_services(
+    labctl: Labctl, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheelhouse = os.environ.get("LABCTL_WHEELHOUSE")
+    if not wheelhouse:
+        pytest.skip("LABCTL_WHEELHOUSE is not set")
+    packages = "PyYAML\ntensorboard\njupyterlab\njupyter-server>=2.20\nipykernel\n"
+    (project / "requirements.txt").write_text(packages)
+    file = project / "lab.yaml"
+    text = file.read_text()
+    file.write_text(f"{text}image: {{requirements: requirements.txt}}\n")
+    monkeypatch.setitem(
+        labctl.options, "env", {**labctl.options["env"], "LABCTL_WHEELHOUSE": wheelhouse}
+    )
+    labctl("trust", "--yes")
+    program = "import sys, yaml, time; print('using', sys.prefix, flush=True); time.sleep(600)"
+    try:
+        built = labctl("run", "--detach", "--id", "packages", "--", "python", "-c", program)
+        assert "✓ building the environment" in built.stderr
+        wait_for(lambda: "using" in labctl("logs", "packages").stdout)
+        prefix = "/home/student/labctl/.environments/"
+        assert f"using {prefix}" in labctl("logs", "packages").stdout
+        page = open_url(forward(labctl, "tensorboard"))
+        assert "TensorBoard" in page
+        url = forward(labctl, "jupyter")
+        base, _, token = url.partition("/lab?token=")
+        contents = json.loads(open_url(f"{base}/api/contents?token={token}"))["content"]
+        names = [each["name"] for each in contents]
+        assert {"code", "runs"} <= set(names)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            open_url(f"{base}/api/contents")
+        listed = json.loads(labctl("forward", "--list", "--json").stdout)["forwards"]
+        assert url in [each["url"] for each in listed]
+    finally:
+        labctl("forward", "--stop")
+        labctl("cancel", "packages")
+        file.write_text(text)
+        labctl("trust", "--yes")
 
 
 @pytest.mark.long
