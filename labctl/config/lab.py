@@ -341,6 +341,9 @@ class LabConfigReader:
             self.check_job_executor(file)
         elif file.server.executor == "process":
             self.check_process_executor(file)
+        elif isinstance(file.image, str) and file.image.startswith("/"):
+            message = "is a file of a cluster; write name:tag or registry/name:tag"
+            self.problems.append(make_problem(self.find_leaf("image"), "image", message))
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
             self.problems.append(
@@ -361,20 +364,32 @@ class LabConfigReader:
 
     def check_job_executor(self, file: LabFile) -> None:
         """Report settings that a job of a cluster cannot have."""
-        image = file.image
-        has_list = isinstance(image, ImageFile) and bool(image.requirements or image.conda)
-        images = ("image.build", "image.registry", "image.store") if has_list else ("image",)
         no_deadline = "a login node has no deadline; `time` under `slurm` limits each job"
         for key, why in (
             ("server.executor", "each run is a job of the cluster; leave this out"),
             *((f"server.{key}", no_deadline) for key in ("ttl", "max_ttl", "idle", "budget")),
-            *((key, f"needs a container; {_LISTS_ONLY}") for key in images),
-            ("limits.shm", "needs a container"),
+            *self.list_image_problems(file),
+            ("limits.shm", "the containers of a cluster share the memory of the job"),
             ("store", "nothing of labctl runs on a login node that could save results there"),
         ):
             node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
             if node is not None and node.value is not None:
                 self.problems.append(make_problem(node, key, why))
+
+    def list_image_problems(self, file: LabFile) -> list[tuple[str, str]]:
+        """List keys that a cluster may refuse, and why: it builds and stores no images."""
+        image, provider = file.image, file.server.provider
+        runtime = self.find_leaf(f"server.{escape(provider)}.runtime").value
+        if isinstance(image, str):
+            why = f"needs a container, which `runtime: none` refuses; {_LISTS_ONLY}"
+            return [("image", why)] if runtime == "none" else []
+        if image.requirements or image.conda:
+            why = "a cluster stores no images; it makes an environment from the list of packages"
+            return [(key, why) for key in ("image.build", "image.registry", "image.store")]
+        build = (
+            "a cluster builds no images: push it to a registry and name it, or make a file of it"
+        )
+        return [("image", f"{build} there, such as /shared/image.sif; {_LISTS_ONLY}")]
 
     def build_services(self, file: LabFile) -> dict[str, ServiceConfig]:
         """Return the services, each with its port."""

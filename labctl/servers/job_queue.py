@@ -19,9 +19,10 @@ def has_job_queue(context: LabContext) -> bool:
 def build_job_request(context: LabContext, server: Server) -> JobRequest:
     """Say what a run of the lab asks of the cluster; nothing of any other server."""
     provider = context.provider
-    if isinstance(provider, SubmitsJobs):
-        return provider.build_job_request(context.config.server.need, server.offer)
-    return JobRequest()
+    if not isinstance(provider, SubmitsJobs):
+        return JobRequest()
+    request = provider.build_job_request(context.config.server.need, server.offer)
+    return request if context.config.job_image else request._replace(runtime="")
 
 
 def list_modules(context: LabContext) -> tuple[str, ...]:

@@ -48,11 +48,18 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
             if name.lstrip("-").isdecimal():
                 raise _make_port_error(name) from None
             raise _make_unknown_error(name, [*KNOWN_SERVICE_PORTS, *config.services]) from None
+    if config.job_image and (own or name in KNOWN_SERVICE_PORTS):
+        raise UsageError(
+            f"the service {name} cannot run in {config.job_image} on a cluster",
+            why="labctl starts services there only without a container, or from a list of packages",
+            hint="labctl exec RUN -- COMMAND   # starts a program in the image\n"
+            "labctl forward PORT   # then, for the port that it listens on",
+        )
     return ServiceRequest(
         lab=config.name,
         lab_id=context.lab_id,
         name=name,
-        image=find_run_image(context),
+        image="" if config.job_image else find_run_image(context),
         command=own.command if own else (),
         port=port,
         gpus=choose_service_gpus_option(context, server),

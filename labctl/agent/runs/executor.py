@@ -21,8 +21,14 @@ class Environment(NamedTuple):
     directory: Path | None = None
 
 
+class JobImage(NamedTuple):
+    """An image that `runtime`, on the machine of a job, runs or finds by itself."""
+
+    runtime: str
+
+
 # What an attempt runs in.
-AttemptImage = Union[Image, Environment]
+AttemptImage = Union[Image, Environment, JobImage]
 
 
 class NewAttempt(NamedTuple):

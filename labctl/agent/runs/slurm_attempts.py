@@ -18,7 +18,8 @@ from ..host.paths import read_record, read_text, write_json, write_text
 from ..program import PROGRAM
 from .attempt_directories import find_attempt_directory
 from .enter_script import ENTER, build_enter_script
-from .executor import NewAttempt
+from .executor import JobImage, NewAttempt
+from .job_containers import build_container_enter_script
 
 BATCH, STEP = "batch.sh", "step.sh"
 # The mark that Slurm has started the job's script.
@@ -39,6 +40,8 @@ def build_job_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
 
     Secrets are variables of the job, and Slurm sets the variables of its GPUs.
     """
+    if isinstance(attempt.image, JobImage):
+        return build_container_enter_script(attempt, attempt.image)
     own = {"LABCTL_SECRETS_DIR": "/nonexistent"}
     if not attempt.spec.job.gpus:
         own["CUDA_VISIBLE_DEVICES"] = ""

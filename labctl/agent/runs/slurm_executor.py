@@ -23,9 +23,10 @@ from .attempt_directories import (
     find_attempt_directory,
     list_attempt_directories,
 )
-from .environments import use_environment
+from .environments import is_environment, use_environment
 from .executor import (
     Environment,
+    JobImage,
     LiveAttempt,
     NewAttempt,
     ProgramState,
@@ -55,12 +56,14 @@ ENDS_WITHIN_S = 120.0
 
 
 class SlurmExecutor:
-    """See `Executor`. An attempt uses an Environment, and the programs of the cluster."""
+    """See `Executor`. An attempt uses an Environment and the cluster's programs, or a JobImage."""
 
     noun = "job"
     runs_here = False
 
-    def find_image(self, spec: RunSpec) -> Environment | None:
+    def find_image(self, spec: RunSpec) -> Environment | JobImage | None:
+        if spec.image and not is_environment(spec.image):
+            return JobImage(spec.job.runtime)
         return use_environment(spec.image, spec.lab_id)
 
     def create(self, attempt: NewAttempt) -> bool:
@@ -77,7 +80,8 @@ class SlurmExecutor:
             spec.id, spec.lab_id, str(attempt.directory), name, created_at=time.time()
         )
         drop_unstarted(attempt, BEGAN)
-        link_server_data(attempt.root, spec.data)
+        if isinstance(attempt.image, Environment):  # a container mounts them
+            link_server_data(attempt.root, spec.data)
         write_scripts(directory, attempt)
         write_attempt(attempt.name, record)
         return True

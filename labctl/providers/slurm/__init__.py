@@ -171,6 +171,7 @@ class SlurmProvider:
             gpus=gpus,
             modules=settings.modules,
             options=settings.options,
+            runtime=settings.runtime,
         )
 
     def _list_partitions(self) -> list[slurm.Partition]:
