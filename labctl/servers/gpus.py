@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from labctl.commands.probe import list_missing
-from labctl.errors import LabError, PolicyError
+from labctl.errors import LabError, PolicyError, UsageError
 from labctl.errors.subject import Subject
 from labctl.events import Note
 from labctl.model import GpuNeed, Need, Server, ServerFacts
@@ -54,6 +54,20 @@ def choose_service_gpus_option(context: LabContext, server: Server) -> str:
     if isinstance(context.provider, SubmitsJobs):
         return _choose_job_gpus_option(need)
     return choose_gpus_option(need, load_usable_facts(context, server))
+
+
+def choose_container_gpus_option(context: LabContext, server: Server) -> str:
+    """Do `choose_gpus_option` for a container on the server, without a note.
+
+    UsageError on a cluster, whose login node runs none.
+    """
+    if isinstance(context.provider, SubmitsJobs):
+        raise UsageError(
+            "this needs a container on the server, and the login node of a cluster runs none",
+            why="on a cluster everything is a run",
+            hint="labctl run -- python SCRIPT.py   # a script that does the same",
+        )
+    return choose_gpus_option(context.config.server.need, context.load_facts(server))
 
 
 def _choose_job_gpus_option(need: Need) -> str:

@@ -194,9 +194,9 @@ def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> N
     line = "echo $LABCTL_RUN_ID with $LOADED on $SLURMD_NODENAME; exit 3"
     # The machine is measured from inside the job, which has one of its four processors.
     measured = json.loads(labctl("top", "--json").stdout)["server"]
-    assert [(run["run"], run["cores"], run["processes"]) for run in measured["runs"]] == [
-        ("long", 1.0, 3)
-    ]
+    (run,) = measured["runs"]
+    assert (run["run"], run["cores"], run["processes"]) == ("long", 1.0, 3)
+    assert run["memory_limit_bytes"] == 200 * MIB
     beside = labctl("exec", "long", "--", "sh", "-c", line, code=3)
     assert beside.stdout == "long with cuda/12.4 on n1\n"
     assert "canceled" in labctl("cancel", "long").stdout
@@ -222,6 +222,8 @@ def forward(labctl: Labctl, service: str) -> str:
 
 
 def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluster) -> None:
+    refused = labctl("serve", "first", code=2)
+    assert "the login node of a cluster runs none" in refused.stderr
     refused = labctl("forward", "page", "--detach", code=4)
     assert "no run of this lab is running on the cluster" in refused.stderr
     labctl("run", "--detach", "--id", "served", "--", "python3", "train.py", "143", "600")
@@ -399,7 +401,7 @@ def test_down_cancels_the_jobs_and_gives_the_login_node_back(
     labctl("down", "--yes")
     assert (project / "runs" / "last" / "checkpoints" / "model").read_text() == "weights"
     assert cluster.squeue() == []
-    assert cluster.sh("ls -A /home/student", user="student").split() == [
-        *(".bash_logout", ".bashrc", ".cache", ".profile", ".ssh")
-    ]
+    own = {".bash_logout", ".bashrc", ".cache", ".profile", ".ssh"}
+    own.add(".ipython")  # of Jupyter
+    assert set(cluster.sh("ls -A /home/student", user="student").split()) <= own
     assert cluster.sh("ls -A /var/scratch/student") == ""

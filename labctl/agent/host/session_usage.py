@@ -90,18 +90,25 @@ class JobRun(ProcessRun):
     gives it a part of the machine, which may be less than what its processes can see.
     """
 
-    def __init__(self, attempt: LiveAttempt, session: int) -> None:
-        super().__init__(attempt, ProcessRecord(session, start_ticks=0))
-        cpus = float(os.environ.get("SLURM_CPUS_ON_NODE") or 0)
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    def __init__(self, attempt: LiveAttempt, first: ProcessRecord) -> None:
+        super().__init__(attempt, ProcessRecord(os.getsid(first.pid), start_ticks=0))
+        job = _read_environment(first.pid)
+        cpus = float(job.get("SLURM_CPUS_ON_NODE") or 0)
+        gpus = job.get("CUDA_VISIBLE_DEVICES", "")
         devices = (DeviceRequest(DeviceIDs=tuple(gpus.split(",")), Capabilities=(("gpu",),)),)
         config = ContainerHostConfig(
             NanoCpus=int(cpus * 1e9), DeviceRequests=devices if gpus else ()
         )
         self.container = self.container._replace(HostConfig=config)
-        per_cpu = cpus * float(os.environ.get("SLURM_MEM_PER_CPU") or 0)
-        memory_mib = float(os.environ.get("SLURM_MEM_PER_NODE") or per_cpu)
+        per_cpu = cpus * float(job.get("SLURM_MEM_PER_CPU") or 0)
+        memory_mib = float(job.get("SLURM_MEM_PER_NODE") or per_cpu)
         self.memory_limit_bytes = int(memory_mib * 1024**2)
+
+
+def _read_environment(pid: int) -> dict[str, str]:
+    """Return the variables with which a process of this account was started."""
+    text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def list_process_runs() -> list[ProcessRun]:
@@ -129,7 +136,7 @@ def list_job_runs() -> list[ProcessRun]:
             if process and is_alive(process):
                 where = Path(record.directory)
                 attempt = LiveAttempt(SLURM, directory.name, record.run, record.lab_id, where)
-                runs.append(JobRun(attempt, os.getsid(process.pid)))
+                runs.append(JobRun(attempt, process))
         except (Failure, OSError):
             continue  # it has ended meanwhile, or its files are damaged
     return runs
