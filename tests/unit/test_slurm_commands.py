@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.agent.runs import slurm_attempts, slurm_commands, slurm_executor
+from labctl.agent.reply import Failure
+from labctl.agent.runs import node_access, slurm_attempts, slurm_commands, slurm_executor
 from labctl.agent.runs.executor import Environment, NewAttempt
 from labctl.agent.runs.slurm_commands import GpuLimit, SlurmJob
 from labctl.agent.runs.slurm_reasons import describe_reason
@@ -257,3 +258,21 @@ def test_partitions_have_free_and_all_gpus() -> None:
     ]
     text = "gpu: 3 of 6 GPUs free; cpu: 1 machine without GPUs"
     assert slurm.describe_free(partitions) == text
+
+
+def test_only_a_key_may_enter_the_machine_of_a_job_and_it_opens_no_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "labctl").mkdir()
+    with pytest.raises(Failure, match="no public key"):
+        node_access.build_node_access("7", "night", 'command="sh" ssh-ed25519 AAAA')
+    for key in ("ssh-ed25519 AAAA laptop", "ssh-ed25519 AAAA laptop", "ssh-ed25519 BBBB\nx"):
+        access = node_access.build_node_access("7", "night", key)
+    assert access.command.startswith("srun --quiet --overlap --nodes=1 --ntasks=1 --relative=0")
+    assert access.host_key.startswith("ssh-ed25519 ")
+    directory = tmp_path / "labctl" / ".node-access"
+    assert (directory / "authorized_keys").read_text() == (
+        "restrict,port-forwarding ssh-ed25519 AAAA\nrestrict,port-forwarding ssh-ed25519 BBBB\n"
+    )
+    assert directory.stat().st_mode & 0o777 == 0o700
