@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -246,6 +247,29 @@ def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluste
     finally:
         labctl("cancel", "served")
     wait_for(lambda: cluster.squeue("%j", "--steps") == [])
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(open_url(url))
+    return False
+
+
+@pytest.mark.long
+def test_an_open_forward_goes_on_with_the_next_run(labctl: Labctl) -> None:
+    words = ("python3", "train.py", "143", "600")
+    labctl("run", "--detach", "--id", "before", "--", *words)
+    wait_for(lambda: "training" in labctl("logs", "before").stdout)
+    page = forward(labctl, "page")
+    try:
+        assert answers(page)
+        labctl("cancel", "before")
+        wait_for(lambda: not answers(page))
+        labctl("run", "--detach", "--id", "after", "--", *words)
+        wait_for(lambda: answers(page))
+    finally:
+        labctl("forward", "--stop")
+        labctl("cancel", "after")
 
 
 @pytest.mark.long
