@@ -55,6 +55,16 @@ services:
   page: {{port: 18700, command: [sh, -c, 'exec python3 -m http.server 18700 --bind 127.0.0.1']}}
 run: python3 train.py 0 0
 """
+FIT = """
+import torch
+
+model = torch.nn.Linear(100, 100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(300):
+    optimizer.zero_grad()
+    model(torch.randn(64, 100)).sum().backward()
+    optimizer.step()
+"""
 COUNT = """
 import os, time
 
@@ -279,7 +289,8 @@ def test_packages_of_the_lab_are_those_of_its_runs_and_services(
     wheelhouse = os.environ.get("LABCTL_WHEELHOUSE")
     if not wheelhouse:
         pytest.skip("LABCTL_WHEELHOUSE is not set")
-    packages = "PyYAML\ntensorboard\njupyterlab\njupyter-server>=2.20\nipykernel\n"
+    (project / "fit.py").write_text(FIT)
+    packages = "torch\nnumpy\nPyYAML\ntensorboard\njupyterlab\njupyter-server>=2.20\nipykernel\n"
     (project / "requirements.txt").write_text(packages)
     file = project / "lab.yaml"
     text = file.read_text()
@@ -306,6 +317,12 @@ def test_packages_of_the_lab_are_those_of_its_runs_and_services(
             open_url(f"{base}/api/contents")
         listed = json.loads(labctl("forward", "--list", "--json").stdout)["forwards"]
         assert url in [each["url"] for each in listed]
+        labctl("cancel", "packages")
+        labctl("run", "--id", "fit", "--", "python", "fit.py")
+        profiled = labctl("profile", "fit").stdout
+        assert "aten::addmm" in profiled
+        page = profiled.rpartition("page: ")[2].strip()
+        assert "<html" in (project / page).read_text()
     finally:
         labctl("forward", "--stop")
         labctl("cancel", "packages")
