@@ -233,8 +233,6 @@ def forward(labctl: Labctl, service: str) -> str:
 
 
 def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluster) -> None:
-    refused = labctl("serve", "first", code=2)
-    assert "the login node of a cluster runs none" in refused.stderr
     refused = labctl("forward", "page", "--detach", code=4)
     assert "no run of this lab is running on the cluster" in refused.stderr
     labctl("run", "--detach", "--id", "served", "--", "python3", "train.py", "143", "600")
@@ -254,6 +252,8 @@ def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluste
             assert all("train.py" in text for text in pages)
             beside.terminate()
         labctl("forward", "--stop")
+        refused = labctl("serve", "served", code=2)
+        assert "the login node of a cluster runs none" in refused.stderr
     finally:
         labctl("cancel", "served")
     wait_for(lambda: cluster.squeue("%j", "--steps") == [])
