@@ -39,13 +39,14 @@ from labctl.config import (
 from labctl.errors import PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
-from labctl.model import Need, Run, Server
+from labctl.model import BANDWIDTH_PREFIX, Need, Run, Server
 from labctl.servers import provider_choice
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import check_settings, read_provider_traits
 from labctl.state import State
 
 if TYPE_CHECKING:
+    from labctl.insight.bandwidth import Bandwidth
     from labctl.insight.explanation import Explanation
     from labctl.insight.run_report import Report
     from labctl.insight.top import ServerMetrics
@@ -60,12 +61,16 @@ if TYPE_CHECKING:
     from labctl.wire.runs import RunSpec
 
 with lazy_imports(__name__):
-    from labctl.insight import explanation, run_report, top
+    from labctl.insight import bandwidth, explanation, run_report, top
     from labctl.lifecycle import (
         down,
         export_lab,
         follow,
         forget,
+        gang,
+        gang_follow,
+        gang_restart,
+        gang_runs,
         keeper_host,
         reconcile,
         recover,
@@ -85,7 +90,7 @@ with lazy_imports(__name__):
         runs,
         shell_variables,
     )
-    from labctl.servers import adoption
+    from labctl.servers import adoption, chosen_need
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
     from labctl.submissions import bundling, freshness, submit
@@ -159,10 +164,13 @@ class Lab:
         self.require_approval()
         check_files(self.config)
         if need is not None:
-            server_config = msgspec.structs.replace(self.config.server, need=need)
-            self.config = msgspec.structs.replace(self.config, server=server_config)
+            self.config = chosen_need.choose_need(self.config, need)
             self.context = msgspec.structs.replace(self.context, config=self.config)
         return LabServer(self, up.up(self.context))
+
+    def select_server(self, rank: int) -> Lab:
+        """Return this lab with one of its servers alone; 0 is the first. UsageError without it."""
+        return Lab(gang.select_server(self.context, rank))
 
     def check_run(
         self,
@@ -202,6 +210,7 @@ class Lab:
         push: bool = True,
         recover: bool = False,
         keeper: str = "",
+        gpus: int = 0,
         on_start: Callable[[Run, bool], None] = lambda run, found: None,
         on_log: Callable[[bytes], None] = lambda block: None,
     ) -> LabRun:
@@ -211,9 +220,13 @@ class Lab:
         this process follows the run, or through the `keeper` ("host" or "user@host:port") that the
         lab is handed over to. With `held`, the run's container is created and waits for the caller
         to start it, so that a terminal can attach first: `docker start --attach --interactive`.
+        With `gpus`, torchrun starts the program on that many GPUs of the server.
         """
         self.require_approval()
         check_files(self.config)
+        if gang.has_several_servers(self.context):
+            gang_runs.require_supported(self.context, tty=tty, keeper=keeper, gpus=gpus)
+            return self._run_on_several(tuple(command), id, follow, push, recover, on_start, on_log)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
             self._report_found(id, tuple(command), on_start)
             self._hand_over(keeper, id)
@@ -228,7 +241,7 @@ class Lab:
             host = keeper_host.KeeperHost(self.context, keeper)
             export_lab.check_export(self.context, host, server)
         adoption.renew(self.context, server)
-        spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty)
+        spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty, gpus)
         self._warn_of_command(command, push=push)
         if push:
             self._push_for_run(server, spec)
@@ -248,6 +261,35 @@ class Lab:
         self._hand_over(keeper, run.id)
         if recover and follow:
             return self._follow_and_recover(run.id, on_log)
+        return LabRun(self, run)
+
+    def _run_on_several(
+        self,
+        command: tuple[str, ...],
+        run_id: str,
+        follow: bool,
+        push: bool,
+        recover: bool,
+        on_start: Callable[[Run, bool], None],
+        on_log: Callable[[bytes], None],
+    ) -> LabRun:
+        """Do what `run` does, on all servers of the lab."""
+        context = self.context
+        run_specs.require_valid(context, command, run_id or "new")
+        recorded = context.state.get_run(self.id, run_id) if run_id else None
+        if recover and recorded is not None and gang_follow.has_failed(recorded):
+            _require_same_command(recorded, command)
+            on_start(recorded, True)
+            run = gang_restart.restart(context, run_id, "restarted by its user", recovers=True)
+        else:
+            self._warn_of_command(command, push=push)
+            run = gang_runs.start(
+                context, command, run_id or run_specs.make_run_id(), push=push, on_start=on_start
+            )
+        if recover:
+            spending_policy.record_price_limit(context, context.get_server(), run.id)
+        if follow:
+            run = gang_follow.follow(context, run.id, recovers=recover, on_log=on_log)
         return LabRun(self, run)
 
     def _report_found(
@@ -345,12 +387,22 @@ class Lab:
     ) -> ProbeResult:
         """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
         parsed_amount = probe.parse_amount(amount)
+        gang_runs.require_one_server(self.context, "--probe", "labctl run")
         self.require_approval()
         check_files(self.config)
         self._warn_of_command(command, push=push)
         return probe.probe(
             self.context, tuple(command), parsed_amount, push=push, on_start=on_start
         )
+
+    def measure_bandwidth(self) -> Bandwidth:
+        """Measure how fast the GPUs, or the servers, of the lab exchange data, by a short run."""
+        gpus = len(self.context.load_facts(self.context.get_server()).gpus)
+        command = bandwidth.build_command(self.config, gpus)
+        log = bytearray()
+        run_id = BANDWIDTH_PREFIX + run_specs.make_run_id()
+        run = self.run(command, id=run_id, follow=True, on_log=log.extend)
+        return bandwidth.parse_result(bytes(log), run.last_known)
 
     def top(self) -> ServerMetrics:
         """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""

@@ -19,7 +19,7 @@ from labctl.wire.services import NodeAccess
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
 # How the names of auxiliary runs begin.
-PROFILE_PREFIX, PROBE_PREFIX = "profile-", "probe-"
+PROFILE_PREFIX, PROBE_PREFIX, BANDWIDTH_PREFIX = "profile-", "probe-", "bandwidth-"
 
 GIB = 1024**3
 
@@ -187,7 +187,8 @@ class CreateServerRequest(Value, frozen=True):
     Servers of one `group` (such as a course; "" for the lab alone) share what the provider can
     share: a security group, a key pair. `first_boot` may hold the private half of `host_key`, which
     is replaced at first contact. `image` is the image that the first run will use ("" if unknown),
-    for a provider that has it at hand.
+    for a provider that has it at hand. Servers with one `gang` reach one another at every port; ""
+    for a server on its own.
     """
 
     lab: str
@@ -201,6 +202,7 @@ class CreateServerRequest(Value, frozen=True):
     host_key: str = ""
     first_boot: str = ""
     image: str = ""
+    gang: str = ""
 
 
 class Boot(Value, frozen=True):
@@ -353,8 +355,8 @@ class Run(Value, frozen=True):
 
     @property
     def is_auxiliary(self) -> bool:
-        """Whether it profiles or probes the lab's command, and never counts as the latest run."""
-        return self.id.startswith((PROFILE_PREFIX, PROBE_PREFIX))
+        """Whether labctl measures something with it, so that it never counts as the latest run."""
+        return self.id.startswith((PROFILE_PREFIX, PROBE_PREFIX, BANDWIDTH_PREFIX))
 
 
 class FileEntry(Value, frozen=True):

@@ -58,6 +58,8 @@ TOGETHER_LONGEST_FIRST = (
     # One lab made by `labctl up`.
     "e2e/test_runs e2e/test_run_faults e2e/test_gpu e2e/test_clocks",
     "e2e/test_systemd e2e/test_systemd_gpu",
+    "e2e/test_slurm_class",
+    "e2e/test_slurm_playbook",
     "e2e/test_slurm_runs e2e/test_slurm_containers",
     "e2e/test_lab_server",
     "rehearsal/test_machines rehearsal/test_rehearsed",

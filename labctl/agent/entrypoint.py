@@ -19,6 +19,8 @@ from .reply import Failure, send_closing_reply, send_reply
 # Verb -> module and function. Imports take time, so only the verb's own module is imported.
 VERBS = {
     "start": "runs.runs.start",
+    "start-held": "runs.runs.start_held",
+    "address": "host.addresses.find_address",
     "status": "runs.run_state.status",
     "cancel": "runs.runs.cancel",
     "resume": "runs.resume.resume",

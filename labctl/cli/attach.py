@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
-from labctl.cli.options import RUN, make_empty_name_error, open_lab
+from labctl.cli.options import RUN, SERVER, make_empty_name_error, open_lab
 from labctl.cli.own_command import SEPARATOR, OwnCommand, require_program, split_words
-from labctl.cli.plain_ssh import replace_with_exec, replace_with_ssh
+from labctl.cli.plain_ssh import ABOUT_THE_GPU, replace_with_exec, replace_with_ssh
 from labctl.cli.wrapping import print_message
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
@@ -20,7 +20,7 @@ from labctl.wire.runs import OPEN_SESSION, RunRequest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from labctl.model import Run
+    from labctl.model import Run, ServerFacts
 
 with lazy_imports(__name__):
     from labctl.lifecycle import reconcile
@@ -107,8 +107,11 @@ class _ExecCommand(OwnCommand):
     expose_value=False,
     help="Has no effect, as exec uses your terminal if there is one.",
 )
+@SERVER
 @click.pass_context
-def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...]) -> None:
+def exec_command(
+    ctx: click.Context, typed: tuple[str, ...], command: tuple[str, ...], rank: int
+) -> None:
     """Run COMMAND inside the container of RUN (default: the latest run), which must be running.
 
     \b
@@ -118,19 +121,31 @@ def exec_command(ctx: click.Context, typed: tuple[str, ...], command: tuple[str,
     """
     if "" in typed:
         raise make_empty_name_error("RUN")
-    lab = open_lab(ctx)
+    lab = open_lab(ctx, rank=rank)
     require_program(f"labctl exec {' '.join(typed[:1])}".rstrip(), command)
     if not command or len(typed) > 1:
         is_run = len(typed) == 1 and lab.context.state.get_run(lab.id, typed[0]) is not None
         raise _make_no_command_error(typed, is_run)
     run = runs.find_run(lab.context, typed[0] if typed else "")
-    runs.refresh(lab.context, lab.context.get_server())
+    server = lab.context.get_server()
+    runs.refresh(lab.context, server)
     run = runs.find_run(lab.context, run.id)
     if run.has_ended:
         others = [one for one in lab.context.state.list_runs(lab.id) if one.state == "running"]
         hint = suggest_after_end(command, others)
         raise NotFoundError(f"run {run.id} has ended", why=run.summary, hint=hint)
+    _require_gpu_for(command, lab.context.load_facts(server))
     replace_with_exec(lab.context, run, command)
+
+
+def _require_gpu_for(command: Sequence[str], facts: ServerFacts) -> None:
+    # Without an `up` on this machine, nothing is known about the server.
+    if command[0] in ABOUT_THE_GPU and facts.os and not facts.gpus:
+        raise NotFoundError(
+            "this server has no GPU",
+            why=f"{command[0]} comes with the driver of an NVIDIA GPU",
+            hint="labctl top   # the use of processors and memory",
+        )
 
 
 def suggest_after_end(command: Sequence[str], running: Sequence[Run]) -> str:

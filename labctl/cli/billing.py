@@ -39,7 +39,7 @@ from labctl.wire.codec import to_json
 if TYPE_CHECKING:
     from labctl.lab import Lab
     from labctl.model import Offer
-    from labctl.servers.cost import Costs
+    from labctl.servers.cost import Costs, RunCost
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import WatchRecord
 
@@ -47,6 +47,7 @@ with lazy_imports(__name__):
     from labctl.lifecycle import extend, reconcile
     from labctl.servers import cost
     from labctl.servers import disks as server_disks
+    from labctl.wire import watchdog
 
 MAX_OFFERS_SHOWN = 20
 
@@ -148,23 +149,25 @@ def extend_command(ctx: click.Context, span: str, json_: bool) -> None:
     watch = extend.extend(open_lab(ctx, quiet=json_).context, span_s)
     if json_:
         print_json({"watch": to_json(watch) if watch else {}})
-    elif watch and watch.ttl_left_s is not None:
-        earlier = _earlier_limits(watch, watch.ttl_left_s)
-        text = f"The server now stops in {duration_text(watch.ttl_left_s)}{earlier}"
-        print_message(text, err=False)
     else:
-        click.echo("No ttl is set: only idle, the budget or labctl down stop the server.")
+        print_message(_describe_end(watch or watchdog.WatchRecord()), err=False)
 
 
-def _earlier_limits(watch: WatchRecord, ttl_left_s: float) -> str:
-    """Describe what may stop the server before its ttl; "" if nothing can."""
-    budget_left_s, idle_left_s = watch.budget_left_s, watch.idle_left_s
-    limits = []
-    if budget_left_s is not None and budget_left_s < ttl_left_s:
-        limits.append(f"its budget is spent in {duration_text(budget_left_s)}")
-    if idle_left_s is not None and idle_left_s < ttl_left_s:
-        limits.append(f"it stops after {duration_text(idle_left_s)} without work")
-    return "; " + ", ".join(limits) if limits else ""
+def _describe_end(watch: WatchRecord) -> str:
+    """Say in one sentence when the server stops at the latest, and what can stop it sooner."""
+    end_s, text = watch.ttl_left_s, ""
+    if end_s is not None:
+        text = f"The server now stops in {duration_text(end_s)}"
+    if watch.budget_left_s is not None and (end_s is None or watch.budget_left_s < end_s):
+        ttl = "" if end_s is None else f" (ttl: {duration_text(end_s)})"
+        end_s = watch.budget_left_s
+        text = f"The server stops in {duration_text(end_s)}, when its budget is spent{ttl}"
+    idle_s = watch.idle_left_s
+    if idle_s is None or (end_s is not None and idle_s >= end_s):
+        return f"{text or 'No limit is set: only labctl down stops the server'}."
+    # Even a server that stays idle from now on is not stopped before.
+    held = f"if it is idle, but not in the next {duration_text(idle_s)}"
+    return f"{text}, or sooner {held}." if text else f"The server stops only {held}."
 
 
 @click.command("cost")
@@ -221,7 +224,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
         runs = [
             (
                 run.run_id,
-                _id_without_region(run.server_id),
+                _name_servers(run),
                 elapsed_text(run.hours * 3600),
                 _cost_text(run.cost_usd),
             )
@@ -232,6 +235,11 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
     saved = f"; spot saved {dollars_text(costs.spot_saved_usd)}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{partial}: {_cost_text(costs.total_usd)}{saved}")
     _print_kept(costs.kept)
+
+
+def _name_servers(run: RunCost) -> str:
+    earlier = len(run.earlier_server_ids)
+    return f"{_id_without_region(run.server_id)}{f' and {earlier} before it' if earlier else ''}"
 
 
 def _cost_text(usd: float | None) -> str:

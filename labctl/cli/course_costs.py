@@ -117,6 +117,14 @@ def _print_seats(costs: CourseCosts, names: Mapping[str, str]) -> None:
     without_cost = len(costs.seats) - len(rows)
     if without_cost:
         click.echo(f"{'and ' if rows else ''}{count_text(without_cost, 'seat')} without cost")
+    used = [(seat, seat.gpu_minutes) for seat in costs.seats if seat.gpu_minutes is not None]
+    if used:
+        minute_rows = [
+            (seat.seat, names.get(seat.seat, "-"), str(minutes))
+            for seat, minutes in sorted(used, key=lambda pair: -pair[1].used)
+        ]
+        click.echo()
+        print_table(minute_rows, ("SEAT", "NAME", "GPU MINUTES"))
 
 
 def _print_idle(costs: CourseCosts, names: Mapping[str, str]) -> None:

@@ -96,6 +96,7 @@ def _print_status(course: CourseStatus, names: dict[str, str], *, refreshed: boo
         "LEFT",
         "COST",
         "BUDGET",
+        *(("GPU MINUTES",) if any(seat.gpu_minutes for seat in course.seats) else ()),
         "ACTIVITY",
     )
     print_table(
@@ -143,6 +144,7 @@ def _seat_cells(seat: SeatStatus, names: dict[str, str] | None, now: float) -> t
         left,
         dollars_text(seat.spent_usd),
         budget,
+        *((str(seat.gpu_minutes),) if seat.gpu_minutes else ()),
         _activity_text(seat, now),
     )
 

@@ -72,6 +72,8 @@ def _print_plan(plan: CoursePlan) -> None:
     click.echo()
     for line in wrap_text(f"{servers}; each ends {plan.limits}"):
         click.echo(line)
+    if plan.queue:
+        click.echo("\n".join(wrap_text(plan.queue)))
     _print_money(plan)
     if plan.assignments or plan.grading:
         click.echo()

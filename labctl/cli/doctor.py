@@ -40,7 +40,7 @@ def doctor_command(
     """Check this machine, the provider, the server and the keeper. Exits with 1 if a check fails.
 
     It needs no lab. Each line is ok, a warning (!) or an error (!!), with the command that fixes
-    it; -- means not checked. The clock is compared with that of checkip.amazonaws.com.
+    it; -- means not checked. For AWS, the clock is compared with that of checkip.amazonaws.com.
 
     \b
     labctl doctor

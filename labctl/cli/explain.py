@@ -14,7 +14,7 @@ from labctl.cli.exit_codes import clean, format_next
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.screen import print_json, print_table
-from labctl.cli.wrapping import print_message, read_output_width, wrap_lines
+from labctl.cli.wrapping import indent_words, print_message, read_output_width, wrap_lines
 from labctl.lazy import lazy_imports
 from labctl.text import duration_text, timing_text
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from labctl.insight import profile
+    from labctl.lifecycle import gang_runs
 
 MAX_WIDTH = 110
 INDENT = "  "
@@ -99,9 +100,11 @@ def _print_unknown(explanation: Explanation, everything: bool) -> None:
 
 def _print_title(explanation: Explanation) -> None:
     run, read = explanation.run, explanation.read
-    click.secho(f"run {run.id}: {clean(_describe_state(run))}", bold=True)
+    title = clean(f"run {run.id}: {_describe_state(run)}")
+    lines = wrap_lines(title, len(INDENT), has_commands=False, err=False)
+    click.secho(f"\n{INDENT}".join(lines), bold=True)
     if run.command:
-        click.echo(f"{INDENT}{clean(shlex.join(run.command))}")
+        click.echo(indent_words(clean(shlex.join(run.command)), INDENT))
     sources = [
         f"{_count_text(read.samples, 'sample')} of telemetry" if read.samples else "no telemetry",
         f"{_count_text(read.curves, 'curve')} with {_count_text(read.points, 'point')}"
@@ -238,6 +241,7 @@ def profile_command(
     labctl profile --no-page --json
     """
     lab = open_lab(ctx, quiet=json_)
+    gang_runs.require_one_server(lab.context, "profile", "labctl run")
     profiled = profile.profile(lab.context, run, steps=steps, warmup=warmup)
     stop_drawing(ctx)
     if json_:

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "top": ("top", "Watch", "Show the server live: GPUs, CPU, memory, disk, runs."),
     "explain": ("explain", "Watch", "Explain why a run is slow or wrong, and what to try next."),
     "profile": ("explain", "Watch", "Record a few steps of a run in PyTorch's profiler."),
+    "bandwidth": ("bandwidth", "Watch", "Measure how fast GPUs or servers exchange data."),
     "offers": ("billing", "Plan and pay", "List the servers that fit the need, with prices."),
     "estimate": ("estimate", "Plan and pay", "Estimate the memory, time and cost of a model."),
     "cost": ("billing", "Plan and pay", "Show the time and cost of servers and runs."),

@@ -89,6 +89,14 @@ SSH_AT_ONCE = click.option(
 SSH_JSON = click.option(
     "--json", "json_", is_flag=True, help="With several servers: print one JSON object."
 )
+SERVER = click.option(
+    "--server",
+    "rank",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="With several servers: use this one. The first is 0.",
+)
 TIMINGS = click.option(
     "--timings",
     is_flag=True,
@@ -160,10 +168,12 @@ def open_lab(
     needs_file: bool = True,
     everywhere: bool = False,
     timings: bool = False,
+    rank: int | None = None,
 ) -> lab_module.Lab:
     """Load the lab of -C's directory or of one above it, with events drawn on the screen.
 
-    With `timings`, `find_timeline` has the times of its parts.
+    With `timings`, `find_timeline` has the times of its parts. With `rank`, the lab is about the
+    server with that rank alone.
 
     An override that is None leaves lab.yaml's value. Expired disks are removed on the way, unless
     only the record is read.
@@ -186,7 +196,7 @@ def open_lab(
     )
     if not record_only:
         _remove_expired(lab)
-    return lab
+    return lab if rank is None else lab.select_server(rank)
 
 
 def _remove_expired(lab: Lab) -> None:

@@ -30,6 +30,10 @@ with lazy_imports(__name__):
     from labctl.transports import ssh_client
 
 
+# programs that a server without a GPU does not have
+ABOUT_THE_GPU = frozenset(("nvidia-smi", "nvtop"))
+
+
 class DeferredScreen:
     """A Reporter that creates the screen, which needs click, when there is something to show."""
 
@@ -100,10 +104,10 @@ def parse_plain_command(words: Sequence[str]) -> tuple[str, ...] | None:
 def parse_plain_exec(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return run ("" for the latest) and command of `labctl exec [RUN] -- COMMAND`.
 
-    None for anything else, which is an option or a mistake.
+    None for anything else, which is an option or a mistake, or needs a look at the server's GPUs.
     """
     before, separator, command = _split(words)
-    if not separator or len(before) > 1 or not command:
+    if not separator or len(before) > 1 or not command or command[0] in ABOUT_THE_GPU:
         return None
     if any(word.startswith("-") for word in (*before, command[0])):
         return None

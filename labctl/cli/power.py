@@ -12,6 +12,7 @@ from labctl.cli.screen import print_json
 from labctl.cli.setup import print_ready
 from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
+from labctl.text import list_text
 
 if TYPE_CHECKING:
     from labctl.lifecycle.stop import StopResult
@@ -47,6 +48,10 @@ def _print_stopped(result: StopResult) -> None:
     if result.disk is not None:
         text = disks.describe_stopped_disk(result.disk)
         print_message(f"  {text[0].upper()}{text[1:]}.", err=False)
+    if result.closed_forwards:
+        names = list_text(result.closed_forwards)
+        text = f"  Background forwards are closed: {names}. labctl start shows how to reopen them."
+        print_message(text, err=False)
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
 

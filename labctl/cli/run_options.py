@@ -26,6 +26,7 @@ class RunOptions(NamedTuple):
     recover: bool
     keeper: str
     probe: str
+    gpus: int
     json_: bool
     command: tuple[str, ...]
 
@@ -43,6 +44,12 @@ def require_compatible(
         raise _make_keeper_without_recover_error(options.keeper)
     if options.probe and options.tty:
         raise _make_probe_with_terminal_error()
+    if options.gpus and options.probe:
+        raise UsageError(
+            "--gpus cannot be combined with --probe",
+            why="a probe measures the run as lab.yaml describes it",
+            hint="labctl run --probe 1%",
+        )
     if options.up or options.down:
         run_server.require_server_options(options)
     if options.tty:

@@ -17,6 +17,7 @@ from labctl.cli.first_output import FirstOutputLine, describe_activity
 from labctl.cli.options import (
     RUN,
     SCREEN,
+    SERVER,
     SSH_AT_ONCE,
     SSH_JSON,
     TIMINGS,
@@ -33,7 +34,7 @@ from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh, repla
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.screen import print_json
-from labctl.cli.wrapping import print_message
+from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
@@ -110,6 +111,13 @@ class _RunCommand(OwnCommand):
     help="Run this share or number of steps first. Then show the time and cost of the whole run, "
     "and ask whether to start it.",
 )
+@click.option(
+    "--gpus",
+    type=click.IntRange(0, 64),
+    default=0,
+    metavar="N",
+    help="Use N GPUs of the server, with a process of the program on each (torchrun). 0: all.",
+)
 @TIMINGS
 @yes_option
 @json_option
@@ -178,9 +186,10 @@ def _start_and_follow(
         if not options.json_:
             is_queued = run.state == "starting" and run.summary
             event = "found" if found else "queued" if is_queued else "started"
-            click.echo(f"run {run.id} {event}: {clean(shlex.join(run.command))}", err=True)
+            text = clean(f"run {run.id} {event}: {shlex.join(run.command)}")
+            click.echo("\n  ".join(wrap_lines(text, 2, has_commands=False)), err=True)
             if is_queued:
-                click.echo(f"  {clean(run.summary)}", err=True)
+                print_message(f"  {clean(run.summary)}")
             if follow:
                 waiting.start(run.id)
 
@@ -194,6 +203,7 @@ def _start_and_follow(
             push=push,
             recover=options.recover,
             keeper=options.keeper,
+            gpus=options.gpus,
             on_start=report_start,
             on_log=waiting.watch_log(_make_log_writer(ctx, options.json_)),
         ).last_known
@@ -305,18 +315,47 @@ def _print_still_running(lab: Lab, run: Run) -> None:
         print_message(f"  {line:<{len(run.id) + 18}}{effect}")
 
 
+class _SshCommand(click.Command):
+    """`labctl ssh`, which has no option of OpenSSH: those go to the user's own ssh."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name.startswith("--"):
+                raise  # OpenSSH has no such option either
+            try:
+                name = config.load_lab(Path(ctx.find_root().obj or ".")).name
+            except LabError:
+                name = "HOST"
+            line = shlex.join(["ssh", *words[: words.index("--") if "--" in words else None], name])
+            raise UsageError(
+                f"labctl ssh has no option {error.option_name}",
+                why="options of OpenSSH work with ssh itself, which knows the server by its name",
+                hint=f"{line}\nlabctl ssh --help",
+            ) from None
+
+
 @click.command(
     "ssh",
+    cls=_SshCommand,
     # Everything after the first word of COMMAND belongs to COMMAND, even `--all`.
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--all", "all_", is_flag=True, help="Run COMMAND on the servers of all labs.")
+@SERVER
 @SSH_AT_ONCE
 @SSH_JSON
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.pass_context
 def ssh_command(
-    ctx: click.Context, all_: bool, at_once: int, json_: bool, command: tuple[str, ...]
+    ctx: click.Context,
+    all_: bool,
+    rank: int,
+    at_once: int,
+    json_: bool,
+    command: tuple[str, ...],
 ) -> None:
     """Open a shell on the server, or run COMMAND there.
 
@@ -334,7 +373,7 @@ def ssh_command(
     if not all_:
         if json_:
             raise UsageError("--json needs --all", hint="labctl ssh --all --json -- COMMAND")
-        replace_with_ssh(open_lab(ctx).context, line, tty=needs_tty(command))
+        replace_with_ssh(open_lab(ctx, rank=rank).context, line, tty=needs_tty(command))
     if not command:
         raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
     ctx.exit(fan_out.run_on_all_servers(line, at_once, json_))
@@ -358,8 +397,9 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     elif had_ended and not ended_run.has_ended:
         click.echo(f"Run {ended_run.id} has ended with its server.")
     elif had_ended:
-        click.echo(f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}")
+        text = f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}"
+        print_message(text, err=False)
         cancel.note_remaining_runs(context, ended_run)
     else:
-        click.echo(f"run {ended_run.id}: {clean(ended_run.summary)}")
+        print_message(f"run {ended_run.id}: {clean(ended_run.summary)}", err=False)
         cancel.note_remaining_runs(context, ended_run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from labctl.lazy import lazy_imports
 from labctl.lifecycle.project_templates import DEFAULT_TEMPLATE, PROJECT_TEMPLATES
 from labctl.providers import describe_provider, list_provider_names
 from labctl.servers.provider_traits import get_settings_example
+from labctl.shell import command as words
 from labctl.text import price_or_free_text
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl.lifecycle import lab_draft, sample_project
     from labctl.servers import adoption
+    from labctl.services import lab_services, model_serving
 
 
 def _parse_directory(
@@ -251,12 +254,22 @@ def up_command(
     print_ready(lab, server, can_run=not has_blocker(ctx))
 
 
+def _suggest_reopening(services: Sequence[str]) -> list[str]:
+    """Return the commands that open background forwards of these services."""
+    others = [name for name in services if name != model_serving.NAME]
+    lines = [words("labctl", "forward", *others, "--detach").render()] if others else []
+    return [*lines, "labctl serve --detach"] if model_serving.NAME in services else lines
+
+
 def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     """Print that the server is ready, its price, and what to do next."""
-    price = server.offer.price_usd_per_hour
-    cost = price_or_free_text(price)
-    state = "is ready" if can_run else "is running, but no run can start yet"
-    click.echo(f"{server.alias} {state} ({server.provider}, {cost}).")
+    count = lab.config.server.count
+    cost = price_or_free_text(server.offer.price_usd_per_hour * count)
+    verb, names = (
+        ("is", server.alias) if count == 1 else ("are", f"{count} servers of {server.lab}")
+    )
+    state = f"{verb} ready" if can_run else f"{verb} running, but no run can start yet"
+    click.echo(f"{names} {state} ({server.provider}, {cost}).")
     rows = [("labctl run", "start the training")]
     if not lab.config.run:
         rows = [
@@ -266,6 +279,12 @@ def print_ready(lab: Lab, server: Server, *, can_run: bool = True) -> None:
     if not can_run:
         rows = [("labctl up", "check again, after you have fixed the above")]
     rows.append((f"ssh {server.alias}", "open a shell on the server"))
+    if count > 1:
+        rows[-1] = (f"ssh {server.alias}", "open a shell on the first server")
+        rows.append(("labctl ssh --server 1", "open a shell on the second"))
+    if closed := lab_services.list_closed_forwards(lab.context, server):
+        effect = "reopen what labctl stop closed"
+        rows += [(line, effect) for line in _suggest_reopening(closed)]
     end = adoption.describe_down(lab.context)
     rows.append(("labctl down", f"{end} when you are done"))
     width = max(16, *(len(command) for command, _ in rows))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import INTERRUPTED, clean, end_interrupted_line
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
 
 with lazy_imports(__name__):
-    from labctl.cli import first_output
+    from labctl.cli import first_output, rank_logs
     from labctl.cli import runs as run_commands
-    from labctl.lifecycle import reconcile
+    from labctl.lifecycle import gang, gang_follow, reconcile
     from labctl.runs import runs
     from labctl.servers import adoption, watch_reports
     from labctl.servers import disks as server_disks
@@ -37,6 +37,7 @@ with lazy_imports(__name__):
 SHOWN_ENDED = 5
 # how long before a server's end `status` says when the runs will be stopped
 SHOWN_WIND_DOWN_S = 900.0
+_STOP_REASONS = {"ttl": "its ttl ended", "budget": "its budget was spent", "idle": "it was idle"}
 
 
 @click.command("status")
@@ -148,7 +149,8 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         _print_reconnection(server)
     price = server.offer.price_usd_per_hour
     own_usd = price * status["clocks"]["up_s"] / 3600
-    cost = _cost_text(status["cost_usd"], own_usd, price) if price else "free"
+    count = 1 + len(status["servers"])
+    cost = _cost_text(status["cost_usd"], own_usd * count, price * count) if price else "free"
     up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
     click.echo(f"  {up}{cost}")
     if status["executor"] == "process":
@@ -163,14 +165,25 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         ends = "end your lease" if adoption.is_leased_by(server.provider) else "remove the server"
         print_message(f"  {clean(text)}; to {ends}: labctl down", err=False)
     if server.state == "stopped":
+        if status["stop_reasons"]:
+            reasons = " or ".join(_STOP_REASONS.get(each, each) for each in status["stop_reasons"])
+            print_message(f"  its watchdog stopped it: {reasons}", err=False)
         disk = status["stopped"]
         kept = "its disk is kept, with everything on it"
         text = server_disks.describe_stopped_disk(disk) if disk else kept
         print_message(f"  {text}; to use it: labctl start", err=False)
         return
+    _print_others(status["servers"])
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
+
+
+def _print_others(servers: list[Server]) -> None:
+    """Print the states of the servers beside the first, of a lab that has several."""
+    for server in servers:
+        text = f"{server.alias}: {server.state}, {server.offer.type}"
+        print_message(f"  with {clean(text)}", err=False)
 
 
 def _cost_text(spent_usd: float, own_usd: float, price: float) -> str:
@@ -312,15 +325,28 @@ def _elapsed_text(run: Run, now: float) -> str:
 @RUN
 @FOLLOW
 @TAIL
+@click.option(
+    "--rank",
+    default="0",
+    metavar="N|all",
+    help="Print the output of this process of several; all: of each server's first one.",
+)
 @click.pass_context
-def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
+def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: str) -> None:
     """Print the output of RUN (default: the latest run).
+
+    With several servers, -f also ends the run on all of them as soon as one fails, and starts it
+    again as often as `restarts` in lab.yaml says.
 
     \b
     labctl logs -f
     labctl logs -n 50
+    labctl logs --rank 3
     """
     lab = open_lab(ctx)
+    if rank != "0":
+        rank_logs.print_rank_logs(lab, run, rank, follow, tail)
+        return
     server = _find_server_for_logs(lab, run)
     run_id = runs.find_run(lab.context, run).id
     if server is None:
@@ -333,12 +359,21 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int) -> None:
     if follow:
         waiting.start(run_id)
     try:
-        shown = runs.watch(lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write)
+        if follow and gang.has_several_servers(lab.context):
+            shown = gang_follow.follow(
+                lab.context, run_id, recovers=False, on_log=log.write, tail=tail
+            )
+        else:
+            shown = runs.watch(
+                lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write
+            )
     except KeyboardInterrupt:
+        waiting.stop()
         stop_drawing(ctx)
-        text = f"Run {run_id} is still running. To stop it: labctl cancel {run_id}"
-        print_message(f"\n{text}")
-        ctx.exit(130)
+        end_interrupted_line()
+        text = f"the run is still running; to follow it again: labctl logs -f {run_id}"
+        print_message(text)
+        ctx.exit(INTERRUPTED)
     finally:
         waiting.stop()
     _print_end_of_log(shown, has_output=log.size_bytes > 0)

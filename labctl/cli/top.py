@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from labctl.cli.options import json_option, open_lab
+from labctl.cli.options import SERVER, json_option, open_lab
 from labctl.cli.screen import print_json
 from labctl.cli.top_history import BARS, PLAIN_BARS, History
 from labctl.insight.top import ServerMetrics, follow
@@ -35,9 +35,10 @@ KEYS = "q or Ctrl-C: quit; runs continue    ?: hide this list"
 @click.option(
     "--once", is_flag=True, help="Print one snapshot and exit (default without a terminal)."
 )
+@SERVER
 @json_option
 @click.pass_context
-def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
+def top_command(ctx: click.Context, once: bool, rank: int, json_: bool) -> None:
     """Show the server live: CPU, memory, disk, network, GPUs, runs, and processes with their users.
 
     Press q to quit. The bars of disk and network are relative to the `max` beside them.
@@ -49,7 +50,7 @@ def top_command(ctx: click.Context, once: bool, json_: bool) -> None:
     """
     is_live = not json_ and not once and sys.stdout.isatty()
     # The live view fills the screen, and itself says that it connects again.
-    lab = open_lab(ctx, quiet=json_ or is_live)
+    lab = open_lab(ctx, quiet=json_ or is_live, rank=rank)
     if json_:
         print_json({"lab": lab.config.name, "lab_id": lab.id, "server": lab.top()})
     elif not is_live:

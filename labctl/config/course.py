@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from labctl.config.course_schema import (
+    ENGINE_KEYS,
     AssignmentConfig,
     CourseConfig,
     CourseFile,
@@ -123,6 +124,8 @@ class _CourseConfigReader:
             max_ttl_s=file.per_student.max_ttl,
         )
         server = msgspec.structs.replace(lab.server, need=need)
+        if file.shared is not None and file.shared.has_queue:
+            server = msgspec.structs.replace(server, executor="slurm")
         return CourseConfig(
             name=file.course,
             root=self.path.parent,
@@ -221,6 +224,7 @@ class _CourseConfigReader:
         if limits.ttl and limits.max_ttl and limits.ttl > limits.max_ttl:
             self.add_problem("per_student", "ttl is longer than max_ttl")
         self.check_provider(self.nodes, "server.provider")
+        self.check_shared(file)
         for name, assignment in file.assignments.items():
             self.check_assignment(name, assignment)
         for name in file.canvas.assignments if file.canvas else ():
@@ -230,6 +234,33 @@ class _CourseConfigReader:
 
         self.check_groups(file)
         self.check_weights(file)
+
+    def check_shared(self, file: CourseFile) -> None:
+        """Report settings that the engine of shared servers does not have."""
+        shared = self.nodes.get("shared", Node(None)).value
+        if file.shared is None or not isinstance(shared, dict):
+            return
+        other = "broker" if file.shared.has_queue else "slurm"
+        for key in ENGINE_KEYS[other]:
+            if key in shared:
+                message = f"only `engine: {other}` has this setting"
+                self.problems.append(make_problem(shared[key], f"shared.{key}", message))
+        if not file.shared.has_queue:
+            return
+        reasons = {
+            "image": "with `engine: slurm` runs use the programs of the server, not containers",
+            "store": "results of jobs are not mirrored; `labctl pull` downloads them",
+            "services": "services do not run with `engine: slurm`",
+            "server.executor": "with `engine: slurm` each run is a job; leave this out",
+            "server.idle": "with `engine: slurm` nothing measures whether the server is idle",
+        }
+        server = self.nodes.get("server", Node({})).value
+        server_nodes = server if isinstance(server, dict) else {}
+        nodes = {key: self.nodes.get(key) for key in ("image", "store", "services")}
+        nodes |= {f"server.{key}": server_nodes.get(key) for key in ("executor", "idle")}
+        for path, node in nodes.items():
+            if node is not None and node.value is not None:
+                self.problems.append(make_problem(node, path, reasons[path]))
 
     def check_weights(self, file: CourseFile) -> None:
         """Report weights of groups that leave a part of the course without one, or are not 100%."""

@@ -162,15 +162,47 @@ class InstructorConfig(Value, frozen=True):
     email: Annotated[str, Parsed(parse_email)] = ""
 
 
+def parse_minutes(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,8}", text):
+        raise ValueError(f"{quote(text)} is not a number of minutes above 0")
+    return int(text)
+
+
 class SharedConfig(Value, frozen=True):
     """Accounts on shared servers instead of a server for each student.
 
-    An account leases at most `gpus` GPUs at once, each for `gpu_lease` seconds.
+    With `engine: broker` an account leases at most `gpus` GPUs at once, each for `gpu_lease`
+    seconds. With `engine: slurm` all accounts are on one server, and each run is a job of Slurm: an
+    account uses at most `gpus` GPUs at once, each job for at most `wall` seconds, and `gpu_minutes`
+    in all. None has no limit.
     """
 
+    engine: Literal["broker", "slurm"] = "broker"
     accounts_per_server: Annotated[int, Parsed(parse_count)] = 8
     gpus: Annotated[int, Parsed(parse_count)] = 1
     gpu_lease: Duration = 4 * 3600
+    gpu_minutes: Annotated[int | None, Parsed(parse_minutes)] = None
+    wall: Annotated[int | None, Parsed(parse_duration)] = None
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether Slurm decides whose run is next."""
+        return self.engine == "slurm"
+
+    def count_servers(self, seats: int) -> int:
+        """Return how many servers this many seats need."""
+        return min(1, seats) if self.has_queue else -(-seats // self.accounts_per_server)
+
+    def count_accounts(self, seats: int) -> int:
+        """Return how many accounts a server has."""
+        return seats if self.has_queue else self.accounts_per_server
+
+
+# Keys of `shared` that only one of the engines has
+ENGINE_KEYS = {
+    "broker": ("accounts_per_server", "gpu_lease"),
+    "slurm": ("gpu_minutes", "wall"),
+}
 
 
 class PerStudent(Value, frozen=True):

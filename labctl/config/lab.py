@@ -213,6 +213,7 @@ class LabConfigReader:
                 provider=file.server.provider,
                 executor=self.get_job_executor(file.server.provider) or file.server.executor,
                 need=_need(file.server),
+                count=file.server.count,
                 provider_settings=settings,
                 on_this_machine=self.is_on_this_machine(file.server.provider),
             ),
@@ -339,16 +340,31 @@ class LabConfigReader:
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
         if self.get_job_executor(file.server.provider):
             self.check_job_executor(file)
+        elif file.server.executor == "slurm":
+            self.check_granted_job_executor(file)
         elif file.server.executor == "process":
             self.check_process_executor(file)
         elif isinstance(file.image, str) and file.image.startswith("/"):
             message = "is a file of a cluster; write name:tag or registry/name:tag"
             self.problems.append(make_problem(self.find_leaf("image"), "image", message))
+        self.check_count(file)
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
             self.problems.append(
                 make_problem(self.find_leaf(f"env.{name}"), f"env.{name}", message)
             )
+
+    def check_count(self, file: LabFile) -> None:
+        """Report settings that only one server, or only several, can have."""
+        count, restarts = self.find_leaf("server.count"), self.find_leaf("launch.restarts")
+        provider = file.server.provider
+        traits = self.traits.get(provider)
+        if file.server.count > 1 and traits and (traits.job_executor or traits.for_students):
+            message = f"{provider} gives a lab one server"
+            self.problems.append(make_problem(count, "server.count", message))
+        if file.launch.restarts and not file.launch.launcher and file.server.count == 1:
+            message = "needs `with: torchrun`, or several servers"
+            self.problems.append(make_problem(restarts, "launch.restarts", message))
 
     def check_process_executor(self, file: LabFile) -> None:
         """Report settings that need a container."""
@@ -365,13 +381,30 @@ class LabConfigReader:
     def check_job_executor(self, file: LabFile) -> None:
         """Report settings that a job of a cluster cannot have."""
         no_deadline = "a login node has no deadline; `time` under `slurm` limits each job"
-        for key, why in (
+        self.refuse_settings(
             ("server.executor", "each run is a job of the cluster; leave this out"),
             *((f"server.{key}", no_deadline) for key in ("ttl", "max_ttl", "idle", "budget")),
             *self.list_image_problems(file),
             ("limits.shm", "the containers of a cluster share the memory of the job"),
             ("store", "nothing of labctl runs on a login node that could save results there"),
-        ):
+        )
+
+    def check_granted_job_executor(self, file: LabFile) -> None:
+        """Report settings that a job on a course's machine cannot have."""
+        traits = self.traits.get(file.server.provider)
+        if traits is not None and not traits.for_students:
+            why = "only a course grants servers with Slurm; for a cluster, write `provider: slurm`"
+            self.refuse_settings(("server.executor", why))
+            return
+        self.refuse_settings(
+            ("image", "needs a container; runs on this course's server use its programs"),
+            ("limits.shm", "needs a container"),
+            ("store", "the course saves results"),
+        )
+
+    def refuse_settings(self, *reasons: tuple[str, str]) -> None:
+        """Report each of these settings that lab.yaml or another layer has, with its reason."""
+        for key, why in reasons:
             node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
             if node is not None and node.value is not None:
                 self.problems.append(make_problem(node, key, why))

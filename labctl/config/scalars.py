@@ -30,6 +30,7 @@ _SIZE_FACTORS = {unit.lower(): factor for unit, factor in _SIZE_UNITS.items()} |
 _NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
 _GPU_MODEL = r"[A-Z][A-Z0-9-]{0,30}"
 _COUNT = r"[0-9]{1,2}"
+MOST_SERVERS = 16
 _ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 # Syntax that needs a shell. Quotes do not: shlex reads them like a shell.
 _SHELL_SYNTAX = r"[|&;<>()$`*?\[\]{}~#!\\\n]|^\s*[A-Za-z_][A-Za-z0-9_]*="
@@ -134,6 +135,12 @@ def parse_process_count(text: str) -> int:
         return 0
     if not re.fullmatch(r"[0-9]{1,3}", text) or not 1 <= int(text) <= 256:
         raise ValueError(f"{quote(text)} is not a number of processes: write auto, or 1 to 256")
+    return int(text)
+
+
+def parse_server_count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,2}", text) or not 1 <= int(text) <= MOST_SERVERS:
+        raise ValueError(f"{quote(text)} is not a number of servers from 1 to {MOST_SERVERS}")
     return int(text)
 
 

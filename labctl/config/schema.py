@@ -23,6 +23,7 @@ from labctl.config.scalars import (
     parse_process_count,
     parse_restarts,
     parse_secret_name,
+    parse_server_count,
     parse_size,
 )
 from labctl.model import GpuNeed, Need, Spot, Value, Work
@@ -36,6 +37,8 @@ DEFAULT_IMAGE_CACHE_BYTES = 20 * 10**9
 KNOWN_SERVICE_PORTS = {"tensorboard": 6006, "jupyter": 8888}
 MIN_MEMORY_BYTES = 6 * 2**20
 DEFAULT_MIRROR_S, MIN_MIRROR_S = 60, 2
+# A link that is cut for less than this may be a matter of routing.
+DEFAULT_SILENCE_S, MIN_SILENCE_S = 120, 10
 
 # files of a Python project that pip installs
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
@@ -130,6 +133,13 @@ def parse_interval(text: str) -> int | None:
     return seconds
 
 
+def parse_silence(text: str) -> int:
+    seconds = parse_duration(text)
+    if not seconds or seconds < MIN_SILENCE_S:
+        raise ValueError(f"{quote(text)} is too short: the minimum is {MIN_SILENCE_S}s")
+    return seconds
+
+
 def parse_index(text: str) -> str:
     if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
         raise ValueError(f"{quote(text)} is not the https:// address of a package index")
@@ -165,8 +175,9 @@ class ContainerLimits(Value, frozen=True):
 class LaunchConfig(Value, frozen=True):
     """What starts a run's program: nothing but the program, or torchrun, once for each GPU.
 
-    `processes` is the number of processes on a server, 0 for one for each GPU. torchrun starts all
-    of them again after one has failed, up to `restarts` times.
+    `processes` is the number of processes on a server, 0 for one for each GPU. After one has
+    failed, all of them start again, up to `restarts` times: by torchrun on one server, by labctl on
+    several. A server that does not answer for `silence_s` counts as failed.
     """
 
     launcher: Literal["", "torchrun"] = msgspec.field(default="", name="with")
@@ -174,10 +185,13 @@ class LaunchConfig(Value, frozen=True):
         default=0, name="per_server"
     )
     restarts: Annotated[int, Parsed(parse_restarts)] = 0
+    silence_s: Annotated[int, Parsed(parse_silence)] = msgspec.field(
+        default=DEFAULT_SILENCE_S, name="silence"
+    )
 
     def __post_init__(self) -> None:
-        if not self.launcher and (self.processes or self.restarts):
-            raise ValueError("per_server and restarts need `with: torchrun`")
+        if not self.launcher and self.processes:
+            raise ValueError("per_server needs `with: torchrun`")
 
 
 class ImageConfig(Value, frozen=True):
@@ -241,8 +255,8 @@ class ServiceConfig(Value, frozen=True):
     command: Line | tuple[str, ...] = ()
 
 
-# how a run is started on the server: in a container, or as a plain process
-ExecutorName: TypeAlias = Literal["docker", "process"]
+# how a run is started on the server: in a container, as a plain process, or as a job of Slurm
+ExecutorName: TypeAlias = Literal["docker", "process", "slurm"]
 
 
 class ServerFile(Value, frozen=True):
@@ -250,6 +264,7 @@ class ServerFile(Value, frozen=True):
 
     provider: Name = DEFAULT_PROVIDER
     executor: ExecutorName = "docker"
+    count: Annotated[int, Parsed(parse_server_count)] = 1
     gpu: Annotated[GpuNeed, Parsed(parse_gpu)] = GpuNeed()
     gpu_memory: Size = 0
     arch: Literal["", "x86_64", "arm64"] = ""
@@ -322,10 +337,14 @@ class ProviderTraits(Value, frozen=True):
 
 
 class ServerConfig(Value, frozen=True):
-    """The configuration of the lab's server; `on_this_machine` as in ProviderTraits."""
+    """The configuration of the lab's server; `on_this_machine` as in ProviderTraits.
+
+    `count` is the number of servers, which are all alike: `need` is that of one.
+    """
 
     provider: str
     need: Need
+    count: int = 1
     executor: str = "docker"
     provider_settings: dict[str, ProviderSettings] = msgspec.field(default_factory=dict)
     on_this_machine: bool = False
@@ -361,6 +380,11 @@ class LabConfig(Value, frozen=True):
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
     beside: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def submits_jobs(self) -> bool:
+        """Whether each run is a job, which may wait in a queue."""
+        return self.server.executor == "slurm"
 
     @property
     def uses_containers(self) -> bool:

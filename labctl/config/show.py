@@ -42,7 +42,10 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     if config.launch.launcher:
         yield "launch.with", config.launch.launcher
         yield "launch.per_server", str(config.launch.processes or "auto")
+    if config.launch.launcher or config.server.count > 1:
         yield "launch.restarts", str(config.launch.restarts)
+    if config.server.count > 1:
+        yield "launch.silence", format_duration(config.launch.silence_s)
     yield from ((f"env.{key}", text) for key, text in config.env.items())
     yield "secrets", ", ".join(config.secrets)
     yield from ((f"data.{key}", source.written) for key, source in config.data.items())

@@ -209,5 +209,8 @@ def build_own_context(folder: CourseFolder, course: LabContext, purpose: str) ->
     seat = build_own_seat(folder, purpose)
     need = msgspec.structs.replace(folder.config.lab.server.need, budget_usd=None)
     config = build_seat_config(folder, seat, need)
+    if config.submits_jobs:  # only the students' runs do
+        server = msgspec.structs.replace(config.server, executor="docker")
+        config = msgspec.structs.replace(config, server=server)
     config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     return course.make_sibling(config, seat.lab_id, has_results=False)

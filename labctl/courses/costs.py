@@ -8,9 +8,15 @@ import time
 from collections.abc import Sequence
 
 from labctl.courses.metering import record_costs
-from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
+from labctl.courses.records.cost_report import (
+    CourseCosts,
+    add_gpu_minutes,
+    compute_course_costs,
+)
+from labctl.courses.records.gpu_minutes import read_gpu_minutes
 from labctl.courses.records.spending import RunningServer
 from labctl.courses.servers import CourseOperator
+from labctl.courses.status import refresh_gpu_minutes
 
 COLUMNS = (
     *("student", "team", "section", "active", "usd", "hours", "idle_hours"),
@@ -32,14 +38,17 @@ def compute_costs(
         course = staff.course()
         servers = course.provider.servers()
         record_costs(folder, course, servers)
+        refresh_gpu_minutes(course)
         living = folder.list_running(servers)
-    return compute_course_costs(
+    costs = compute_course_costs(
         folder.config,
         folder.list_students(active_only=False),
         folder.ledger.list_entries(),
         time.time() if now is None else now,
         living,
     )
+    names = [seat.seat for seat in costs.seats if seat.students]
+    return add_gpu_minutes(costs, read_gpu_minutes(folder.config, folder.private, names))
 
 
 def format_csv(found: CourseCosts) -> str:

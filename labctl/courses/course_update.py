@@ -38,7 +38,7 @@ def update_course_lab(context: LabContext) -> JoinResult:
             )
     hello = provider.fetch_greeting()
     names = write_assignments(root, hello.assignments or {})
-    lab = describe_course_lab(provider.settings, root, hello.image)
+    lab = describe_course_lab(provider.settings, root, hello.image, hello.executor)
     update = update_lab_file(lab, context.paths)
     starters = deliver_starters(
         lab,

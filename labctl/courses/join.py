@@ -155,7 +155,7 @@ def join_course(
         description, again = _greet_enrolled(connections, invitation, paths, error), True
     names = write_assignments(target, description.assignments or {})
     update = update_lab_file(
-        describe_course_lab(invitation, target, description.image),
+        describe_course_lab(invitation, target, description.image, description.executor),
         paths,
         # The reply of a keeper that is busy describes no course.
         is_current=description.assignments is not None,
@@ -193,7 +193,7 @@ def _deliver(
 
     with contextlib.closing(channel):
         return deliver_starters(
-            describe_course_lab(invitation, target, description.image),
+            describe_course_lab(invitation, target, description.image, description.executor),
             description.starters or {},
             description.assignments or {},
             functools.partial(download_starter, send),

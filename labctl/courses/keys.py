@@ -117,7 +117,7 @@ class AuthorizedKeys:
         mark = f"{CHECK_MARK}{self.folder.id}"
         line = self._format_line(CHECKER, parse_key(public), mark)
         lock = keeper_dir(self.folder) / ".check.lock"
-        with hold_lock(lock, "labctl course check", wait_s=CHECK_WAIT_S):
+        with hold_lock(lock, "course check", wait_s=CHECK_WAIT_S):
             with self._lock():
                 self._write_lines(
                     [*(other for other in self._read_lines() if _mark_of(other) != mark), line]
@@ -193,9 +193,8 @@ class AuthorizedKeys:
             ) from error
 
     def _lock(self) -> AbstractContextManager[None]:
-        return hold_lock(
-            keeper_dir(self.folder) / ".keys.lock", "changing authorized_keys", wait_s=WAIT_S
-        )
+        lock = keeper_dir(self.folder) / ".keys.lock"
+        return hold_lock(lock, "changing authorized_keys", wait_s=WAIT_S, is_command=False)
 
 
 def keeper_dir(folder: CourseFolder) -> Path:

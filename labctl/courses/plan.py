@@ -46,7 +46,7 @@ class CoursePlan(Value, frozen=True):
     """What a course will create and cost. Dollars are None if they are unknown.
 
     `servers` is the number of servers up at once. `once_at_most_usd` is the cost of every seat's
-    server for its whole ttl, or to the end of its budget.
+    server for its whole ttl, or to the end of its budget. `queue` is what Slurm gives each account.
     """
 
     course: str
@@ -76,6 +76,7 @@ class CoursePlan(Value, frozen=True):
     starters: tuple[StarterSummary, ...] = ()
     assignments: tuple[str, ...] = ()
     grading: tuple[str, ...] = ()
+    queue: str = ""
 
 
 def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
@@ -94,7 +95,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     costs = compute_course_costs(
         config, folder.list_students(active_only=False), folder.ledger.list_entries(), at
     )
-    shared = config.shared.accounts_per_server if config.shared else 0
+    shared = config.shared
     unpriced = CoursePlan(
         course=config.name,
         first=before is None,
@@ -106,8 +107,9 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         running=tuple(name for name in names if name in running),
         to_make=tuple(name for name in names if name not in running),
         to_end=tuple(sorted(running - set(names))),
-        servers=-(-len(seats) // shared) if shared else len(seats),
-        accounts_per_server=shared,
+        servers=shared.count_servers(len(seats)) if shared else len(seats),
+        accounts_per_server=shared.count_accounts(len(seats)) if shared else 0,
+        queue=plan_changes.describe_queue(config),
         limits=plan_changes.describe_server_limits(config),
         cautions=(*_list_cautions(staff, at, starters), *list_part_cautions(config, parts)),
         costs=costs,

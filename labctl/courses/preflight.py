@@ -154,7 +154,7 @@ def _check_price(course: LabContext, offer: Offer, count: int) -> Check:
 def _check_room(staff: CourseOperator, offer: Offer, count: int) -> list[Check]:
     """Check the quota for this many seats, those that are up included: it counts them too."""
     shared = staff.folder.config.shared
-    count = -(-count // shared.accounts_per_server) if shared else count
+    count = shared.count_servers(count) if shared else count
     provider = staff.course(
         plain=True
     ).provider  # whole servers, even if seats are accounts on them

@@ -72,6 +72,7 @@ def describe_course(folder: CourseFolder, student: str) -> CourseRecord:
         receiver=Receiver(folder.drop).init(),
         assignments={file.stem: file.read_text() for file in files},
         starters=list_published(folder),
+        executor="slurm" if folder.config.lab.submits_jobs else "",
     )
 
 

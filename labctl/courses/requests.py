@@ -260,7 +260,7 @@ class RequestHandler:
         course = describe_course(self.folder, student)
         return GreetKeeperReply(
             SeatGreetingRecord(
-                *course,
+                **course._asdict(),
                 seat=seat.name,
                 seat_id=seat.lab_id,
                 shared=config.shared is not None,

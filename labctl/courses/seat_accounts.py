@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -72,12 +73,17 @@ class SeatAccounts:
     def find_by_lab(self, lab_id: str) -> SharedServerAccount | None:
         return next((account for account in self.list_all() if account.lab_id == lab_id), None)
 
+    def _lock(self) -> AbstractContextManager[None]:
+        lock = self._file.with_suffix(".lock")
+        what = "assigning accounts on a shared server"
+        return hold_lock(lock, what, wait_s=LOCK_WAIT_S, is_command=False)
+
     def reserve(self, request: CreateServerRequest, name: str, places: int) -> SharedServerAccount:
         """Reserve an account for a request; repeating its token returns the same one.
 
         A lab that had an account before gets the same server again: its files are there.
         """
-        with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+        with self._lock():
             sittings = self.list_all()
             for account in sittings:
                 if account.token == request.token:
@@ -101,7 +107,7 @@ class SeatAccounts:
     def set_state(self, tokens: Iterable[str], state: str) -> None:
         """Set the state of the accounts with these tokens."""
         chosen = set(tokens)
-        with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+        with self._lock():
             self._write(
                 tuple(
                     msgspec.structs.replace(account, state=state)
@@ -114,7 +120,7 @@ class SeatAccounts:
     def withdraw(self, sitting: SharedServerAccount, before: SharedServerAccount | None) -> None:
         """Drop an account that was never created; restore `before`, the lab's earlier one."""
         earlier = () if before is None or before.token == sitting.token else (before,)
-        with hold_lock(self._file.with_suffix(".lock"), "seat", wait_s=LOCK_WAIT_S):
+        with self._lock():
             others = (account for account in self.list_all() if account.token != sitting.token)
             self._write((*others, *earlier))
 

@@ -84,3 +84,13 @@ def make_done_notifier(
 def report_stopping(reporter: Reporter) -> None:
     """Report that Ctrl-C was received: finishing what has started may take minutes."""
     reporter.emit(Note(text="stopping, once what has started is finished", level="warning"))
+
+
+def make_quiet_reporter(reporter: Reporter) -> Reporter:
+    """Return a Reporter that passes on notes and questions, but not each task of a playbook."""
+
+    def show(event: Event) -> None:
+        if isinstance(event, Note):
+            reporter.emit(event)
+
+    return PolicyReporter(show, ask=reporter)

@@ -22,6 +22,7 @@ from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.ledger_servers import read_servers, up_line
 from labctl.courses.seat_reporter import make_done_notifier, make_seat_reporter, report_stopping
 from labctl.courses.seat_results import SeatFailure, SeatResult
+from labctl.courses.shared_servers import SharedSeats
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet
@@ -92,6 +93,8 @@ def bring_up_servers(
     `explains_costs` is as for `lifecycle.up`.
     """
     course = staff.course()
+    if isinstance(course.provider, SharedSeats):
+        course.provider.hosts.update_queue()
     listed = course.provider.servers()
     metering.record_costs(staff.folder, course, listed)
     before = {server.lab_id: server for server in listed if server.state not in ENDED}

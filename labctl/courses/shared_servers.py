@@ -11,12 +11,15 @@ import functools
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from labctl.courses.class_queue import ClassQueue
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
+from labctl.courses.seat_reporter import make_quiet_reporter
 from labctl.errors import (
     CapacityError,
     HostKeyError,
@@ -25,7 +28,7 @@ from labctl.errors import (
     PolicyError,
     QuotaError,
 )
-from labctl.events import Event, Note, PolicyReporter, Reporter, Step
+from labctl.events import Step
 from labctl.lifecycle import up
 from labctl.model import (
     Check,
@@ -51,6 +54,8 @@ FRESH_S = 5.0
 # Seconds to wait for more simultaneous requests: a playbook takes seconds even for one account.
 GATHER_S = 0.25
 OVER = ("ending", "terminated")
+# Accounts on the server of a course with Slurm, which has only one.
+MOST_PLACES = 10_000
 # Errors of a provider that has no further server for the course.
 NO_OTHER = (CapacityError, NoOfferError, PolicyError, QuotaError)
 
@@ -61,16 +66,6 @@ def build_shared_context(folder: CourseFolder, course: LabContext) -> LabContext
     return course.replace_provider(cast("Provider", SharedSeats(SharedServers(folder, course))))
 
 
-def _make_quiet_reporter(reporter: Reporter) -> Reporter:
-    """Return a Reporter that passes on notes and questions, but not each task of a playbook."""
-
-    def show(event: Event) -> None:
-        if isinstance(event, Note):
-            reporter.emit(event)
-
-    return PolicyReporter(show, ask=reporter)
-
-
 class SharedServers:
     """The shared servers of a course, which are labs of the course itself."""
 
@@ -78,6 +73,7 @@ class SharedServers:
         self.folder = folder
         self.course = course
         self.seating = SeatAccounts(folder.private)
+        self.queue = ClassQueue(folder, self.seating)
         self._guard = threading.Lock()
         self._locks: dict[int, threading.Lock] = {}
         self._ready: dict[int, Server] = {}
@@ -89,21 +85,32 @@ class SharedServers:
         shared = self.folder.config.shared
         assert shared is not None, "used only for courses with shared servers"
         return Sharing(
-            places=shared.accounts_per_server,
+            places=MOST_PLACES if shared.has_queue else shared.accounts_per_server,
             gpus=shared.gpus,
             gpu_lease_s=shared.gpu_lease,
             disk_bytes=self.folder.config.per_student.disk,
+            has_queue=shared.has_queue,
         )
+
+    @functools.cached_property
+    def price_shares(self) -> int:
+        """The number of accounts that pay for one server."""
+        if self.sharing.has_queue:
+            return max(1, len(self.folder.list_seats()))
+        return self.sharing.places
 
     def build_context(self, number: int) -> LabContext:
         """Build the context of a shared server. It has no budget: spending is limited per seat."""
         config = self.course.config
         need = msgspec.structs.replace(config.server.need, budget_usd=None)
+        server = msgspec.structs.replace(config.server, need=need)
+        if config.submits_jobs:  # from accounts; labctl itself uses no containers there
+            server = msgspec.structs.replace(server, executor="process")
         own = msgspec.structs.replace(
             config,
             name=f"{self.folder.config.name[:28].rstrip('-')}-shared-{number}",
             root=self.folder.private / "hosts" / str(number),
-            server=msgspec.structs.replace(config.server, need=need),
+            server=server,
         )
         own.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.course.make_sibling(own, self.lab_id(number))
@@ -180,17 +187,47 @@ class SharedServers:
         names = ", ".join(account.name for account in accounts)
         step = Step(name=f"accounts on {server.alias}", detail=names)
         context.reporter.emit(step)
+        if self.sharing.has_queue and leaving:
+            self.queue.cancel_jobs(context, server, [old.account for old in leaving])
         share(
             server,
             accounts,
             self.sharing,
             playbooks_dir=context.paths.data_dir / "playbooks",
             ssh_config=context.connections.config_path(server.id),
-            reporter=_make_quiet_reporter(context.reporter),
+            reporter=make_quiet_reporter(context.reporter),
             only_accounts=number in self._shared or not coming,
         )
+        if self.sharing.has_queue and coming:
+            self.queue.update(context, server, [new.account for new in coming])
         self._shared.add(number)
         context.reporter.emit(msgspec.structs.replace(step, done=True))
+
+    def update_queue(self) -> None:
+        """Give the accounts that exist the limits of course.yaml, if Slurm enforces them.
+
+        Those of students who have left lose their association.
+        """
+        for number, context, server in self._list_queues():
+            accounts = [each for each in self.seating.list_all() if each.host == number]
+            # Otherwise the first account sets everything up.
+            if any(account.state == "there" for account in accounts):
+                with self._lock(number):
+                    self.queue.update_or_repair(context, server)
+
+    def record_gpu_minutes(self) -> None:
+        """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
+        for _, context, server in self._list_queues():
+            self.queue.record_gpu_minutes(context, server)
+
+    def _list_queues(self) -> Iterator[tuple[int, LabContext, Server]]:
+        """List the servers on which Slurm runs, with their numbers and contexts."""
+        if not self.sharing.has_queue:
+            return
+        for number, server in self.list_servers_by_number(now=True).items():
+            context = self.build_context(number)
+            # The record has the alias, and the host key that was pinned.
+            yield number, context, context.state.get_server(server.id) or server
 
     def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> None:
         """End a server with its last account, which is removed first: the machine may stay."""
@@ -348,7 +385,7 @@ class SharedSeats:
         )
 
     def _price_per_account(self, offer: Offer) -> Offer:
-        places = self.hosts.sharing.places
+        places = self.hosts.price_shares
         on_demand = offer.on_demand_usd_per_hour
         return msgspec.structs.replace(
             offer,

@@ -35,6 +35,7 @@ from labctl.sync.starter import (
     write_record,
 )
 from labctl.sync.starter_update import FileChange, update_files
+from labctl.wire.runs import SLURM
 
 MOST_STARTERS = 100
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
@@ -43,6 +44,7 @@ IGNORE_FILE = ".labignore"
 # is part of them only if nothing follows: the starter has no lab.yaml of its own then.
 _GENERATED = re.compile(
     rb"\A(?:# Written by `labctl join`[^\n]*\n)?lab: [^\n]*\nserver:\n  provider: course\n"
+    rb"(?:  executor: slurm\n)?"
     rb"  course:\n(?: {4}[^\n]*\n)+(?:image: \"[^\n]*\"\n\Z)?"
 )
 # Returns the document of an assignment's starter with this sha256.
@@ -234,23 +236,26 @@ def _ignore_in_course_lab(directory: Path, name: str) -> None:
 
 
 def describe_course_lab(
-    source: JoinInvitation | CourseProviderSettings, directory: Path, image: str
+    source: JoinInvitation | CourseProviderSettings, directory: Path, image: str, executor: str
 ) -> CourseLab:
     return CourseLab(
         course=source.course,
         student=source.student,
         directory=directory,
-        section=make_server_section(source),
+        section=make_server_section(source, executor),
         seat_line=make_seat_line(source),
         image=image,
     )
 
 
-def make_server_section(source: JoinInvitation | CourseProviderSettings) -> str:
+def make_server_section(source: JoinInvitation | CourseProviderSettings, executor: str = "") -> str:
     """Return the `server:` section of a lab.yaml whose servers come from the keeper."""
+    # The keeper's word for it is not trusted: it goes into a file.
+    runs = "  executor: slurm\n" if executor == SLURM else ""
     return (
         "server:\n"
         "  provider: course\n"
+        f"{runs}"
         "  course:\n"
         f"    course: {source.course}\n"
         f"    student: {source.student}\n"

@@ -10,6 +10,7 @@ import msgspec
 from labctl.courses import metering
 from labctl.courses.context import build_seat_contexts
 from labctl.courses.records.folder import Seat
+from labctl.courses.records.gpu_minutes import GpuMinutes, read_gpu_minutes
 from labctl.courses.records.last_known import find_open_refusal, is_silent, mark_lost
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.ledger_servers import read_servers
@@ -17,8 +18,11 @@ from labctl.courses.records.spending import SeatSpending, allowance_usd, compute
 from labctl.courses.seat_reporter import label_events
 from labctl.courses.server_contents import list_labs
 from labctl.courses.servers import ENDED, CourseOperator
+from labctl.courses.shared_servers import SharedSeats
 from labctl.courses.watch_reports import DatedWatchReport, read_report
-from labctl.errors import NotFoundError
+from labctl.errors import LabError, NotFoundError
+from labctl.errors.replies import describe_error
+from labctl.events import Note
 from labctl.lifecycle import fleet
 from labctl.lifecycle import status as one_lab
 from labctl.model import Run, Server, Value
@@ -38,7 +42,7 @@ class SeatStatus(Value, frozen=True):
     server has been idle, as its watchdog reported at `heard_at`. `run` is the newest known run.
     It is lost if its server has ended. The server is `silent` if its last report is too old.
     `refused` is why the last request was refused, until that is solved. `error` is why the server
-    could not be asked.
+    could not be asked. `gpu_minutes` is what Slurm has counted; None with another engine.
     """
 
     seat: str
@@ -62,6 +66,7 @@ class SeatStatus(Value, frozen=True):
     error: str = ""
     refused: str = ""
     silent: bool = False
+    gpu_minutes: GpuMinutes | None = None
 
 
 class CourseStatus(Value, frozen=True):
@@ -99,6 +104,8 @@ def read_recorded_status(
     entries_by_seat = _group_entries(entries, seats)
     watched = _read_watch_reports(staff, {server.id for server in servers.values()})
     budget_usd = staff.folder.config.lab.server.need.budget_usd
+    folder = staff.folder
+    minutes = read_gpu_minutes(folder.config, folder.private, [seat.name for seat in seats])
 
     def describe_seat(seat: Seat) -> SeatStatus:
         own_entries = entries_by_seat.get(seat.name, [])
@@ -110,6 +117,7 @@ def read_recorded_status(
             hours=spending.hours,
             budget_usd=allowance_usd(own_entries, seat.name, budget_usd),
             error=errors.get(seat.name, ""),
+            gpu_minutes=minutes.get(seat.name),
         )
         server = servers.get(seat.lab_id)
         refused = find_open_refusal(own_entries, server, now)
@@ -235,6 +243,7 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
 
     outcomes = fleet.run_for_each(contexts, refresh_seat)
     metering.record_costs(staff.folder, course, listed)
+    refresh_gpu_minutes(course)
     return {
         names[outcome.context.lab_id]: ": ".join(
             filter(None, [outcome.error.what, outcome.error.why])
@@ -242,6 +251,17 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
         for outcome in outcomes
         if outcome.error is not None
     }
+
+
+def refresh_gpu_minutes(course: LabContext) -> None:
+    """Record what each seat has used of the GPUs, if Slurm counts it."""
+    if not isinstance(course.provider, SharedSeats):
+        return
+    try:
+        course.provider.hosts.record_gpu_minutes()
+    except LabError as error:
+        text = f"the GPU minutes are not up to date: {describe_error(error)}"
+        course.reporter.emit(Note(text=text, level="warning"))
 
 
 def record_servers(contexts: Sequence[LabContext], listed: Sequence[Server]) -> list[Server]:

@@ -64,7 +64,8 @@ def is_running(places: Paths) -> bool:
     if not _lock_path(places).exists():
         return False
     try:
-        with hold_lock(_lock_path(places), "checking whether labctl keep runs", wait_s=0.0):
+        what = "checking whether labctl keep runs"
+        with hold_lock(_lock_path(places), what, wait_s=0.0, is_command=False):
             return False
     except BusyError:
         return True
@@ -140,7 +141,7 @@ class Keeper:
 
     def _check(self, name: str) -> float:
         """Check one lab, and return the seconds until the next time."""
-        with kept_labs.lock_kept_lab(self._places, name, "a check by labctl keep"):
+        with kept_labs.lock_kept_lab(self._places, name, "keep"):
             state = self._check_lab(name)
         self._states[name] = state
         return {WELL: EVERY_S, ENDED: ENDED_EVERY_S}.get(state, SWEPT_EVERY_S)

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
+from labctl.lifecycle import gang, gang_runs
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run, Server
 from labctl.runs import runs
@@ -21,6 +22,8 @@ def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
     A run whose server has ended counts as ended, although its record may not say so.
     """
     run = runs.find_run(context, run_id)
+    if gang.has_several_servers(context):
+        return gang_runs.cancel(gang.build_members(context), run.id, grace_s)
     current = context.state.get_lab_server(context.lab_id)
     # The server does not know a run that ended on an earlier one; a lost run may have moved here.
     is_final = run.has_ended and run.state != "lost"

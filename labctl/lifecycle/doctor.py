@@ -15,6 +15,7 @@ from labctl.lifecycle.kept_labs import list_kept_labs
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Check, Server, ServerFacts
 from labctl.servers.adoption import suggest_other_machine
+from labctl.servers.clock import list_clock_checks
 from labctl.servers.context import LabContext
 from labctl.servers.job_queue import has_job_queue
 from labctl.servers.prepare import can_playbook_fix, probe
@@ -57,7 +58,8 @@ def check_own_keeper(paths: Paths, is_running: Callable[[Paths], bool]) -> list[
 
 def _check_provider(context: LabContext) -> list[Check]:
     try:
-        return context.provider.check(context.config.server.need)
+        clock = list_clock_checks(context.provider)
+        return [*clock, *context.provider.check(context.config.server.need)]
     except LabError as error:
         return [Check(name="provider", ok=False, detail=error.what, next=error.hint)]
 

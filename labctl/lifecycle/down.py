@@ -17,6 +17,7 @@ from labctl.errors import (
     PolicyError,
 )
 from labctl.events import Note, Question, Step, report_wait
+from labctl.lazy import lazy_imports
 from labctl.lifecycle import home_files, reconcile, unsaved_server, up
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
@@ -24,7 +25,7 @@ from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.runs import outputs, runs
 from labctl.runs.saved_copies import note_downloaded
-from labctl.servers import adoption, end_server, job_queue, kept_disks, pending_attempts
+from labctl.servers import adoption, end_server, gang, job_queue, kept_disks, pending_attempts
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
@@ -33,6 +34,9 @@ from labctl.sync import lab_files
 from labctl.sync.home_files import HomeFiles
 from labctl.sync.local_results import MissingFile
 from labctl.text import price_or_free_text
+
+with lazy_imports(__name__):
+    from labctl.lifecycle import gang_down
 
 GRACE_S = 60
 NAMED_AT_MOST = 20
@@ -88,6 +92,8 @@ def down(
     PolicyError if the user declines, or if results could not be saved: the server is stopped then,
     and its disk is kept. `consent` decides instead of the user.
     """
+    if gang.has_several_servers(context) or gang.list_surplus(context):
+        return gang_down.down_all(context, discard=discard, consent=consent, wait_s=wait_s)
     lock = context.state.lock(context.lab_id, "down", wait_s=wait_s)
     with lock, explain_open_costs(context):
         # An unreachable keeper is a refusal, so it must come before the question and the downloads.

@@ -49,7 +49,7 @@ def follow(
     A run that a limit stopped (`Run.stopped_by`) has ended too: money was its limit. PolicyError
     if budget or price rule out another server, or if recoveries bring no progress.
     """
-    with _mirror_outputs(context, run_id):
+    with mirror_outputs(context, run_id):
         return _follow_attempts(context, run_id, on_log, offset)
 
 
@@ -144,7 +144,7 @@ def _find_other_recovery(context: LabContext, run_id: str) -> int | None:
 
 
 @contextmanager
-def _mirror_outputs(context: LabContext, run_id: str) -> Iterator[None]:
+def mirror_outputs(context: LabContext, run_id: str) -> Iterator[None]:
     """Pull the run's outputs regularly while it is followed, if the lab has no store."""
     if context.config.store:
         yield

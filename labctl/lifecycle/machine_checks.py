@@ -1,32 +1,22 @@
-"""Checks of this machine: programs, disk and clock. None of them needs a lab."""
+"""Checks of this machine: its programs and its disk. None of them needs a lab."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 import subprocess
-import time
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from labctl import __version__
 from labctl.config import Paths
 from labctl.config.installation import find_commit
-from labctl.http_client import open_session
 from labctl.model import GIB, Check
-from labctl.text import bytes_text, duration_text
+from labctl.text import bytes_text
 from labctl.transports.rsync import find_program
 
 # Results and images are kept in the home directory.
 LOW_DISK_BYTES = 5 * GIB
 FULL_DISK_BYTES = GIB // 2
-# The header `Date` of a reply has the time. Not https: with a wrong clock no certificate is valid.
-CLOCK_URL = "http://checkip.amazonaws.com/"
-CLOCK_TIMEOUT_S = 5.0
-# `Date` has whole seconds, and a slow reply makes it less exact.
-CLOCK_WARNING_S = 30.0
-# AWS refuses requests whose time is 5 minutes off.
-CLOCK_ERROR_S = 240.0
 
 
 def list_machine_checks(paths: Paths) -> list[Check]:
@@ -36,7 +26,6 @@ def list_machine_checks(paths: Paths) -> list[Check]:
         _check_ssh(),
         _check_rsync(),
         _check_disk(paths.home),
-        check_clock(),
     ]
 
 
@@ -88,32 +77,3 @@ def _check_disk(home: Path) -> Check:
         if low
         else "",
     )
-
-
-def check_clock(url: str = CLOCK_URL) -> Check:
-    """Compare the clock with that of a server on the internet; skipped if it does not answer."""
-    before = time.time()
-    try:
-        at = parsedate_to_datetime(_fetch_date(url)).timestamp()
-    except (OSError, TypeError, ValueError):
-        detail = f"not checked, because {url} did not answer with the time"
-        return Check(name="clock", ok=True, skipped=True, detail=detail)
-    # The server rounds down, on average by half a second.
-    ahead = (before + time.time()) / 2 - (at + 0.5)
-    if abs(ahead) < CLOCK_WARNING_S:
-        return Check(name="clock", ok=True, detail="right")
-    side = "ahead" if ahead > 0 else "behind"
-    return Check(
-        name="clock",
-        ok=abs(ahead) < CLOCK_ERROR_S,
-        warning=True,
-        detail=f"{duration_text(abs(ahead))} {side}; clouds refuse requests with a wrong time",
-        next="sudo timedatectl set-ntp true\nsudo sntp -sS time.apple.com   # on macOS",
-    )
-
-
-def _fetch_date(url: str) -> str:
-    """Fetch the header `Date` of a reply; a refusal has one, too."""
-    with open_session() as session:
-        response = session.head(url, timeout=CLOCK_TIMEOUT_S, allow_redirects=True)
-        return str(response.headers.get("Date", ""))

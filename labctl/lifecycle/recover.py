@@ -14,7 +14,6 @@ import msgspec
 from labctl.errors import (
     ConnectError,
     HostKeyError,
-    LabError,
     NotFoundError,
     PolicyError,
 )
@@ -206,9 +205,7 @@ def _resume(
         if reply.run is not None:
             return reply, reply.run
         images.ensure_image(context, server, remote, spec.image, of_run=spec.id)
-    raise LabError(
-        f"the server does not have {spec.image}, although it was just built", hint="labctl doctor"
-    )
+    raise runs.make_missing_image_error(spec.image)
 
 
 def _restore_run(context: LabContext, server: Server, run_id: str) -> tuple[RunSpec, int]:

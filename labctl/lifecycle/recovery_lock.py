@@ -145,7 +145,9 @@ def _lock_machine(context: LabContext, run_id: str, wait: bool) -> Iterator[None
     name, wait_s = f"{context.lab_id}-recover", LONGEST_WAIT_S if wait else 0.0
     with ExitStack() as held:
         try:
-            held.enter_context(context.state.lock(name, f"recover {run_id}", wait_s=wait_s))
+            what = f"recovering the run {run_id}"
+            lock = context.state.lock(name, what, wait_s=wait_s, is_command=False)
+            held.enter_context(lock)
         except BusyError as error:
             raise RecoveryLockedError(error.what, why=error.why, hint=error.next_step) from error
         yield

@@ -63,7 +63,7 @@ def keep_code(context: LabContext, spec: RunSpec) -> None:
 
 def read_saved_run(context: LabContext, run_id: str) -> SavedRun:
     """Read what was saved of a run; NotFoundError if nothing was."""
-    return _read_from_store(context, run_id) or _read_local(context, run_id)
+    return _read_from_store(context, run_id) or read_local(context, run_id)
 
 
 def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
@@ -83,7 +83,7 @@ def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
     return SavedRun(spec=stored.spec, run=stored.record)
 
 
-def _read_local(context: LabContext, run_id: str) -> SavedRun:
+def read_local(context: LabContext, run_id: str) -> SavedRun:
     path = context.config.root / KEPT / run_id / "spec.json"
     try:
         spec = decode(RunSpec, path.read_bytes())
@@ -133,19 +133,29 @@ def restore(context: LabContext, server: Server, run_id: str) -> int:
 
 
 def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
-    saved = _read_local(context, run_id)
-    config, remote = context.config, context.open_agent(server)
-    tree = _build_tree(context, run_id)
+    saved = read_local(context, run_id)
+    tree = build_tree(context, run_id)
     if not any(entry.path.startswith("checkpoints/") for entry in tree.files):
         text = f"no complete checkpoint of {run_id} was saved: it starts from the beginning"
         context.reporter.emit(Note(text=text, level="warning"))
-    target = f"restore/{run_id}"
-    with hold_transfers(config.root, "push", context.reporter):
+    send_tree(context, server, saved, tree)
+    return len(tree.files)
+
+
+def send_tree(
+    context: LabContext, server: Server, saved: SavedRun, tree: RunTree, *, completes: bool = False
+) -> None:
+    """Send a run's files to the server, and make a lost run of them there.
+
+    A run that is there already stays as it is; with `completes`, it gets the checkpoints.
+    """
+    run_id, remote = saved.spec.id, context.open_agent(server)
+    with hold_transfers(context.config.root, "push", context.reporter):
         push_tree(
             remote,
-            config.name,
+            context.config.name,
             context.lab_id,
-            target,
+            f"restore/{run_id}",
             tree.root,
             tree.files,
             context.reporter,
@@ -156,18 +166,18 @@ def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
     attempts = (
         len(context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind="recovered")) + 1
     )
-    remote.call(ADOPT_PUSHED, AdoptPushedRequest(saved.spec, created_at, attempts))
-    return len(tree.files)
+    request = AdoptPushedRequest(saved.spec, created_at, attempts, completes)
+    remote.call(ADOPT_PUSHED, request)
 
 
 @dataclass(frozen=True)
-class _RunTree:
+class RunTree:
     root: Path
     files: tuple[FileEntry, ...]
     index: HashIndex
 
 
-def _build_tree(context: LabContext, run_id: str) -> _RunTree:
+def build_tree(context: LabContext, run_id: str) -> RunTree:
     """Build the run's directory from links to the local files."""
     root = context.config.root
     directory = root / ".labctl" / "restoring" / run_id
@@ -179,7 +189,7 @@ def _build_tree(context: LabContext, run_id: str) -> _RunTree:
     name = f"restore-{run_id}"
     index = HashIndex(root, f"data/{name}")
     files = scan_data(root, name, directory, context.reporter, later=index)
-    return _RunTree(root=directory, files=files, index=index)
+    return RunTree(root=directory, files=files, index=index)
 
 
 def _link_tree(source: Path, target: Path, skipped: Sequence[str] = ()) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from labctl.config import LabConfig
 from labctl.events import AGREE_TO_PRICES, PolicyReporter
 from labctl.model import Need, Server
-from labctl.servers import guard
+from labctl.servers import chosen_need, guard
 from labctl.servers.attempts import max_confirmed_usd_per_hour
 from labctl.servers.context import LabContext
 
@@ -24,26 +25,29 @@ def record_price_limit(context: LabContext, server: Server, run_id: str) -> None
 def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
     """Return a context in which a server for the run is created without asking, up to a limit.
 
-    The server gets the limits of the run's last one. The price limit is max_price of lab.yaml, if
-    set, else the recorded one; dearer offers are left out. If no price limit was recorded for this
-    run, the user is asked about every price.
+    The server gets the limits of the run's last one, and what options of `up` asked for it. The
+    price limit is max_price, if set, else the recorded one; dearer offers are left out. If no price
+    limit was recorded for this run, the user is asked about every price.
     """
     agreements = context.state.list_events(
         lab_id=context.lab_id, run_id=run_id, kind=EVENT, limit=1
     )
-    need = _restore_limits(context, run_id)
+    config, need = _restore_server_options(context, run_id)
     if need.max_price_usd_per_hour is None and agreements:
         limit = agreements[0].detail.get("most_usd_per_hour")
         need = msgspec.structs.replace(need, max_price_usd_per_hour=limit)
-    server = msgspec.structs.replace(context.config.server, need=need)
-    config = msgspec.structs.replace(context.config, server=server)
+    server = msgspec.structs.replace(config.server, need=need)
+    config = msgspec.structs.replace(config, server=server)
     reporter = context.reporter
     if agreements and need.max_price_usd_per_hour is not None:
         reporter = PolicyReporter(reporter.emit, AGREE_TO_PRICES, reporter)
     return context.make_sibling(config, context.lab_id, reporter=reporter)
 
 
-def _restore_limits(context: LabContext, run_id: str) -> Need:
-    """Return the lab's need with the limits of the server that the run was on last."""
-    need, run = context.config.server.need, context.state.get_run(context.lab_id, run_id)
-    return guard.restore_limits(context, need, run.server_id) if run else need
+def _restore_server_options(context: LabContext, run_id: str) -> tuple[LabConfig, Need]:
+    """Return the configuration, and the need with the limits of the run's last server."""
+    run = context.state.get_run(context.lab_id, run_id)
+    if run is None:
+        return context.config, context.config.server.need
+    config = chosen_need.restore_need(context, run.server_id)
+    return config, guard.restore_limits(context, config.server.need, run.server_id)

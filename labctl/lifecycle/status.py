@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
@@ -12,7 +13,7 @@ from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.servers.watch_reports import parse_watch
-from labctl.state.disks import find_stopped_disk, list_kept_disks
+from labctl.state.disks import STOPPED, find_stopped_disk, list_kept_disks
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:  # `status` without a refresh starts faster without them
@@ -28,6 +29,7 @@ with lazy_imports(__name__):
         deadlines,
         disk_retention,
         firewall,
+        gang,
         guard,
         kept_disks,
         open_costs,
@@ -57,15 +59,18 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
     `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an interrupted
-    `labctl up` may have created one. "joinable" is, with `refresh`, a running server that the lab
+    `labctl up` may have created one. "servers" are those beside it, of a lab that has several.
+    "joinable" is, with `refresh`, a running server that the lab
     does not hold and `labctl up` would join. "provider_problem" is why a course's keeper did not
     answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
     "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
     Unix second. "executor" is how runs are started. "interrupted_down" is the last InterruptedDown
-    on this server, or None. "stopped" is the disk of a server that is stopped, or None. Costs come
-    from the ledger. "kept" lists the lab's disks that outlived a server. "ended" maps server ids to
-    the reason that the provider gave for their end, and "last_end" is that of the last server. With
-    `why`, "watch" includes the watchdog's last "decisions".
+    on this server, or None. "stopped" is the disk of a server that is stopped, or None, and
+    "stop_reasons" are the limits that may have stopped it: more than one if its last report does
+    not tell them apart, none if labctl did. Costs come from the ledger. "kept" lists the lab's
+    disks that outlived a server. "ended" maps server ids to the reason that the provider gave for
+    their end, and "last_end" is that of the last server. With `why`, "watch" includes the
+    watchdog's last "decisions".
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -96,6 +101,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     ends = _list_ends(context)
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
+    count = context.config.server.count
+    lab_ids = [make_member_id(context.lab_id, rank) for rank in range(count)]
     return {
         "lab": context.config.name,
         "lab_id": context.lab_id,
@@ -104,6 +111,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "server": server,
         "unfinished_up": server is None
         and _has_unfinished_up(context, refresh and not provider_problem),
+        "servers": [one for rank in range(1, count) if (one := _get_member(context, rank))],
         "joinable": joinable,
         "reachable": reachable,
         "why": failure,
@@ -113,14 +121,19 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "watch": watch,
         "watched_at": watched_at,
         "interrupted_down": _find_interrupted_down(context, server) if server else None,
-        "cost_usd": round(spent_usd(context.state, context.lab_id, now), 4),
+        "cost_usd": round(sum(spent_usd(context.state, one, now) for one in lab_ids), 4),
         "stopped": find_stopped_disk(context.state, server),
+        "stop_reasons": _list_stop_reasons(context, server, parse_watch(watch), watched_at, now),
         "kept": list_kept_disks(context.state, context.lab_id),
         "ended": {server_id: why for server_id, why in reasons.items() if why},
         "last_end": reasons[ends[-1].server_id] if ends else "",
         "runs": list(reversed(context.state.list_runs(context.lab_id))),
         "now": now,
     }
+
+
+def _get_member(context: LabContext, rank: int) -> Server | None:
+    return context.state.get_lab_server(make_member_id(context.lab_id, rank))
 
 
 def _refresh_records(context: LabContext) -> str:
@@ -133,6 +146,8 @@ def _refresh_records(context: LabContext) -> str:
         adopted = adoption.adopt(context)
         if adopted is None:
             pending_attempts.settle_attempts(context)
+        for member in gang.build_members(context)[1:]:
+            adoption.adopt(member)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
         kept_disks.list_shown_disks(context)
@@ -194,6 +209,41 @@ def _clocks(
         "budget_usd": need.budget_usd,
         "enforced": bool(watch.get("alive")),
     }
+
+
+def _list_stop_reasons(
+    context: LabContext,
+    server: Server | None,
+    report: WatchRecord | None,
+    watched_at: float | None,
+    now: float,
+) -> list[str]:
+    """List the limits by which the watchdog may have stopped the server, the likeliest first."""
+    if server is None or server.state != "stopped" or _was_stopped_here(context, server):
+        return []
+    if report is None or watched_at is None:
+        return []
+    if report.ending:
+        return [report.ending]
+    clocks = {
+        "ttl": report.ttl_left_s,
+        "budget": report.budget_left_s,
+        "idle": report.idle_left_s,
+    }
+    left = {name: left_s for name, left_s in clocks.items() if left_s is not None}
+    passed = [name for name in sorted(left, key=left.__getitem__) if watched_at + left[name] <= now]
+    # The report of a busy server has no idle clock.
+    return passed or (["idle"] if context.config.server.need.idle_s else [])
+
+
+def _was_stopped_here(context: LabContext, server: Server) -> bool:
+    """Whether `labctl stop` stopped it, and nothing has started it since."""
+    changes = [
+        line.kind
+        for line in context.state.list_events(server_id=server.id)
+        if line.kind in (STOPPED, "started")
+    ]
+    return changes[-1:] == [STOPPED]
 
 
 def record_watch(context: LabContext, server: Server, watch: WatchRecord | None) -> None:

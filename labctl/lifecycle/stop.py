@@ -36,12 +36,14 @@ WAIT_S = 10.0
 class StopResult(Value, frozen=True):
     """A stopped server, and its disk. `canceled` are the runs that this ended.
 
-    `was_stopped`: it was stopped before, and nothing was done.
+    `closed_forwards` are the services whose background forwards this closed. `was_stopped`: it was
+    stopped before, and nothing was done.
     """
 
     server: Server
     disk: StoppedDisk | None
     canceled: tuple[str, ...] = ()
+    closed_forwards: tuple[str, ...] = ()
     was_stopped: bool = False
 
 
@@ -62,16 +64,20 @@ def stop(context: LabContext) -> StopResult:
         price = power.sum_disk_price_usd(context, server)
         active = _list_active(context, server)
         _ask_for_consent(context, server, active, price)
-        lab_services.stop_forwards(context, server)
+        forwards = lab_services.stop_forwards(context, server)
         if active is not None:
             _end_work(context, server, active)
         context.connections.close(server)
         until = time.time() + KEPT_S
         with report_wait(context.reporter, f"stopping {server.alias}"):
-            power.stop_server(context, server, keep_until=until, usd_per_month=price)
+            power.stop_server(
+                context, server, keep_until=until, usd_per_month=price, forwards=forwards
+            )
         server = context.state.get_server(server.id) or server
         disk = find_stopped_disk(context.state, server)
-        return StopResult(server=server, disk=disk, canceled=tuple(active or ()))
+        return StopResult(
+            server=server, disk=disk, canceled=tuple(active or ()), closed_forwards=forwards
+        )
 
 
 def start(context: LabContext) -> Server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import msgspec
 
@@ -11,12 +12,13 @@ from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, 
 from labctl.errors.replies import describe_error
 from labctl.events import BlockerNote, Note, report_part, report_wait
 from labctl.lazy import lazy_imports
-from labctl.lifecycle import disk_restore
+from labctl.lifecycle import disk_restore, gang, gang_creation
 from labctl.lifecycle.status import record_watch
 from labctl.model import Server, ServerFacts
 from labctl.runs import images, provenance
 from labctl.servers import (
     attempts,
+    chosen_need,
     deadlines,
     disk_retention,
     first_contact,
@@ -31,7 +33,7 @@ from labctl.servers.key_setup import call_with_key_setup
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import check_login_node, prepare, probe
 from labctl.servers.reachability import wait_until_reachable
-from labctl.stores.lab_store import prepare_store
+from labctl.stores.lab_store import prepare_store, warn_before_start
 from labctl.text import add_next
 from labctl.transports import Transport
 
@@ -48,10 +50,14 @@ def up(
 ) -> Server:
     """Get a ready server, the lab's own or a new one. Safe to repeat and to interrupt.
 
-    `listed` is the provider's list of servers, if the caller has just fetched it. Errors name what
-    still costs money; with `explains_costs=False` they do not, for a caller that says it itself.
-    `on_create` is called with a server that this call creates, before the server is ready.
+    If the lab has several servers, all of them are ready then; this returns the first. `listed` is
+    the provider's list of servers, if the caller has just fetched it. Errors name what still costs
+    money; with `explains_costs=False` they do not, for a caller that says it itself. `on_create` is
+    called with a server that this call creates, before the server is ready.
     """
+    if gang.has_several_servers(context):
+        with explain_open_costs(context, LabError) if explains_costs else nullcontext():
+            return _up_several(context, on_create)
     with context.state.lock(context.lab_id, "up"):
         try:
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
@@ -61,10 +67,24 @@ def up(
                     with report_wait(context.reporter, f"checking {context.provider.name}"):
                         server = call_with_key_setup(context, lambda: adopt(context, listed))
                     if server is None:
+                        warn_before_start(context)
                         image = images.find_wanted_image(context)
                         server = attempts.create_server(context, need, image)
+                        chosen_need.note_need(context, server)
                         on_create(server)
                 return use_server(context, server)
+        except KeyboardInterrupt:
+            raise _make_interrupt_error(context) from None
+
+
+def _up_several(context: LabContext, on_create: Callable[[Server], None]) -> Server:
+    """Get all servers of the lab ready, side by side; return that of rank 0."""
+    members = gang.build_members(context)
+    with context.state.lock(f"{context.lab_id}-servers", "up"):
+        try:
+            provider_choice.note_choice(context)
+            gang_creation.create_missing_servers(context, members, on_create)
+            return gang.call_for_each(members, partial(up, explains_costs=False))[0]
         except KeyboardInterrupt:
             raise _make_interrupt_error(context) from None
 

@@ -180,12 +180,25 @@ class CredentialSource(Protocol):
 
 
 @runtime_checkable
+class ClockSource(Protocol):
+    """The provider refuses requests with a wrong time, so that this machine's clock matters."""
+
+    @property
+    def clock_url(self) -> str:
+        """An http:// address of the provider; with a wrong clock, no certificate is valid."""
+
+
+@runtime_checkable
 class OpensBuckets(Protocol):
     """The provider's credentials also open S3 buckets."""
 
     @property
     def s3_profile(self) -> str:
         """The profile of ~/.aws/config that selects them; "" for those that AWS's tools use."""
+
+    @property
+    def missing_bucket_setup(self) -> str:
+        """What its servers lack to write to a bucket; "" if nothing is known."""
 
 
 @runtime_checkable
@@ -197,7 +210,15 @@ class Leasable(Protocol):
 
 
 @runtime_checkable
-class SubmitsJobs(Protocol):
+class BuildsJobs(Protocol):
+    """The runs of a lab may be jobs, with options that the provider knows."""
+
+    def build_job_request(self, need: Need, offer: Offer) -> JobRequest:
+        """Say what a job of a lab asks of the cluster. `offer` is that of its login node."""
+
+
+@runtime_checkable
+class SubmitsJobs(BuildsJobs, Protocol):
     """The server is a login node that others use too, and each run is a job of its cluster.
 
     `job_executor` is the executor that submits them, and the only one of such a server. Nothing is
@@ -205,9 +226,6 @@ class SubmitsJobs(Protocol):
     """
 
     job_executor: ClassVar[str]
-
-    def build_job_request(self, need: Need, offer: Offer) -> JobRequest:
-        """Say what a job of a lab asks of the cluster. `offer` is that of its login node."""
 
     def remove_files(self, lab: str, lab_id: str) -> None:
         """Remove the directory of a lab whose results were saved, or given up by the user."""

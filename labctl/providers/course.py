@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from labctl.commands import ssh
+from labctl.commands import slurm_accounting, ssh
 from labctl.config.reader import Parsed
 from labctl.config.schema import Name
 from labctl.errors import (
@@ -79,6 +79,7 @@ from labctl.wire.keeper import (
     SeatServerRecord,
 )
 from labctl.wire.line_requests import encode_request
+from labctl.wire.runs import JobRequest
 from labctl.wire.verbs import Reply, Request, Verb
 from labctl.wire.watchdog import WatchRecord
 
@@ -186,6 +187,15 @@ class CourseProvider:
     def offers(self, need: Need) -> list[Offer]:
         reply = self._request(LIST_OFFERS, ListOffersRequest(make_record(NeedRecord, need)))
         return [_parse_offer(offer) for offer in reply.offers]
+
+    def build_job_request(self, need: Need, offer: Offer) -> JobRequest:
+        """Say what a job asks of Slurm on the course's server: a GPU if the server has one."""
+        gpu = need.gpu
+        kind = f"{gpu.kind.lower()}:" if gpu.is_required and gpu.kind != "any" else ""
+        count = max(1, gpu.count) if gpu.is_required else min(1, offer.gpu_count)
+        account = slurm_accounting.class_account(self.settings.course)
+        gpus = f"gpu:{kind}{count}" if count and gpu.kind != "none" else ""
+        return JobRequest(account=account, qos=account, gpus=gpus)
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Claim the seat's server, which the keeper creates with the course's own settings."""

@@ -224,6 +224,8 @@ class Fleet:
             if self.state(record) == PENDING:
                 self._show_address(record, record.address)
                 self._set_state(record, RUNNING)
+        # Rules of other machines may admit its group, and so its address.
+        self.apply_ingress(record.region)
         self.running(record)
 
     def _ensure_machine(self, record: InstanceRecord, rules: list[str]) -> None:

@@ -151,7 +151,8 @@ class Machines:
 
     def allow(self, instance_id: str, rules: list[str]) -> None:
         """Allow these connections from now on: iptables arguments, one rule each."""
-        if self.directory(instance_id).is_dir():
+        directory = self.directory(instance_id)
+        if directory.is_dir() and (directory / "ingress").read_text() != _format_rules(rules):
             self._write_rules(instance_id, rules)
             container = self._container(instance_id)
             if container is not None and container.status == "running":
@@ -210,7 +211,7 @@ class Machines:
 
     def _write_rules(self, instance_id: str, rules: list[str]) -> None:
         # Written in place, since the file is bind-mounted.
-        (self.directory(instance_id) / "ingress").write_text("".join(f"{r}\n" for r in rules))
+        (self.directory(instance_id) / "ingress").write_text(_format_rules(rules))
 
     def _build_host_config(self, directory: Path) -> HostConfig:
         """Return privileges for an engine in a container, like those of the local provider."""
@@ -284,6 +285,10 @@ def _network(docker: DockerClient, name: str) -> tuple[Network, Iterator[ipaddre
     raise EngineError(
         "no free network for the rehearsal", why=f"20 subnets of {ADDRESSES} are in use"
     )
+
+
+def _format_rules(rules: list[str]) -> str:
+    return "".join(f"{rule}\n" for rule in rules)
 
 
 def _remove_all(docker: DockerClient, label: str) -> None:

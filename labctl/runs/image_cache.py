@@ -87,7 +87,8 @@ class ImageCache:
         TransferError if it is not the archive of this image, DiskFullError if the disk is full.
         """
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with hold_lock(self.directory / "write.lock", f"save {reference}", wait_s=WRITE_S):
+        lock, what = self.directory / "write.lock", f"keeping the image {reference}"
+        with hold_lock(lock, what, wait_s=WRITE_S, is_command=False):
             self._remove_unfinished()
             draft = self._stem(reference, architecture).with_suffix(_UNFINISHED)
             try:

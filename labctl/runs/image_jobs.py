@@ -97,8 +97,8 @@ def start_save(context: LabContext, server: Server, wanted: str) -> None:
 
 def wait_for_save(context: LabContext, wanted: str) -> None:
     """Wait while another process keeps this image."""
-    lock, what = _save_lock(context, wanted), f"wait for {wanted}"
-    with hold_lock(lock, what, wait_s=SAVE_S, on_wait=context.announce_wait):
+    lock, what = _save_lock(context, wanted), f"waiting for the image {wanted}"
+    with hold_lock(lock, what, wait_s=SAVE_S, is_command=False, on_wait=context.announce_wait):
         pass
 
 
@@ -265,6 +265,12 @@ def _require(done: subprocess.CompletedProcess[str], what: str, hint: str = "") 
         raise TransferError(what, why=output, hint=hint)
 
 
+def _describe(job: ImageJob) -> str:
+    if job.action == "load":
+        return f"uploading the image {job.reference} to the server"
+    return f"keeping the image {job.reference} for the next server"
+
+
 def main() -> None:
     """Do the job in argv, unless it is to load an image that is there.
 
@@ -277,7 +283,7 @@ def main() -> None:
         # Before the lock, since `labctl run` waits for that: a new server often has the image.
         if job.action == "load" and _is_on_server(job):
             return
-        with hold_lock(Path(job.lock_file), what, wait_s=SAVE_S):
+        with hold_lock(Path(job.lock_file), _describe(job), wait_s=SAVE_S, is_command=False):
             with suppress(OSError):  # the command that waits for the line may have ended
                 os.write(1, b"\n")
             run_job(job)

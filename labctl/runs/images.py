@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,12 @@ def image_reference(context: LabContext) -> str:
     replace the image is part of the content: it decides for the labs that name it, and no others.
     UsageError for a lab whose runs are plain processes or jobs.
     """
+    if context.config.submits_jobs:
+        raise UsageError(
+            "this needs a container, and the runs of this lab are jobs of Slurm",
+            why="a job uses the programs of its machine",
+            hint="labctl config   # shows where executor is set",
+        )
     if not context.config.uses_containers:
         raise UsageError(
             "this needs a Docker container, and the runs of this lab have none",
@@ -176,8 +183,7 @@ def ensure_image(
             server_environments.build_environment(context, server, remote, wanted, of_run)
         return
     image = context.config.image
-    lock, what = lock_name(server, wanted), f"get the image {wanted}"
-    with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
+    with _lock_image(context, lock_name(server, wanted), f"getting the image {wanted}"):
         if has_image(remote, wanted):
             return
         if not image.is_built:
@@ -195,8 +201,7 @@ def ensure_current_image(
     If this machine has an image of this name, the server gets that one, even if it has another:
     the image may have been built again.
     """
-    lock, what = lock_name(server, wanted), f"get the image {wanted}"
-    with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
+    with _lock_image(context, lock_name(server, wanted), f"getting the image {wanted}"):
         current = image_sources.hash_local_image(wanted)
         content = _find_content(remote, wanted)
         if content and current in ("", content):
@@ -206,6 +211,12 @@ def ensure_current_image(
         elif not has_image(remote, wanted):
             image_sources.provide_image(context, server, remote, wanted)
     return _find_content(remote, wanted)
+
+
+def _lock_image(context: LabContext, name: str, what: str) -> AbstractContextManager[None]:
+    return context.state.lock(
+        name, what, wait_s=IMAGE_S, is_command=False, on_wait=context.announce_wait
+    )
 
 
 def lock_name(server: Server, wanted: str) -> str:
@@ -228,8 +239,7 @@ def _build_once(
         _build(context, server, remote, wanted, of_run)
         image_jobs.start_save(context, server, wanted)
         return
-    lock, what = "build-" + wanted.rpartition(":")[2], f"build {wanted}"
-    with context.state.lock(lock, what, wait_s=IMAGE_S, on_wait=context.announce_wait):
+    with _lock_image(context, "build-" + wanted.rpartition(":")[2], f"building the image {wanted}"):
         image_jobs.wait_for_save(context, wanted)
         architecture = image_sources.find_architecture(context, server)
         if image_sources.open_cache(context).find(wanted, architecture) is None:

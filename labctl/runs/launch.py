@@ -18,8 +18,9 @@ def build_launch_command(
 ) -> tuple[str, ...]:
     """Return the command that starts the processes of `typed`, or of `run:` in lab.yaml without it.
 
-    It is unchanged for a single process, and if it starts torchrun itself, as that of an earlier
-    run does. A typed command that is not a Python program, such as `nvidia-smi`, is unchanged too.
+    `gpu_count` is that of one server. The command is unchanged for a single process, and if it
+    starts torchrun itself, as that of an earlier run does. A typed command that is not a Python
+    program, such as `nvidia-smi`, is unchanged too.
 
     torchrun is called as a module of the command's own Python, the one in which PyTorch is
     installed. What other processes than the first print goes to files in logs/ranks of the run.
@@ -27,8 +28,9 @@ def build_launch_command(
     Raises UsageError if `run:` is not a Python program.
     """
     launch, command = config.launch, typed or config.run
-    processes = launch.processes or gpu_count
-    if not launch.launcher or processes <= 1 or command[1:3] == TORCHRUN:
+    processes = max(1, launch.processes or gpu_count)
+    servers = config.server.count
+    if not launch.launcher or processes * servers == 1 or command[1:3] == TORCHRUN:
         return command
     python, *words = command
     if not PYTHON.fullmatch(python) or not words or (words[0].startswith("-") and words[0] != "-m"):
@@ -44,11 +46,14 @@ def build_launch_command(
     # A program starts in the directory of its code.
     logs = "/lab/run/logs" if config.uses_containers else "../logs"
     return (
-        *(python, *TORCHRUN, "--standalone"),
+        *(python, *TORCHRUN),
+        # On several servers, the agent gives torchrun its place in the environment, and only labctl
+        # can restart: torchrun cannot replace a server.
+        *([] if servers > 1 else ["--standalone"]),
         f"--nproc-per-node={processes}",
-        f"--max-restarts={launch.restarts}",
+        f"--max-restarts={0 if servers > 1 else launch.restarts}",
         f"--log-dir={logs}/ranks",
-        f"--redirects={others}",
+        *([f"--redirects={others}"] if others else []),
         *(["--module", *words[1:]] if is_module else words),
     )
 

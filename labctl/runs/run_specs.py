@@ -6,12 +6,14 @@ import os
 import re
 import time
 
+import msgspec
+
 from labctl.errors import UsageError
 from labctl.model import NAME_PATTERN, Server
 from labctl.runs import images, server_environments
 from labctl.runs.launch import build_launch_command
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_server_gpus_option
+from labctl.servers.gpus import choose_server_gpus_option, select_gpus
 from labctl.servers.job_queue import build_job_request
 from labctl.wire.runs import RunSpec
 
@@ -22,17 +24,27 @@ def make_run_id() -> str:
 
 
 def build_spec(
-    context: LabContext, server: Server, command: tuple[str, ...], run_id: str, tty: bool
+    context: LabContext,
+    server: Server,
+    command: tuple[str, ...],
+    run_id: str,
+    tty: bool,
+    gpu_count: int = 0,
 ) -> RunSpec:
     """Build the run's spec. UsageError for an invalid name or a missing command.
 
+    `gpu_count` is how many of the server's GPUs it uses, each by a process of its own; 0 for all.
     Also raises if the lab needs a GPU that the server does not have, or if `launch:` cannot start
     the command.
     """
     require_valid(context, command, run_id)
     config = context.config
     gpus = choose_server_gpus_option(context, server)
-    gpu_count = len(context.load_facts(server).gpus) if gpus else 0
+    if gpu_count:
+        gpus = select_gpus(context.load_facts(server), gpu_count)
+        launch = msgspec.structs.replace(config.launch, launcher="torchrun", processes=gpu_count)
+        config = msgspec.structs.replace(config, launch=launch)
+    gpu_count = gpu_count or (len(context.load_facts(server).gpus) if gpus else 0)
     return RunSpec(
         id=run_id,
         lab=config.name,

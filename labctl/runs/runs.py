@@ -30,12 +30,15 @@ from labctl.wire.runs import (
     DOCKER,
     FOLLOW_RUN,
     RUN,
+    START_HELD,
     START_RUN,
     STATUS,
     CancelRunRequest,
     FollowRunOpening,
     FollowRunRequest,
+    GangMember,
     RunRecord,
+    RunRequest,
     RunSpec,
     StartRunReply,
     StartRunRequest,
@@ -73,6 +76,35 @@ def start(
     with provenance.GitQuery(context.config.root) as git:
         request = StartRunRequest(wanted, read_secrets(context), held)
         return _start(context, server, request, git, follow, on_start, on_log, describe_beside)
+
+
+def create_held(
+    context: LabContext, server: Server, spec: RunSpec, member: GangMember
+) -> StartRunReply:
+    """Claim and create a server's part of a run on several servers, or find it; start nothing."""
+    remote = context.open_agent(server)
+    request = StartRunRequest(spec, read_secrets(context), held=True, member=member)
+    for _ in range(2):
+        reply = remote.call(START_RUN, request)
+        if reply.run is not None:
+            record_run(context, server, reply.run)
+            return reply
+        images.ensure_image(context, server, remote, spec.image)
+    raise make_missing_image_error(spec.image)
+
+
+def start_held(context: LabContext, server: Server, run_id: str) -> Run:
+    """Start a server's part of a run that `create_held` created; return it as it is then."""
+    request = RunRequest(context.config.name, context.lab_id, run_id)
+    reply = context.open_agent(server).call(START_HELD, request)
+    assert reply.run is not None
+    return record_run(context, server, reply.run)
+
+
+def make_missing_image_error(image: str) -> LabError:
+    return LabError(
+        f"the server does not have {image}, although it was just built", hint="labctl doctor"
+    )
 
 
 def _start(
@@ -116,10 +148,7 @@ def _start(
             return record_run(context, server, closing.run)
         with report_part(context.reporter, "image"):
             images.ensure_image(context, server, remote, wanted.image)
-    raise LabError(
-        f"the server does not have {wanted.image}, although it was just built",
-        hint="labctl doctor",
-    )
+    raise make_missing_image_error(wanted.image)
 
 
 def read_secrets(context: LabContext) -> dict[str, str]:
@@ -159,6 +188,7 @@ def watch(
     offset: int = 0,
     tail: int = 0,
     follow: bool = True,
+    process: int = 0,
     on_log: Callable[[bytes], None],
     on_cut: Callable[[LabContext, Server], None] = refresh_address,
 ) -> Run:
@@ -166,9 +196,12 @@ def watch(
 
     `on_cut` is called at each lost connection: it records the server's address if that has changed,
     and may raise to stop. It is called for a wrong host key, too, since a cloud gives the address
-    of an ended server to another machine. Returns the run at the end of its log.
+    of an ended server to another machine. `process` is that of torchrun on this server. Returns the
+    run at the end of its log.
     """
-    request = FollowRunRequest(context.config.name, context.lab_id, run_id, offset, tail, follow)
+    request = FollowRunRequest(
+        *(context.config.name, context.lab_id, run_id, offset, tail, follow), process=process
+    )
     log = _FollowedLog(context, server, request, on_log)
     if not follow:
         return log.stream(on_connect=lambda: None)
@@ -250,10 +283,15 @@ def record_address(context: LabContext, server: Server, current: Server) -> None
         context.state.save_server(context.assign_alias(current, server))
 
 
-def cancel(context: LabContext, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:
-    """Send SIGTERM, then SIGKILL after `grace_s` seconds; return (run, whether it had ended)."""
+def cancel(
+    context: LabContext, server: Server, run_id: str, grace_s: int, reason: str = ""
+) -> tuple[Run, bool]:
+    """Send SIGTERM, then SIGKILL after `grace_s` seconds; return (run, whether it had ended).
+
+    With a `reason`, the run counts as failed for that reason.
+    """
     remote = context.open_agent(server)
-    request = CancelRunRequest(context.config.name, context.lab_id, run_id, grace_s)
+    request = CancelRunRequest(context.config.name, context.lab_id, run_id, grace_s, reason)
     limit = f"at most {duration_text(grace_s)} for a checkpoint"
     with report_wait(context.reporter, f"canceling {run_id}", limit):
         reply = remote.call(CANCEL_RUN, request, timeout_s=grace_s + 60.0)

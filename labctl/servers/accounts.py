@@ -125,6 +125,11 @@ def find_s3_profile(provider: Provider) -> str:
     return provider.s3_profile if isinstance(provider, OpensBuckets) else ""
 
 
+def find_missing_bucket_setup(provider: Provider) -> str:
+    """Say what the provider's servers lack to write to a bucket; "" if nothing is known."""
+    return provider.missing_bucket_setup if isinstance(provider, OpensBuckets) else ""
+
+
 def describe(provider: str, account: ProviderAccount) -> str:
     """Describe an account, for example `aws account 123456789012 (profile work)`."""
     profile = f" (profile {account.profile})" if account.profile else ""

@@ -83,23 +83,23 @@ def create_server(context: LabContext, need: Need, image: str = "") -> Server:
     `image` is the one that its first run will use, if that is known.
     PolicyError if the price is not confirmed, or the budget does not pay for one hour.
     """
-    if server := _repeat_open_attempt(context):
+    if server := repeat_open_attempt(context):
         return server
-    offers = _list_affordable_offers(context, need)
+    offers = list_affordable_offers(context, need)
     zones_by_kind: dict[str, list[str]] = {}
-    for offer in _confirm_prices(
+    for offer in confirm_prices(
         context, need, kept_disks.sort_by_kept_disks(context, offers)[:MOST_OFFERS]
     ):
         try:
-            return _attempt(context, _build_request(context, need, offer, image), offer)
+            return attempt_offer(context, need, offer, image)
         except CapacityError as error:
             kind = f"{offer.type} {describe_market(offer)}".strip()
             zones_by_kind.setdefault(kind, []).append(offer.zone)
             context.reporter.emit(Note(text=error.what))
         except REFUSALS:
-            _remove_unused_resources(context)
+            remove_unused_resources(context)
             raise
-    _remove_unused_resources(context)
+    remove_unused_resources(context)
     provider = context.provider.name
     raise CapacityError(
         lambda subject: f"{provider} has no machine left for {context.name_for(subject)}",
@@ -116,7 +116,7 @@ def create_server(context: LabContext, need: Need, image: str = "") -> Server:
     )
 
 
-def _repeat_open_attempt(context: LabContext) -> Server | None:
+def repeat_open_attempt(context: LabContext) -> Server | None:
     """Repeat the exact request of an attempt whose reply was lost; return its server, if any."""
     for attempt in context.state.list_open_attempts(context.lab_id):
         if attempt.provider != context.provider.name:
@@ -135,7 +135,7 @@ def _repeat_open_attempt(context: LabContext) -> Server | None:
     return None
 
 
-def _remove_unused_resources(context: LabContext) -> None:
+def remove_unused_resources(context: LabContext) -> None:
     """Remove what was created for a server that does not exist. `down` removes what remains."""
     if context.state.list_open_attempts(context.lab_id):
         return
@@ -143,7 +143,7 @@ def _remove_unused_resources(context: LabContext) -> None:
         end_server.sweep(context)
 
 
-def _list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:
+def list_affordable_offers(context: LabContext, need: Need) -> list[Offer]:
     """List the offers within price and budget, those in recently reclaimed zones last."""
     with report_wait(context.reporter, f"looking for a server ({context.provider.name})"):
         offers = context.provider.offers(need)
@@ -207,13 +207,18 @@ def _make_no_offer_error(context: LabContext, need: Need, offers: list[Offer]) -
     )
 
 
-def _confirm_prices(context: LabContext, need: Need, offers: list[Offer]) -> Iterator[Offer]:
-    """Yield each offer once the user has confirmed its price; a free offer needs no answer."""
+def confirm_prices(
+    context: LabContext, need: Need, offers: list[Offer], *, count: int = 1
+) -> Iterator[Offer]:
+    """Yield each offer once the user has confirmed its price; a free offer needs no answer.
+
+    `count` is the number of servers that would be created from it.
+    """
     ceiling = 0.0
     for number, offer in enumerate(offers):
         price = offer.price_usd_per_hour
         if price > ceiling:
-            _confirm_price(context, need, offer, offers[number + 1 :])
+            _confirm_price(context, need, offer, offers[number + 1 :], count)
             ceiling = need.max_price_usd_per_hour or price * DEARER
         yield offer
 
@@ -227,10 +232,18 @@ def max_confirmed_usd_per_hour(offer: Offer) -> float | None:
     return max(price * DEARER, offer.on_demand_usd_per_hour or 0.0) if price else None
 
 
-def _confirm_price(context: LabContext, need: Need, offer: Offer, others: list[Offer]) -> None:
-    question = f"start {describe_offer(offer)} for {price_text(offer.price_usd_per_hour)}?"
+def _confirm_price(
+    context: LabContext, need: Need, offer: Offer, others: list[Offer], count: int
+) -> None:
+    price = offer.price_usd_per_hour
+    question = f"start {describe_offer(offer)} for {price_text(price)}?"
+    if count > 1:
+        total = price_text(count * price)
+        question = f"start {count} servers, each {describe_offer(offer)}, for {total} in total?"
     left = budget_left_usd(context, need)
     plan = describe_plan(context.provider, need, offer, others, left)
+    if count > 1:
+        plan = f"each of the {count} servers:\n{plan}"
     if guard.can_lose_results(context):
         plan += f"\n{LOSS}; `store:` in {context.subject.config_file} saves them"
     if guard.should_keep_disk(context):
@@ -239,7 +252,7 @@ def _confirm_price(context: LabContext, need: Need, offer: Offer, others: list[O
         raise PolicyError(
             "nothing was started", why="the price was not confirmed", hint=context.subject.offers
         )
-    confirm_unguarded_cost(context, offer.price_usd_per_hour)
+    confirm_unguarded_cost(context, count * price)
 
 
 def confirm_unguarded_cost(context: LabContext, price_usd_per_hour: float) -> None:
@@ -264,7 +277,9 @@ def confirm_unguarded_cost(context: LabContext, price_usd_per_hour: float) -> No
         )
 
 
-def _attempt(context: LabContext, request: CreateServerRequest, offer: Offer) -> Server:
+def attempt_offer(context: LabContext, need: Need, offer: Offer, image: str) -> Server:
+    """Create a server from one offer whose price is confirmed."""
+    request = _build_request(context, need, offer, image)
     account = context.provider.get_account()
     accounts.note_profile(context, account)
     context.state.begin_attempt(request.token, request, offer, account.id)
@@ -349,6 +364,7 @@ def _build_request(
         tags=tags,
         group=context.group,
         image=image,
+        gang=context.group if context.rank is not None else "",
     )
     if not isinstance(context.provider, FirstBoot):
         return request

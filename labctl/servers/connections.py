@@ -93,17 +93,21 @@ class Connections:
         included = self._dir / "config"
         if has_line(included, line) and self.user_config.has_line(self._include):
             return path  # as nearly always: a lock on the path of every command takes 10 ms
-        with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
+        with self._lock():
             _write_if_changed(included, line + "\n")
             self.user_config.add_first_line(self._include)
         return path
+
+    def _lock(self) -> AbstractContextManager[None]:
+        what = "writing ssh_config"
+        return hold_lock(self._dir / ".lock", what, wait_s=LOCK_WAIT_S, is_command=False)
 
     def forget(self, server_id: str) -> None:
         """Remove what `write` wrote for this server; with the last one, the user's Include too."""
         shutil.rmtree(self._server_dir(server_id), ignore_errors=True)
         if not self._dir.is_dir() or self._has_servers():
             return
-        with hold_lock(self._dir / ".lock", "write ssh_config", wait_s=LOCK_WAIT_S):
+        with self._lock():
             self.user_config.remove_line(self._include)
             # Another process may have written a server's config and seen the line before.
             if self._has_servers():

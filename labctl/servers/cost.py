@@ -7,8 +7,10 @@ past: what is not in the ledger is unknown, and reported as unknown.
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
-from labctl.model import Server, Value
+from labctl.config.member_ids import list_lab_ids
+from labctl.model import Run, Server, Value
 from labctl.servers.context import LabContext
 from labctl.state import LedgerEntry, State
 from labctl.state.disks import STOPPED, KeptDisk, list_kept_disks
@@ -44,12 +46,16 @@ class ServerCost(Value, frozen=True):
 
 
 class RunCost(Value, frozen=True):
-    """The cost of one run: the hours that it ran times the price of its server."""
+    """The cost of one run: the hours that it ran on each server times the server's price.
+
+    `server_id` is its last server; `earlier_server_ids` are those from which it was recovered.
+    """
 
     run_id: str
     server_id: str
     hours: float
     cost_usd: float | None
+    earlier_server_ids: tuple[str, ...] = ()
 
 
 class Costs(Value, frozen=True):
@@ -70,16 +76,19 @@ def compute_costs(context: LabContext, *, every_lab: bool = False) -> Costs:
     """Compute the lab's costs so far, or those of every lab on this machine's record."""
     now = time.time()
     lab_id = None if every_lab else context.lab_id
-    servers = list_server_costs(context.state, lab_id, now)
+    lab_ids = [None] if every_lab else list_lab_ids(context.lab_id)
+    servers = [one for each in lab_ids for one in list_server_costs(context.state, each, now)]
     by_id = {server.server_id: server for server in servers}
     runs = tuple(
-        _run_cost(by_id.get(run.server_id), run.id, run.server_id, run.started_at, run.ended_at)
+        _compute_run_cost(
+            run, context.state.list_events(lab_id=run.lab_id, run_id=run.id), by_id, now
+        )
         for run in context.state.list_runs(lab_id)
     )
     return Costs(
         servers=tuple(servers),
         runs=runs,
-        kept=tuple(list_kept_disks(context.state, lab_id)),
+        kept=tuple(disk for each in lab_ids for disk in list_kept_disks(context.state, each)),
         total_usd=sum(server.cost_usd or 0.0 for server in servers),
         spot_saved_usd=sum(server.spot_saved_usd or 0.0 for server in servers),
         complete=all(server.cost_usd is not None for server in servers),
@@ -207,19 +216,36 @@ def _compute_running_s(
     return total_s, ended_at, False
 
 
-def _run_cost(
-    server: ServerCost | None,
-    run_id: str,
-    server_id: str,
-    started_at: float | None,
-    ended_at: float | None,
+def _compute_run_cost(
+    run: Run, lines: list[LedgerEntry], servers: dict[str, ServerCost], now: float
 ) -> RunCost:
-    until = ended_at or (server.until if server else started_at) or 0.0
-    hours = max(0.0, until - started_at) / HOUR_S if started_at else 0.0
-    price = server.price_usd_per_hour if server else None
+    """Sum over all servers of the run. `lines` are those of the ledger about it."""
+    last = servers.get(run.server_id)
+    end = run.ended_at or (last.until if last else run.started_at) or now
+    start = run.started_at or end
+    parts = [(last, max(0.0, end - start) / HOUR_S)]
+    earlier = _list_earlier_starts(run, lines)
+    for (server_id, since), (_, next_since) in pairwise([*earlier, (run.server_id, start)]):
+        server = servers.get(server_id)
+        until = min(server.until, next_since) if server else next_since
+        parts.append((server, max(0.0, until - since) / HOUR_S))
+    prices = [server.price_usd_per_hour if server else None for server, _ in parts]
+    # As in the total, what an earlier server without a price on record cost is left out.
+    cost = sum((price or 0.0) * hours for price, (_, hours) in zip(prices, parts, strict=True))
     return RunCost(
-        run_id=run_id,
-        server_id=server_id,
-        hours=hours,
-        cost_usd=None if price is None else hours * price,
+        run_id=run.id,
+        server_id=run.server_id,
+        hours=sum(hours for _, hours in parts),
+        cost_usd=None if prices[0] is None else cost,
+        earlier_server_ids=tuple(server_id for server_id, _ in earlier),
     )
+
+
+def _list_earlier_starts(run: Run, lines: list[LedgerEntry]) -> list[tuple[str, float]]:
+    """List the run's servers before its last one, and the Unix second of its first line there."""
+    starts: dict[str, float] = {}
+    for line in lines:
+        if line.server_id and line.server_id != run.server_id:
+            at = line.detail.get("at", line.at)
+            starts[line.server_id] = min(at, starts.get(line.server_id, at))
+    return sorted(starts.items(), key=lambda start: start[1])

@@ -12,7 +12,6 @@ from labctl.errors import LabError, PolicyError, UsageError
 from labctl.errors.subject import Subject
 from labctl.events import Note
 from labctl.model import GpuNeed, Need, Server, ServerFacts
-from labctl.providers import SubmitsJobs
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
                 GPU_NOTE, lab_id=context.lab_id, server_id=server.id, detail={"text": note.text}
             )
 
-    if isinstance(context.provider, SubmitsJobs):
+    if context.config.submits_jobs:
         return _choose_job_gpus_option(context.config.server.need)
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""
@@ -51,7 +50,7 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
 def choose_service_gpus_option(context: LabContext, server: Server) -> str:
     """Do `choose_gpus_option` for a service of the lab, without a note."""
     need = context.config.server.need
-    if isinstance(context.provider, SubmitsJobs):
+    if context.config.submits_jobs:
         return _choose_job_gpus_option(need)
     return choose_gpus_option(need, load_usable_facts(context, server))
 
@@ -61,7 +60,7 @@ def choose_container_gpus_option(context: LabContext, server: Server) -> str:
 
     UsageError on a cluster, whose login node runs none.
     """
-    if isinstance(context.provider, SubmitsJobs):
+    if context.config.submits_jobs:
         raise UsageError(
             "this needs a container on the server, and the login node of a cluster runs none",
             why="on a cluster everything is a run",
@@ -73,6 +72,21 @@ def choose_container_gpus_option(context: LabContext, server: Server) -> str:
 def _choose_job_gpus_option(need: Need) -> str:
     """Return "all", those of its job, or "": a login node has no GPU of its own."""
     return "all" if need.gpu.is_required else ""
+
+
+def select_gpus(facts: ServerFacts, count: int) -> str:
+    """Return the value of `--gpus` for the first `count` GPUs of a server.
+
+    UsageError if it has fewer.
+    """
+    if count > len(facts.gpus):
+        raise UsageError(
+            f"--gpus {count} is more than the server has",
+            why=_describe_gpus(facts) if facts.gpus else "it has no GPU",
+            hint="labctl run" + (f" --gpus {len(facts.gpus)}" if facts.gpus else ""),
+        )
+    is_all = count == len(facts.gpus)
+    return "all" if is_all else ",".join(gpu.uuid for gpu in facts.gpus[:count])
 
 
 def load_usable_facts(context: LabContext, server: Server) -> ServerFacts:

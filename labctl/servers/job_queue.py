@@ -1,11 +1,11 @@
-"""A provider whose server is a login node, and whose runs are jobs of a cluster."""
+"""Servers whose runs are jobs: the login node of a cluster, and a course's server with Slurm."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from labctl.model import Offer, Server
-from labctl.providers import SubmitsJobs
+from labctl.providers import BuildsJobs, SubmitsJobs
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.wire.runs import JobRequest
@@ -19,7 +19,7 @@ def has_job_queue(context: LabContext) -> bool:
 def build_job_request(context: LabContext, server: Server) -> JobRequest:
     """Say what a run of the lab asks of the cluster; nothing of any other server."""
     provider = context.provider
-    if not isinstance(provider, SubmitsJobs):
+    if not (context.config.submits_jobs and isinstance(provider, BuildsJobs)):
         return JobRequest()
     request = provider.build_job_request(context.config.server.need, server.offer)
     return request if context.config.job_image else request._replace(runtime="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, LabError, ProviderError
 from labctl.servers.context import LabContext
 from labctl.servers.disks import describe_kept_disk
@@ -29,7 +30,15 @@ def explain_open_costs(
 
 
 def describe_open_costs(context: LabContext, lab_id: str | None) -> list[str]:
-    """Describe each recorded server, kept disk and open attempt that may cost money, one a line."""
+    """Describe each recorded server, kept disk and open attempt that may cost money, one a line.
+
+    Those of all servers of the lab, if it has several; of all labs if `lab_id` is None.
+    """
+    ids = [None] if lab_id is None else list_lab_ids(lab_id)
+    return [line for one in ids for line in _describe_costs(context, one)]
+
+
+def _describe_costs(context: LabContext, lab_id: str | None) -> list[str]:
     down = context.subject.down
     lines = [
         f"{server.id} is still running (last known), at "

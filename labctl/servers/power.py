@@ -44,11 +44,17 @@ def sum_disk_price_usd(context: LabContext, server: Server) -> float:
 
 
 def stop_server(
-    context: LabContext, server: Server, *, keep_until: float, usd_per_month: float = 0.0
+    context: LabContext,
+    server: Server,
+    *,
+    keep_until: float,
+    usd_per_month: float = 0.0,
+    forwards: tuple[str, ...] = (),
 ) -> None:
     """Stop the server, and let no timer delete its disk before `keep_until` (Unix seconds).
 
-    CannotStopError if this server cannot be stopped. `usd_per_month` is recorded as its price.
+    CannotStopError if this server cannot be stopped. `usd_per_month` is recorded as its price, and
+    `forwards` as the services whose background forwards were closed.
     """
     provider = _require_ability(context, server)
     try:
@@ -63,7 +69,7 @@ def stop_server(
         context.state.save_server(context.assign_alias(stopped, server))
     # The disk holds the only copy: no timer may terminate the server together with its disk.
     until = deadlines.postpone(context, server, keep_until)
-    detail = {"usd_per_month": usd_per_month, "until": until}
+    detail = {"usd_per_month": usd_per_month, "until": until, "forwards": forwards}
     context.state.record(STOPPED, lab_id=context.lab_id, server_id=server.id, detail=detail)
     if disk_retention.is_kept(context, server):
         disk_retention.keep_until(context, server, keep_until)

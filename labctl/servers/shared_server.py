@@ -15,6 +15,7 @@ from labctl.servers.agent import build_program
 from labctl.servers.playbooks import run_playbook
 
 PLAYBOOK = "shared.yml"
+SLURM_PLAYBOOK = "slurm.yml"
 # useradd refuses longer account names.
 MOST_NAME = 32
 KIB = 1024
@@ -34,13 +35,15 @@ class Sharing(Value, frozen=True, kw_only=True):
     """How a server is shared. Memory is divided evenly among `places` accounts.
 
     Each account may lease `gpus` GPUs at once, for `gpu_lease_s`. `disk_bytes` limits a home
-    directory if the file system has quotas; 0 sets no limit.
+    directory if the file system has quotas; 0 sets no limit. With `has_queue` Slurm gives out the
+    GPUs, and accounts have no containers.
     """
 
     places: int = 8
     gpus: int = 1
     gpu_lease_s: int = 4 * 3600
     disk_bytes: int = 0
+    has_queue: bool = False
 
 
 class BrokerVariables(Value, frozen=True, kw_only=True):
@@ -56,6 +59,7 @@ class SharedServerVariables(Value, frozen=True, kw_only=True):
 
     shared_server_program: str
     shared_server_only_accounts: bool
+    shared_server_broker: bool
     shared_server_accounts: tuple[SharedAccount, ...]
     shared_server_settings: BrokerVariables
     shared_server_quota_kib: int
@@ -80,7 +84,7 @@ def share(
     reporter: Reporter,
     only_accounts: bool = False,
 ) -> None:
-    """Create or change these accounts on the server, and install the broker.
+    """Create or change these accounts on the server, and install the broker, or Slurm.
 
     Accounts that are not named stay as they are. `only_accounts`, which is faster, is for a server
     that is shared already. The login needs root, or sudo without a password. LabError names the
@@ -93,6 +97,7 @@ def share(
         variables = SharedServerVariables(
             shared_server_program=file.name,
             shared_server_only_accounts=only_accounts,
+            shared_server_broker=not sharing.has_queue,
             shared_server_accounts=tuple(accounts),
             shared_server_settings=BrokerVariables(
                 accounts=sharing.places,
@@ -102,3 +107,13 @@ def share(
             shared_server_quota_kib=sharing.disk_bytes // KIB,
         )
         run_playbook(host, playbooks_dir, reporter, name=PLAYBOOK, variables=variables)
+    if sharing.has_queue and not only_accounts:
+        set_up_queue(server, playbooks_dir=playbooks_dir, ssh_config=ssh_config, reporter=reporter)
+
+
+def set_up_queue(
+    server: Server, *, playbooks_dir: Path, ssh_config: Path, reporter: Reporter
+) -> None:
+    """Set up Slurm on the server, or start what of it does not run. Safe to repeat."""
+    host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
+    run_playbook(host, playbooks_dir, reporter, name=SLURM_PLAYBOOK)

@@ -8,6 +8,7 @@ from labctl.errors import LabError
 from labctl.errors.replies import describe_error
 from labctl.model import Check
 from labctl.providers import CredentialSource, OnThisMachine, list_provider_names
+from labctl.servers.clock import list_clock_checks
 from labctl.servers.context import LabContext
 
 
@@ -26,7 +27,7 @@ def _check(context: LabContext, name: str) -> list[Check]:
         if isinstance(provider, OnThisMachine):
             return provider.check()
         if isinstance(provider, CredentialSource) and provider.has_credentials:
-            return [provider.check_credentials()]
+            return [*list_clock_checks(provider), provider.check_credentials()]
     except LabError as error:
         return [
             Check(name=f"provider {name}", ok=False, detail=describe_error(error), next=error.hint)

@@ -14,7 +14,7 @@ from labctl.runs.run_specs import find_run_image
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_service_gpus_option
-from labctl.servers.job_queue import ensure_node_key
+from labctl.servers.job_queue import ensure_node_key, has_job_queue
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
@@ -23,6 +23,7 @@ from labctl.services.background_forwards import (
     stop_forward,
 )
 from labctl.services.port_forward import Forwarding, ForwardSpec
+from labctl.state.disks import STOPPED
 from labctl.sync import lab_files
 from labctl.wire.runs import CLEAR_RUNS
 from labctl.wire.services import ServiceRequest
@@ -38,6 +39,12 @@ def forward(context: LabContext, server: Server, name: str, port: int) -> Forwar
 
 def build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
+    if context.config.submits_jobs and not has_job_queue(context):
+        raise UsageError(
+            "services cannot run as jobs on a course's server yet",
+            why="labctl starts them only in the jobs of a cluster with a login node",
+            hint="labctl ssh   # then start it by srun",
+        )
     config = context.config
     own = config.services.get(name)
     port = own.port if own else 0
@@ -174,7 +181,17 @@ def remove_containers(context: LabContext, server: Server) -> None:
     remote.call(CLEAR_RUNS, LabRequest(context.config.name, context.lab_id))
 
 
-def stop_forwards(context: LabContext, server: Server) -> None:
-    """Stop all background forwards to a server that is about to be removed."""
-    for background in list_forwards(context.state, server.id):
+def stop_forwards(context: LabContext, server: Server) -> tuple[str, ...]:
+    """Stop all background forwards to a server that ends or stops; return their services."""
+    backgrounds = list_forwards(context.state, server.id)
+    for background in backgrounds:
         stop_forward(context.state, background)
+    return tuple(dict.fromkeys(background.service for background in backgrounds))
+
+
+def list_closed_forwards(context: LabContext, server: Server) -> list[str]:
+    """List the services whose background forwards the last stop closed, unless open again."""
+    for line in context.state.list_events(server_id=server.id, kind=STOPPED, limit=1):
+        opened = {one.service for one in list_forwards(context.state, server.id)}
+        return [name for name in line.detail.get("forwards", ()) if name not in opened]
+    return []

@@ -293,15 +293,18 @@ class State:
         what: str,
         *,
         wait_s: float = 10.0,
+        is_command: bool = True,
         on_wait: Callable[[str], None] = lambda holder: None,
     ) -> Iterator[None]:
         """Lock the lab for the action `what` (such as "up"); other processes and threads wait.
 
+        Without `is_command`, `what` describes the action, as in `hold_lock`.
         `on_wait` is called once, with a description of the holder, if the lock is not free. Raises
         BusyError, which names the holder, after `wait_s`. The kernel releases the lock when the
         process ends, however it ends.
         """
-        with hold_lock(self.find_lock(lab_id), what, wait_s=wait_s, on_wait=on_wait):
+        lock = self.find_lock(lab_id)
+        with hold_lock(lock, what, wait_s=wait_s, is_command=is_command, on_wait=on_wait):
             yield
 
     def find_lock(self, lab_id: str) -> Path:

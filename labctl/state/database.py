@@ -78,9 +78,8 @@ def open_database(path: Path, *, network: bool | None = None) -> tuple[sqlite3.C
                 return _open_current(path), ""
         else:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with hold_lock(
-            path.parent / "locks" / "database.lock", "opening the database", wait_s=30.0
-        ):
+        lock = path.parent / "locks" / "database.lock"
+        with hold_lock(lock, "opening the database", wait_s=30.0, is_command=False):
             return _create(path, network)
     except OSError as error:
         raise LabError(

@@ -48,7 +48,7 @@ def import_lines(state: State, lab_id: str, other_lines: Iterable[LedgerLine]) -
 
     Lines of kinds that concern only their own machine are ignored, whatever another machine sends.
     """
-    with state.lock(f"{lab_id}-ledger", "importing a ledger"):
+    with state.lock(f"{lab_id}-ledger", "importing a ledger", is_command=False):
         recorded = {(line.ledger, line.number) for line in list_lines(state, lab_id)}
         new_lines = [
             line

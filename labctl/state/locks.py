@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +32,19 @@ def hold_lock(
     what: str,
     *,
     wait_s: float,
+    is_command: bool = True,
     on_wait: Callable[[str], None] = lambda holder: None,
     inheritable: bool = False,
 ) -> Iterator[None]:
     """Hold a lock on `file` for the action `what`; LockHeldError, with its holder, after `wait_s`.
 
-    `on_wait` is called once, with a description of the holder, if the lock is not free. Programs
-    that inherit open files also hold an `inheritable` lock. The lock is not re-entrant: a thread
-    that takes it twice waits for itself.
+    `what` is a command of labctl, such as "push", or without `is_command` what the holder does,
+    such as "uploading the image X". `on_wait` is called once, with a description of the holder, if
+    the lock is not free. Programs that inherit open files also hold an `inheritable` lock. The lock
+    is not re-entrant: a thread that takes it twice waits for itself.
     """
-    lock = _make_lock(file, what, inheritable=inheritable)
+    note = {"pid": os.getpid(), "what": what, "is_command": is_command}
+    lock = _make_lock(file, note, inheritable=inheritable)
     is_held = _acquire(lock, min(wait_s, ANNOUNCED_S))
     if not is_held and wait_s > ANNOUNCED_S:
         on_wait(_describe_holder(file))
@@ -49,7 +52,7 @@ def hold_lock(
     if not is_held:
         holder = _describe_holder(file)
         raise LockHeldError(
-            f"cannot start `{what}`: {holder}",
+            f"cannot start {f'`{what}`' if is_command else what}: {holder}",
             holder=holder,
             why=f"two at the same time would interfere; waited {wait_s:g} s",
             hint="try again when it has finished",
@@ -60,13 +63,12 @@ def hold_lock(
         lock.release()
 
 
-def _make_lock(file: Path, what: str, *, inheritable: bool) -> filelock.FileLock:
+def _make_lock(file: Path, note: Mapping[str, object], *, inheritable: bool) -> filelock.FileLock:
     """Create a lock for one call only, so that threads exclude each other; any can release it."""
 
     def write_note(descriptor: int) -> None:
-        note = json.dumps({"pid": os.getpid(), "what": what, "since": time.time()})
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, note.encode(), 0)
+        os.pwrite(descriptor, json.dumps({**note, "since": time.time()}).encode(), 0)
         os.set_inheritable(descriptor, inheritable)
 
     # A different kind of lock would not exclude processes that use this one.
@@ -103,6 +105,8 @@ def _describe_holder(file: Path) -> str:
         finally:
             os.close(descriptor)
         since = time.strftime("%H:%M:%S", time.localtime(note["since"]))
-        return f"labctl (pid {note['pid']}) has been running `{note['what']}` since {since}"
-    except (OSError, ValueError, KeyError, TypeError):
+        is_command = note.get("is_command", True)  # earlier versions write no such key
+        doing = f"running `{note['what']}`" if is_command else note["what"]
+        return f"labctl (pid {note['pid']}) has been {doing} since {since}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "another labctl is working on this lab"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from labctl.config import find_user_name
-from labctl.errors import LabError, NotFoundError
-from labctl.events import Note
+from labctl.errors import LabError, NotFoundError, TransferError
+from labctl.events import UniqueNote, report_wait
 from labctl.model import Endpoint, Server
-from labctl.servers.accounts import find_s3_profile
+from labctl.servers.accounts import find_missing_bucket_setup, find_s3_profile
 from labctl.servers.context import LabContext
 from labctl.stores import LabStore, StoreContext, open_store
 from labctl.stores.ssh import SshLabStore
+from labctl.text import add_next
 from labctl.wire.mirrors import (
     MIRROR_NOW,
     PREPARE_STORE,
@@ -24,6 +25,8 @@ from labctl.wire.mirrors import (
 )
 
 PREPARE_S = 400.0
+# a key that no lab writes
+PROBE = "probe"
 LONG_S = 6 * 3600.0
 
 
@@ -76,6 +79,21 @@ def prepare_store(context: LabContext, server: Server) -> None:
     )
 
 
+def warn_before_start(context: LabContext) -> None:
+    """Warn if a new server could not mirror to the lab's bucket, before it costs money."""
+    if not context.config.store.startswith("s3://"):
+        return  # on an SSH store, the user's login creates what is missing
+    if missing := find_missing_bucket_setup(context.provider):
+        _warn(context, missing)
+    try:
+        with report_wait(context.reporter, f"checking {context.config.store}"):
+            open_lab_store(context).read(PROBE)
+    except TransferError as error:
+        _warn(context, error.what, error.hint)
+    except LabError:
+        return  # the user may not read there, while the server may write
+
+
 def forget_store(context: LabContext) -> None:
     """Revoke the lab's servers' access to its store; its content stays. Idempotent."""
     if context.config.store.startswith("ssh://"):
@@ -97,11 +115,13 @@ def restore_run(context: LabContext, server: Server, run_id: str) -> RestoreRunR
     return context.open_agent(server).call(RESTORE_RUN, request, timeout_s=LONG_S)
 
 
-def _warn(context: LabContext, problem: str) -> None:
+def _warn(context: LabContext, problem: str, hint: str = "") -> None:
     text = f"results cannot be mirrored to {context.config.store}: {problem}"
-    if context.subject.kind == "lab":
-        text += "; use labctl pull --follow"
-    context.reporter.emit(Note(text=text, level="warning"))
+    if hint:
+        text = add_next(text, hint)
+    elif context.subject.kind == "lab":
+        text += "; instead: labctl pull --follow"
+    context.reporter.emit(UniqueNote(text=text, level="warning"))
 
 
 def _find_detour(endpoint: Endpoint) -> str:

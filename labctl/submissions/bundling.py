@@ -89,7 +89,8 @@ def collect_contents(
     """
     if code_only or (not run_id and is_code_enough(rules) and not _has_runs(context)):
         return _collect_code(context, rules, student, most_bytes, beside)
-    on_server = freshness.inspect_run(context, find_run(context, run_id))
+    needs_model = "model" in rules.require
+    on_server = freshness.inspect_run(context, find_run(context, run_id), needs_model=needs_model)
     run = on_server.run
     home = context.config.root / "runs" / run.id
     if not home.is_dir():
@@ -100,7 +101,8 @@ def collect_contents(
     code = _read_commit(context)
     result = assemble_contents(context, rules, student, most_bytes, run, chosen, code, beside)
     stale = freshness.find_stale_results(on_server, home, chosen)
-    _check_required(rules, result, run, freshness.has_final_files(run, home))
+    has_all_files = freshness.has_final_files(run, home) and not on_server.new_checkpoints
+    _check_required(rules, result, run, has_all_files)
     notes = result.notes
     if not run.has_ended:
         notes += (f"to submit the end of {run.id}: {SUBMIT_THE_END}",)

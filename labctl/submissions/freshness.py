@@ -46,12 +46,14 @@ class RunOnServer(NamedTuple):
     new_checkpoints: tuple[str, ...] = ()
 
 
-def inspect_run(context: LabContext, run: Run) -> RunOnServer:
+def inspect_run(context: LabContext, run: Run, *, needs_model: bool = False) -> RunOnServer:
     """Ask the server of an unfinished run for its state and its checkpoints.
 
-    Returns the last known state if no server answers.
+    With `needs_model`, also ask that of an ended run without a checkpoint on this machine: `labctl
+    explain` downloads only its logs. Returns the last known state if no server answers.
     """
-    if run.has_ended:
+    has_checkpoints = (context.config.root / "runs" / run.id / CHECKPOINTS).is_dir()
+    if run.has_ended and (has_checkpoints or not needs_model):
         return RunOnServer(run)
     try:
         server = context.get_server()
@@ -63,6 +65,8 @@ def inspect_run(context: LabContext, run: Run) -> RunOnServer:
     except NotFoundError:
         return RunOnServer(run)
     except LabError as error:
+        if run.has_ended:
+            return RunOnServer(run)
         text = f"cannot ask the server whether run {run.id} has ended: {error.what}"
         context.reporter.emit(Note(text=text, level="warning"))
         return RunOnServer(run)

@@ -23,8 +23,12 @@ WAIT_S = 6 * 3600.0
 def share_transfers() -> Iterator[None]:
     """Let the parts that run inside the block transfer side by side, under one lock.
 
-    They must not share a directory, neither on the server nor here.
+    They must not share a directory, neither on the server nor here. Inside such a block, another
+    one changes nothing.
     """
+    if _shared.get() is not None:
+        yield
+        return
     token = _shared.set(_SharedLock())
     try:
         yield

@@ -44,7 +44,8 @@ def make_refused_error(endpoint: Endpoint, why: str) -> ConnectionRefusedByServe
         f"{endpoint.host} refuses connections to port {endpoint.port}",
         why=why or "the machine is up, but nothing listens there",
         hint=lambda subject: (
-            f"{subject.up}   # finds a restarted server; otherwise check the port and its sshd"
+            f"{subject.up}   # finds a restarted server; otherwise check the port and its sshd\n"
+            f"{subject.refresh}   # says whether the server was stopped, and why"
         ),
     )
 

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from labctl.courses.records.cost_report import add_gpu_minutes
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.folder import Seat as CourseSeat
+from labctl.courses.records.gpu_minutes import read_gpu_minutes
 from labctl.courses.records.last_known import find_open_refusal, is_silent, mark_lost
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.regrade_requests import read_regrades
@@ -112,6 +114,9 @@ class SnapshotTaker:
         servers = _newest_by_lab(self._state.list_servers())
         living = roster.living(servers)
         costs = self._sums.make(folder.config, roster.people, entries, now, living)
+        names = [seat.seat for seat in costs.seats if seat.students]
+        minutes = read_gpu_minutes(folder.config, folder.private, names)
+        costs = add_gpu_minutes(costs, minutes)
         spent = self._sums.spent_usd(now, living)
         seats = [
             seat

@@ -17,7 +17,8 @@ class CourseRecord(NamedTuple):
     """A course as a student gets it.
 
     `receiver` is the public key that verifies receipts. `assignments` has the text of each file,
-    `starters` the sha256 of each assignment's starter.
+    `starters` the sha256 of each assignment's starter. `executor` is that of lab.yaml, "" for the
+    default one.
     """
 
     course: str
@@ -26,6 +27,7 @@ class CourseRecord(NamedTuple):
     receiver: str = ""
     assignments: Optional[Dict[str, str]] = None
     starters: Optional[Dict[str, str]] = None
+    executor: str = ""
 
 
 class EnrollRequest(NamedTuple):
@@ -59,6 +61,7 @@ class SeatGreetingRecord(NamedTuple):
     spent_usd: float = 0.0
     ttl_s: int = 0
     max_ttl_s: int = 0
+    executor: str = ""
 
 
 class GreetKeeperReply(NamedTuple):

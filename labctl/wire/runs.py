@@ -6,7 +6,7 @@ Times are Unix seconds of the server's clock, sizes are in bytes.
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 from .codec import with_keys
-from .verbs import LabRequest, StreamingVerb, Verb
+from .verbs import Empty, LabRequest, StreamingVerb, Verb
 
 # The names of the executors.
 DOCKER, PROCESS, SLURM = "docker", "process", "slurm"
@@ -60,6 +60,21 @@ class RunSpec(NamedTuple):
     data: Dict[str, str] = {}
     executor: str = DOCKER
     job: JobRequest = JobRequest()
+
+
+class GangMember(NamedTuple):
+    """The place of one server in a run on several servers (gang.json).
+
+    `rank` counts the servers from 0, `size` is their number. Their processes meet at
+    `address`:`port`, on the server of rank 0, and reach one another over the network `interface`
+    of this server; "" leaves the choice to the program.
+    """
+
+    rank: int
+    size: int
+    address: str
+    port: int
+    interface: str = ""
 
 
 class ClaimRecord(NamedTuple):
@@ -212,12 +227,14 @@ class StartRunRequest(NamedTuple):
     """Start a run. `secrets` are the values of the spec's secrets by name.
 
     With `held`, its container is only created. The caller starts it by attaching a terminal, so
-    that the terminal has all of the output, and the command's exit code.
+    that the terminal has all of the output, and the command's exit code. A `member` of a run on
+    several servers is started by START_HELD, once it exists on all of them.
     """
 
     spec: RunSpec
     secrets: Dict[str, str] = {}
     held: bool = False
+    member: Optional[GangMember] = None
 
 
 class StartRunReply(NamedTuple):
@@ -225,6 +242,7 @@ class StartRunReply(NamedTuple):
 
     `found`: an identical request had started the run before. `directory` is the run's, on the
     server. `active` has the ids of the lab's other runs that run beside it, the newest first.
+    `member` is the place of its last attempt in a run on several servers.
     """
 
     run: Optional[RunRecord] = None
@@ -232,13 +250,15 @@ class StartRunReply(NamedTuple):
     directory: str = ""
     missing: str = ""
     active: Tuple[str, ...] = ()
+    member: Optional[GangMember] = None
 
 
 class FollowRunRequest(NamedTuple):
     """Stream a run's log from byte `offset`, or from `tail` lines before the end if not 0.
 
     With `wait` the stream ends with the run. `attempt` is the container for which the caller
-    counted its offset, "" if it has none.
+    counted its offset, "" if it has none. `process` is that of torchrun on this server; the output
+    of the first, 0, is the run's log.
     """
 
     lab: str
@@ -248,6 +268,7 @@ class FollowRunRequest(NamedTuple):
     tail: int = 0
     wait: bool = False
     attempt: str = ""
+    process: int = 0
 
 
 class FollowRunOpening(NamedTuple):
@@ -288,12 +309,16 @@ class StatusReply(NamedTuple):
 
 
 class CancelRunRequest(NamedTuple):
-    """Stop a run: SIGTERM, and SIGKILL after `grace_s` seconds."""
+    """Stop a run: SIGTERM, and SIGKILL after `grace_s` seconds.
+
+    With a `reason`, the run has failed for that reason, and was not canceled by its user.
+    """
 
     lab: str
     lab_id: str
     run: str
     grace_s: int = 60
+    reason: str = ""
 
 
 class CancelRunReply(NamedTuple):
@@ -305,11 +330,16 @@ class CancelRunReply(NamedTuple):
 
 @with_keys(reason="told")
 class ResumeRunRequest(NamedTuple):
-    """Start the next attempt of a lost run. `reason` is written to its log where the gap is."""
+    """Start the next attempt of a lost run. `reason` is written to its log where the gap is.
+
+    That of a `member` of a run on several servers is only created, as in StartRunRequest. It may
+    have ended by itself, or been ended with the others.
+    """
 
     spec: RunSpec
     secrets: Dict[str, str] = {}
     reason: str = ""
+    member: Optional[GangMember] = None
 
 
 class ResumeRunReply(NamedTuple):
@@ -324,18 +354,34 @@ class ResumeRunReply(NamedTuple):
     offset: int = 0
     step: Union[int, float, None] = None
     missing: str = ""
+    member: Optional[GangMember] = None
 
 
 class AdoptPushedRequest(NamedTuple):
-    """Make a lost run of the files that were pushed for it. `attempts` is how often it ran."""
+    """Make a lost run of the files that were pushed for it. `attempts` is how often it ran.
+
+    If the run is there already, with `completes` it gets the checkpoints, in place of its own.
+    """
 
     spec: RunSpec
     created_at: float
     attempts: int
+    completes: bool = False
 
 
 class AdoptPushedReply(NamedTuple):
     run: RunRecord
+
+
+class FindAddressReply(NamedTuple):
+    """The server's address in its own network, the interface that has it, and a free TCP port.
+
+    The interface is "" if no interface has the address.
+    """
+
+    address: str
+    interface: str
+    port: int
 
 
 class ClearRunsReply(NamedTuple):
@@ -352,6 +398,8 @@ class SessionReply(NamedTuple):
 
 
 START_RUN = Verb("start", StartRunRequest, StartRunReply)
+START_HELD = Verb("start-held", RunRequest, StartRunReply)
+FIND_ADDRESS = Verb("address", Empty, FindAddressReply)
 RUN = StreamingVerb("run", StartRunRequest, StartRunReply, StartRunReply)
 FOLLOW_RUN = StreamingVerb("follow", FollowRunRequest, FollowRunOpening, FollowRunResult)
 STATUS = Verb("status", StatusRequest, StatusReply)

@@ -35,12 +35,24 @@ from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Pr
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
 from labctl.lab import Lab
 from labctl.lifecycle import sample_project
-from labctl.model import Check, CreateServerRequest, Endpoint, Need, Offer, Resource, Run, Server
+from labctl.model import (
+    Check,
+    CreateServerRequest,
+    Endpoint,
+    Gpu,
+    Need,
+    Offer,
+    Resource,
+    Run,
+    Server,
+    ServerFacts,
+)
 from labctl.parallel import run_parts
 from labctl.providers.local import LocalProvider
 from labctl.servers.gpus import choose_server_gpus_option
 from labctl.servers.playbooks import TaskEvent, _PlaybookProgress
 from labctl.state import State
+from labctl.state.disks import STOPPED
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import WatchRecord
 
@@ -224,6 +236,37 @@ def test_exec_in_a_run_that_has_ended_suggests_what_still_works(
     assert f"        {suggested}\n" in said.err
 
 
+@pytest.mark.parametrize("found", [True, False])
+def test_exec_of_nvidia_smi_without_a_gpu_says_so(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    server = kept(home)
+    context = Lab.load(".").context
+    context.state.save_run(
+        Run(id="r1", lab_id=context.lab_id, server_id=server.id, state="running")
+    )
+    (context.paths.ssh_dir / server.id).mkdir(parents=True)
+    gpu = Gpu(name="T4", uuid="GPU-1", memory_bytes=16 * 10**9)
+    context.save_facts(server, ServerFacts(os="Debian", gpus=(gpu,) if found else ()))
+    executed: list[str] = []
+    monkeypatch.setattr("labctl.runs.runs.refresh", lambda context, server: None)
+    monkeypatch.setattr(
+        "labctl.cli.attach.replace_with_exec", lambda context, run, command: executed.append(run.id)
+    )
+    said = labctl("exec", "r1", "--", "nvidia-smi", "-L")
+    assert bool(executed) == found
+    assert (said.code == 255) != found
+    assert ("this server has no GPU" in said.err) != found
+    assert ("next: labctl top" in said.err) != found
+
+
+def test_an_option_of_openssh_is_sent_to_ssh(labctl: Any) -> None:
+    said = labctl("ssh", "-L", "8000:localhost:8000", "--", "ls")
+    assert said.code == 255
+    assert "labctl ssh has no option -L" in said.err
+    assert "next: ssh -L 8000:localhost:8000 digits\n" in said.err
+
+
 @pytest.mark.parametrize("words", [("pull",), ("logs",), ("cancel",), ("push",), ("inventory",)])
 def test_not_found_is_4_elsewhere(labctl: Any, words: tuple[str, ...]) -> None:
     said = labctl(*words)
@@ -404,6 +447,29 @@ def test_a_stopped_server_shows_none_of_the_clocks_that_rest(labctl: Any, home: 
     assert not [line for line in lines if "idle" in line or line.startswith("  ssh ")]
 
 
+@pytest.mark.parametrize(
+    ("watch", "reason"),
+    [
+        ({"ttl_left_s": 600.0, "idle_left_s": -1.0}, "it was idle"),
+        ({"ttl_left_s": -1.0, "idle_left_s": -2.0}, "it was idle or its ttl ended"),
+        ({"ttl_left_s": 600.0, "ending": "budget"}, "its budget was spent"),
+        ({"ttl_left_s": 600.0, "busy": ("run night is running",)}, ""),
+    ],
+)
+def test_status_says_why_a_server_stopped_by_itself(
+    labctl: Any, home: Path, watch: dict[str, Any], reason: str
+) -> None:
+    server = msgspec.structs.replace(kept(home), state="stopped")
+    report(server, **watch)
+    said = labctl("status").out
+    assert (f"  its watchdog stopped it: {reason}\n" in said) == bool(reason)
+    assert ("watchdog stopped it" in said) == bool(reason)
+    lab = Lab.load(".")
+    lab.context.state.record(STOPPED, lab_id=lab.id, server_id=server.id, detail={})
+    lab.context.state.close()
+    assert "watchdog stopped it" not in labctl("status").out
+
+
 def test_a_stopped_server_whose_ttl_has_passed_shows_no_time(labctl: Any, home: Path) -> None:
     report(msgspec.structs.replace(kept(home), state="stopped"), ttl_left_s=0.0)
     assert "left" not in labctl("status").out
@@ -453,13 +519,26 @@ def test_old_runs_fold_away(labctl: Any, home: Path) -> None:
 @pytest.mark.parametrize(
     ("watch", "said"),
     [
-        ({"budget_left_s": None, "idle_left_s": None}, "The server now stops in 2 h\n"),
-        ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "The server now stops in 2 h\n"),
+        ({"budget_left_s": None, "idle_left_s": None}, "The server now stops in 2 h.\n"),
+        ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "The server now stops in 2 h.\n"),
+        (
+            {"budget_left_s": None, "idle_left_s": 1800.0},
+            "The server now stops in 2 h, or sooner if it is idle, but not in the next 30 min.\n",
+        ),
         (
             {"budget_left_s": 3600.0, "idle_left_s": 1800.0},
-            "The server now stops in 2 h; its budget is spent in 1 h, "
-            "it stops after 30 min without work\n",
+            "The server stops in 1 h, when its budget is spent (ttl: 2 h), "
+            "or sooner if it is idle, but not in the next 30 min.\n",
         ),
+        (
+            {"ttl_left_s": None, "idle_left_s": 7200.0},
+            "The server stops only if it is idle, but not in the next 2 h.\n",
+        ),
+        (
+            {"ttl_left_s": None, "budget_left_s": 3600.0},
+            "The server stops in 1 h, when its budget is spent.\n",
+        ),
+        ({"ttl_left_s": None}, "No limit is set: only labctl down stops the server.\n"),
     ],
 )
 def test_extend_tells_what_may_end_the_server_sooner(
@@ -467,7 +546,8 @@ def test_extend_tells_what_may_end_the_server_sooner(
 ) -> None:
     from labctl.lifecycle import extend as action
 
-    monkeypatch.setattr(action, "extend", lambda *_: WatchRecord(ttl_left_s=7200.0, **watch))
+    report = WatchRecord(**{"ttl_left_s": 7200.0, **watch})
+    monkeypatch.setattr(action, "extend", lambda *_: report)
     assert labctl("extend", "1h").out == said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from labctl import Lab
 from labctl.cli.billing import _print_offers
 from labctl.cli.estimate_tables import _cost_cells
 from labctl.insight.estimate import CostEstimate
-from labctl.model import Endpoint, Offer, Server
+from labctl.model import Endpoint, Offer, Run, Server
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,38 @@ def test_offers_fit_a_narrow_terminal(
     lines = click.unstyle(capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1].endswith("$0.4186/h  $0.32-0.42/h  spot -58%")
+
+
+def test_a_recovered_run_counts_on_every_server_that_it_had(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hour on a server that was reclaimed, half an hour without one, two hours on the next."""
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    clock = [0.0]
+    monkeypatch.setattr("labctl.state.time.time", lambda: clock[0])
+    monkeypatch.setattr("labctl.servers.cost.time.time", lambda: clock[0])
+
+    def at_hour(hour: float, kind: str, server: str, run: str = "", **detail: float) -> None:
+        clock[0] = 1e9 + hour * 3600
+        lab.context.state.record(
+            kind, lab_id=lab.id, server_id=server, run_id=run, detail=dict(detail)
+        )
+
+    at_hour(0, "created", "first", price_usd_per_hour=1.0)
+    at_hour(0, "code", "first", "night")
+    at_hour(1, "gone", "first")
+    at_hour(1.5, "created", "second", price_usd_per_hour=2.0)
+    at_hour(1.5, "recovered", "second", "night")
+    at_hour(3.5, "terminated", "second")
+    run = Run(
+        id="night", lab_id=lab.id, server_id="second", state="exited", exit_code=0,
+        created_at=1e9, started_at=1e9 + 1.5 * 3600, ended_at=1e9 + 3.5 * 3600,
+    )  # fmt: skip
+    lab.context.state.save_run(run)
+    lab.context.state.close()
+    lines = labctl("cost").out.splitlines()
+    assert lines[-3].split() == ["night", "second", "and", "1", "before", "it", "3", "h", "$5.00"]
+    assert lines[-1] == "total: $5.00"
+    (cost,) = json.loads(labctl("cost", "--json").out)["costs"]["runs"]
+    assert (cost["server_id"], cost["earlier_server_ids"]) == ("second", ["first"])
+    assert (cost["hours"], cost["cost_usd"]) == (3.0, 5.0)

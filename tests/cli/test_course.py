@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from labctl.commands.slurm_accounting import ClassUser
+from labctl.courses.records.gpu_minutes import record_gpu_minutes
 from labctl.model import Offer
 from labctl.providers.local import LocalProvider
 
@@ -270,6 +272,29 @@ def test_the_ledger_names_the_person_who_did_it(
     entries = [json.loads(one) for one in lines]
     by = [one["by"] for one in entries if one["kind"] in ("budget", "due")]
     assert by == ["grace", "Ann TA", "ann"]
+
+
+def test_a_class_with_slurm_is_planned_and_its_gpu_minutes_are_shown(
+    labctl: Labctl, course: Path
+) -> None:
+    file = course / "course.yaml"
+    file.write_text(
+        "course: ml\nserver: {provider: static, static: {hosts: [gpu1.lab.example]}}\n"
+        "shared: {engine: slurm, gpus: 2, gpu_minutes: 1200, wall: 2h}\n"
+    )
+    plan = in_course(labctl, "plan", "--offline").out
+    assert "one server in all, shared: 2 accounts each" in plan
+    limits = "2 GPUs at a time, jobs of at most 2h, 1,200 GPU minutes in all"
+    assert f"Slurm gives each account {limits}" in plan
+    assert "no store" not in plan  # it would be refused
+    record_gpu_minutes(course / ".course", [ClassUser("lab-ada", used_minutes=31)])
+    for command in ("status", "cost"):
+        rows = [line for line in in_course(labctl, command).out.splitlines() if " of 1200" in line]
+        assert [("31 of 1200" in row, row.split()[0]) for row in rows] == [
+            *((True, "ada"), (False, "charles"))
+        ]
+    seats = read(in_course(labctl, "status", "--json"))["seats"]
+    assert [seat["gpu_minutes"]["used"] for seat in seats] == [31, 0]
 
 
 def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path) -> None:

@@ -22,11 +22,11 @@ from msgspec.structs import replace
 from labctl import Lab
 from labctl.cli.doctor_report import mask
 from labctl.config import find_paths
-from labctl.lifecycle import doctor, machine_checks
+from labctl.lifecycle import doctor
 from labctl.lifecycle.doctor import check_own_keeper
-from labctl.lifecycle.machine_checks import check_clock
 from labctl.model import GIB, Endpoint, Gpu, Offer, Server, ServerFacts
 from labctl.providers.aws.account import has_credentials
+from labctl.servers.clock import check_clock
 from labctl.state import State
 from labctl.transports.failures import (
     make_authentication_error,
@@ -79,9 +79,9 @@ class Handler(BaseHTTPRequestHandler):
 def internet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Internet]:
     with Internet(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(machine_checks.check_clock, "__defaults__", (server.url,))
         for name in [each for each in os.environ if each.startswith("AWS_")]:
             monkeypatch.delenv(name)
+        monkeypatch.setenv("LABCTL_SERVER_AWS_ADDRESS_FROM", server.url)
         yield server
         server.shutdown()
 
@@ -97,8 +97,8 @@ def test_a_machine_without_a_lab_is_checked(
     (home / "empty").mkdir()
     monkeypatch.chdir(home / "empty")
     checks = run_doctor(labctl)
-    assert {"labctl", "ssh", "rsync", "disk", "clock", "Docker Engine", "lab"} <= set(checks)
-    assert checks["clock"]["detail"] == "right"
+    assert {"labctl", "ssh", "rsync", "disk", "Docker Engine", "lab"} <= set(checks)
+    assert "clock" not in checks  # no provider here depends on it
     assert checks["lab"]["next"].startswith("labctl init digits && cd digits   # a sample")
     assert "aws credentials" not in checks
     assert list((home / "empty").iterdir()) == []
@@ -237,6 +237,7 @@ def test_an_unused_engine_and_unused_credentials_are_warnings(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
     monkeypatch.setenv("AWS_ENDPOINT_URL", internet.url)
     checks = run_doctor(labctl, "--provider", "course")
+    assert checks["clock"]["detail"] == "right, compared with 127.0.0.1"
     for name in ("Docker Engine", "aws credentials"):
         assert (checks[name]["ok"], checks[name]["warning"]) == (True, True)
         assert checks[name]["detail"].endswith("(this lab does not need it)")

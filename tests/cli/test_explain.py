@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from labctl.cli.explain import _print_labeled, _show_page
@@ -73,6 +74,15 @@ def test_what_is_wrong_comes_with_evidence_source_and_the_next_command(
     assert lines[-1] == "1 problem; start with: the loss became NaN at step 310"
     assert all(len(line) <= 80 for line in lines if "labctl run" not in line)
     assert "\x1b" not in said.out
+
+
+def test_a_narrow_terminal_shows_whole_words(
+    labctl: Any, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = click.unstyle(labctl("explain").out).splitlines()
+    assert lines[:2] == ["run night: failed with exit code 1", "  after 4 min"]
 
 
 def test_packages_that_a_script_installed_are_named_with_their_time(

@@ -26,8 +26,8 @@ from labctl.cli.exit_codes import run_and_exit
 from labctl.cli.groups import cli
 from labctl.events import Question, SilentReporter
 from labctl.lab import Lab
-from labctl.model import Run
-from labctl.submissions import receipt
+from labctl.model import Endpoint, Offer, Run, Server
+from labctl.submissions import freshness, receipt
 from labctl.submissions.assignment import Assignment, load_assignment
 from labctl.submissions.bundle import inspect
 from labctl.submissions.receiver import Receiver
@@ -810,6 +810,41 @@ def test_a_submission_says_which_public_tests_fail_and_is_not_stopped_by_them(
     (root / ".labctl" / "starter.json").write_text("damaged")
     (text,) = set(dry(labctl)["notes"]) - {*without}
     assert text.startswith("the public tests did not run")
+
+
+@pytest.mark.parametrize(
+    ("there", "command"),
+    [
+        (("step-00000080",), f"next: labctl pull {RUN}\n"),
+        ((), "next: save the model in $LABCTL_CHECKPOINT_DIR in your code, then:\n"),
+    ],
+)
+def test_a_model_that_was_never_pulled_is_looked_for_on_the_server(
+    labctl: Labctl,
+    stale: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[str, ...],
+    command: str,
+) -> None:
+    """`labctl explain` downloaded only the logs, after the run had ended."""
+    shutil.rmtree(stale / "checkpoints")
+    (stale / "evaluation.json").unlink()
+    lab = Lab.load(home / "digits", record_only=True)
+    run = lab.context.state.get_run(lab.id, RUN)
+    assert run is not None
+    (stale / "run.json").write_bytes(msgspec.json.encode(run))
+    server = Server(
+        id=run.server_id, provider="local", lab="digits", lab_id=lab.id, alias="digits",
+        state="running", endpoint=Endpoint(host="127.0.0.1"), created_at=1.0,
+        offer=Offer(provider="local", type="container"),
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    monkeypatch.setattr(freshness.runs, "refresh", lambda context, server: None)
+    monkeypatch.setattr(freshness.outputs, "list_new_checkpoints", lambda *_: there)
+    said = labctl("submit", "--dry-run")
+    assert said.code == 4
+    assert command in said.err
 
 
 def test_a_model_that_a_pull_left_out_is_explained(labctl: Labctl, stale: Path, home: Path) -> None:

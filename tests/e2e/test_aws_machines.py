@@ -236,3 +236,31 @@ def cut_off(bed: Bed, instance: str) -> None:
     gone = "chmod -x /usr/sbin/sshd && kill $(cat /run/sshd.pid)"
     code, said = bed.rehearsal.execute(instance, f"{gone}; pkill -f '[s]shd: ubuntu'; true")
     assert code == 0, said
+
+
+@pytest.mark.long
+def test_servers_of_a_gang_reach_one_another_and_nobody_else_does(machines: Bed) -> None:
+    lab = machines.lab()
+    text = (lab.root / "lab.yaml").read_text().replace("gpu: auto", "gpu: auto, count: 2")
+    (lab.root / "lab.yaml").write_text(text.replace("budget: 5", "budget: 20, executor: process"))
+    assert "2 servers of digits are ready" in lab.labctl("up", "--yes")
+    first, second = machines.living()
+    ec2 = machines.client("ec2")
+    (reservation,) = ec2.describe_instances(InstanceIds=[first])["Reservations"]
+    (other,) = ec2.describe_instances(InstanceIds=[second])["Reservations"]
+    zones = {one["Instances"][0]["Placement"]["AvailabilityZone"] for one in (reservation, other)}
+    assert len(zones) == 1
+    stranger = machines.lab("stranger")
+    stranger.labctl("up", "--yes")
+    (third,) = set(machines.living()) - {first, second}
+    address = machines.rehearsal.execute(first, "hostname -I")[1].split()[-1]
+    listen = "python3 -m http.server 5555 >/dev/null 2>&1 </dev/null & sleep 1"
+    assert machines.rehearsal.execute(first, listen)[0] == 0
+    connect = f"import socket; socket.create_connection(('{address}', 5555), 3)"
+    for machine, code in ((second, 0), (third, 1)):
+        assert machines.rehearsal.execute(machine, f'python3 -c "{connect}"')[0] == code
+    run = lab.labctl("run", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE at $MASTER_ADDR")
+    assert f"0 of 2 at {address}" in run
+    lab.labctl("down", "--yes")
+    assert machines.living() == [third]
+    stranger.labctl(*DOWN)

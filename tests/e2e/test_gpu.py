@@ -40,6 +40,17 @@ def test_a_run_that_wants_none_has_none(gpu_lab: LabDirectory) -> None:
     assert not gpu_lab.inspected("gpu-none")["HostConfig"]["DeviceRequests"]
 
 
+def test_a_run_can_use_a_part_of_the_gpus(gpu_lab: LabDirectory) -> None:
+    one = gpu_lab.labctl("run", "--gpus", "1", "--", "nvidia-smi", "-L").stdout
+    assert one.count("Tesla T4 (UUID: GPU-") == 1
+    done = gpu_lab.labctl("run", "--gpus", "3", "--", "true", code=255)
+    assert "--gpus 3 is more than the server has" in done.stderr
+    assert "next: labctl run --gpus 2" in done.stderr
+    # torchrun starts a Python program on each: there is none in this image, but its command is.
+    two = ("run", "--detach", "--gpus", "2", "--id", "gpu-ranks", "--", "python3", "train.py")
+    assert "--nproc-per-node=2 " in gpu_lab.labctl(*two).stderr
+
+
 def refused(lab: LabDirectory, need: str) -> str:
     """What is said; nothing was pushed and no run directory made."""
     with lab.holding("unsent.txt", "unsent\n"), lab.gpu(need):

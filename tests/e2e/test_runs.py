@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from guide_session import GUIDE
-from lab_directory import DOCKERFILE, TOKEN, UNTIL_GO, LabDirectory, Process
+from lab_directory import COUNTING, DOCKERFILE, TOKEN, UNTIL_GO, LabDirectory, Process
 from lab_servers import wait_for
 from transcripts import Session, make_program, replay
 
@@ -259,6 +260,8 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     after = lab.inspected("seen")["State"]
     assert (after["Running"], after["Pid"]) == (True, before["Pid"])
     inside = lab.labctl("exec", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5)
+    no_gpu = lab.labctl("exec", "seen", "--", "nvidia-smi", code=255)
+    assert no_gpu.stderr.startswith("labctl: this server has no GPU\n")
     assert inside.stdout == "seen\n"
     shown = f"pgrep -af {lab.place('seen')}/logs/run.log || true"
     assert "tail" in lab.student(shown)
@@ -314,6 +317,28 @@ def test_ctrl_c_reaches_a_command_in_its_terminal(lab: LabDirectory) -> None:
         terminal.type("\x03")
         assert terminal.popen.wait(60) == 5
     assert terminal.shown.count(b"saved once") == 1
+
+
+def test_the_command_of_a_started_run_is_wrapped_at_words(lab: LabDirectory) -> None:
+    words = [f"--option-{number}" for number in range(20)]
+    with lab.in_terminal("run", "--detach", "--id", "many", "--", "true", *words) as terminal:
+        assert terminal.popen.wait(60) == 0
+    shown = bytes(terminal.shown).decode().partition("run many started: ")[2]
+    lines = shown.splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= 100
+    assert " ".join(shown.split()).startswith(" ".join(["true", *words]))
+
+
+def test_ctrl_c_in_a_followed_log_ends_on_one_line(lab: LabDirectory) -> None:
+    lab.run(COUNTING, "--id", "counts", "--detach")
+    with lab.in_terminal("logs", "-f", "counts") as terminal:
+        terminal.said("line 1")
+        terminal.popen.send_signal(signal.SIGINT)  # as Ctrl-C does in a shell
+        assert terminal.popen.wait(60) == 130
+    lab.let_go("counts")
+    last = bytes(terminal.shown).decode().splitlines()[-1]
+    assert last == "the run is still running; to follow it again: labctl logs -f counts"
 
 
 def test_a_short_command_with_a_terminal_loses_nothing(lab: LabDirectory) -> None:

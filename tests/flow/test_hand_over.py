@@ -18,22 +18,24 @@ from lab_world import LAB_ID, Recorded, World, world
 from labctl.config import LAB_FILE, ensure_lab_id, set_secret, trust
 from labctl.errors import BusyError, LabError, NotFoundError, PolicyError, TransferError, UsageError
 from labctl.errors.replies import decode_reply
-from labctl.lifecycle import keeper_host, kept_labs, reconcile, recover, restore
+from labctl.lifecycle import keeper_host, kept_labs, reconcile, recover, restore, spending_policy
 from labctl.lifecycle.down import down
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version, write_export
 from labctl.lifecycle.status import read_status
-from labctl.model import Endpoint, Offer, Run
+from labctl.model import Endpoint, GpuNeed, Need, Offer, Run
 from labctl.runs.stored_images import BUILT_EVENT
-from labctl.servers import cost
+from labctl.servers import cost, guard
+from labctl.servers.chosen_need import choose_need, note_need
 from labctl.state import ledgers
 from labctl.stores import write_verified
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
-from labctl.wire.codec import encode
+from labctl.wire.codec import encode, to_json
 from labctl.wire.kept_labs import IMPORT_LAB, SEND_RUN
 from labctl.wire.mirrors import StoredCode, StoredRunRecord
 from labctl.wire.runs import RunRecord, RunSpec
+from labctl.wire.watchdog import GuardLimits
 
 LAB_YAML = """\
 lab: digits
@@ -502,3 +504,16 @@ def test_a_lab_that_was_never_handed_over_asks_nobody(lab: World) -> None:
     assert reconcile.merge_keeper_records(context) == ""
     assert not reconcile.has_copies(context)
     assert (context.config.root / LAB_FILE).is_file()
+
+
+def test_the_keepers_next_server_has_what_the_options_of_up_asked_for(two: Pair) -> None:
+    """`labctl up --gpu T4 --spot only --ttl 8h --idle 30m`, then `run --recover --keeper HOST`."""
+    context = two.lab.context()
+    chosen = choose_need(context.config, Need(gpu=GpuNeed(kind="T4"), spot="only"))
+    note_need(msgspec.structs.replace(context, config=chosen), two.server())
+    given = to_json(GuardLimits(ttl_s=28800.0, idle_s=1800.0))
+    limits = {"server_id": two.server().id, "detail": {"limits": given}}
+    context.state.record(guard.EVENT, lab_id=LAB_ID, **limits)
+    two.hand_over()
+    need = spending_policy.make_recovery_context(two.kept(), "night").config.server.need
+    assert (need.gpu.kind, need.spot, need.ttl_s, need.idle_s) == ("T4", "only", 28800, 1800)

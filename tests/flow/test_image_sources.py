@@ -311,3 +311,22 @@ def test_up_has_the_server_load_from_the_store_what_this_machine_does_not_keep(
     assert [verb for verb, _ in wire.asked] == ["start-load-image"]
     sources.keep()
     images.start_stored_load(sources.context(Wire([])), sources.server)
+
+
+def test_a_command_that_waits_for_the_upload_in_advance_says_so_in_words(sources: Sources) -> None:
+    sources.keep()
+    (sources.engine / "pauses").touch()
+    up.up(sources.context())
+    wait_for((sources.engine / "begun").exists)
+
+    def finish_load(text: str) -> None:
+        notes.append(text)
+        (sources.engine / "go").touch()
+
+    notes: list[str] = []
+    context = sources.context()
+    lock = images.lock_name(sources.server, sources.wanted)
+    with context.state.lock(lock, "run", wait_s=30, on_wait=finish_load):
+        pass
+    (note,) = notes
+    assert f"has been uploading the image {sources.wanted} to the server since " in note

@@ -239,7 +239,13 @@ def test_cancel_says_whether_it_had_ended_before(started: Started) -> None:
     wire = Wire([Turn({"run": ended, "already": False}), Turn({"run": ended, "already": True})])
     context = started.context(wire)
     assert [runs.cancel(context, started.server, "night", 5)[1] for _ in range(2)] == [False, True]
-    assert wire.asked[0][1] == {"lab": "digits", "lab_id": LAB_ID, "run": "night", "grace_s": 5}
+    assert wire.asked[0][1] == {
+        "lab": "digits",
+        "lab_id": LAB_ID,
+        "run": "night",
+        "grace_s": 5,
+        "reason": "",
+    }
     known = context.state.get_run(LAB_ID, "night")
     assert known is not None
     assert known.state == "cancelled"

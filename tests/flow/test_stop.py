@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +14,13 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, DiskCloud, Recorded, World, unreachable, world
 
+from labctl.cli.power import _print_stopped
+from labctl.cli.setup import print_ready
 from labctl.errors import BudgetError, NotFoundError, PolicyError, ProviderError
 from labctl.lifecycle import stop as power
 from labctl.lifecycle import up
 from labctl.lifecycle.status import read_status
-from labctl.model import Need, Resource, Run, Server
+from labctl.model import Forward, Need, Resource, Run, Server
 from labctl.servers.cost import sum_stopped_s
 from labctl.servers.deadlines import EVENT
 from labctl.servers.disks import describe_stopped_disk
@@ -89,6 +94,37 @@ def test_the_disk_stays_and_its_price_is_named_before_and_after(paid: World) -> 
     assert result.disk is not None
     assert result.disk.usd_per_month == 2.4
     assert result.canceled == ()
+
+
+def test_closed_forwards_are_named_with_the_command_that_reopens_them(
+    paid: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = paid.context()
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)", "forwards"]
+    services = ("tensorboard", "serve")
+    with ExitStack() as held:
+        processes = [held.enter_context(subprocess.Popen([*sleep, name])) for name in services]
+        for name, process in zip(services, processes, strict=True):
+            forward = Forward(
+                id=name, server_id=server_of(paid).id, service=name, local_port=6006,
+                remote_port=6006, url="http://127.0.0.1:6006/", pid=process.pid, created_at=0.0,
+            )  # fmt: skip
+            context.state.save_forward(forward)
+        result = power.stop(context)
+        assert all(process.wait(20) for process in processes)
+    assert result.closed_forwards == services
+    _print_stopped(result)
+    assert "Background forwards are closed: tensorboard and serve." in capsys.readouterr().out
+    server = power.start(paid.context())
+    lab: Any = SimpleNamespace(context=context, config=context.config)
+    print_ready(lab, server)
+    said = capsys.readouterr().out
+    assert "  labctl forward tensorboard --detach  reopen what labctl stop closed\n" in said
+    assert "  labctl serve --detach                reopen what labctl stop closed\n" in said
+    power.stop(context)
+    power.start(context)
+    print_ready(lab, server)
+    assert "forward" not in capsys.readouterr().out.replace("labctl forward jupyter", "")
 
 
 def test_a_timer_at_the_provider_is_moved_and_named(paid: World) -> None:

@@ -6,9 +6,10 @@ import pytest
 from lab_world import LAB_ID, Recorded, World
 
 from labctl.errors import NoOfferError, PolicyError
-from labctl.lifecycle import spending_policy
-from labctl.model import Need, Offer, Run, Server
+from labctl.lifecycle import spending_policy, up
+from labctl.model import GpuNeed, Need, Offer, Run, Server
 from labctl.servers import attempts, guard
+from labctl.servers.chosen_need import choose_need
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import GuardLimits
 
@@ -77,3 +78,21 @@ def test_the_price_on_demand_is_agreed_to_with_a_spot_machine() -> None:
     )
     assert attempts.max_confirmed_usd_per_hour(offer) == 0.4
     assert attempts.max_confirmed_usd_per_hour(Offer(provider="local", type="container")) is None
+
+
+def test_what_the_options_of_up_asked_for_holds_for_every_recovery(lab: World) -> None:
+    """`labctl up --gpu none --spot only --max-price 0.6`, then two recoveries."""
+    lab.cloud.price = 0.4
+    wanted = Need(gpu=GpuNeed(kind="none"), spot="only", max_price_usd_per_hour=0.6)
+    first = lab.context(Recorded())
+    first = first.make_sibling(choose_need(first.config, wanted), LAB_ID, reporter=Recorded())
+    server = up.up(first)
+    for _ in range(2):
+        run = Run(id=RUN, lab_id=LAB_ID, server_id=server.id, state="lost")
+        first.state.save_run(run)
+        spending_policy.record_price_limit(first, server, RUN)
+        context = spending_policy.make_recovery_context(lab.context(Recorded()), RUN)
+        need = context.config.server.need
+        assert (need.gpu.kind, need.spot, need.max_price_usd_per_hour) == ("none", "only", 0.6)
+        lab.cloud.terminate(server.id)
+        server = up.up(context)

@@ -178,7 +178,7 @@ def test_the_lab_file_that_joining_writes_is_no_difference(
         student="alice",
         seat="0123456789ab",
     )
-    lab = describe_course_lab(settings, tmp_path / "labs", "ml:1")
+    lab = describe_course_lab(settings, tmp_path / "labs", "ml:1", "")
     (result,) = deliver_starters(
         lab, {"hw3": hash_document(document)}, {"hw3": ""}, lambda *_: document, find_paths()
     )

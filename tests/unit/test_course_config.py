@@ -103,9 +103,14 @@ def written_keys(value: Any, path: str = "") -> set[str]:
 
 
 def test_every_key_of_the_schema_stands_in_the_reference() -> None:
-    top = parse(REFERENCE.read_bytes(), "", [])
-    assert top is not None
-    written = written_keys(as_plain(top))
+    text = REFERENCE.read_text()
+    # The other engine of shared servers, whose keys exclude some of the first one's
+    (slurm,) = [line[2:] for line in text.splitlines() if line.startswith("# shared: ")]
+    written = set()
+    for part in (text, slurm):
+        top = parse(part.encode(), "", [])
+        assert top is not None
+        written |= written_keys(as_plain(top))
     wanted = schema_keys(CourseFile)
     assert {"hours.prewarm", "assignments.*.grade.tolerance", "per_student.disk"} <= wanted
     assert wanted - written == set()
@@ -163,12 +168,25 @@ assignments:
         ("course: a\nimage: &x y\n", "2 ", "anchors"),
         ("course: a\ncourse: b\n", "2 course", "given twice"),
         ("shared: {accounts_per_server: 0}\ncourse: a\n", "1 shared.accounts_per_server", "1 to"),
+        ("shared: {gpu_minutes: 60}\ncourse: a\n", "1 shared.gpu_minutes", "`engine: slurm`"),
+        ("shared: {engine: slurm, gpu_lease: 1h}\ncourse: a\n", "1 shared.gpu_lease", "`engine: b"),
+        ("shared: {engine: slurm}\nimage: x\ncourse: a\n", "2 image", "programs of the server"),
+        ("shared: {engine: pbs}\ncourse: a\n", "1 shared.engine", "pbs"),
+        ("course: a\nserver: {executor: slurm}\n", "2 server.executor", "only a course grants"),
     ],
 )
 def test_what_makes_no_sense_is_refused_where_it_stands(
     load: Load, text: str, key: str, said: str
 ) -> None:
     assert said in problems(load, text)[key]
+
+
+def test_with_slurm_the_runs_of_a_class_are_jobs_on_one_server(load: Load) -> None:
+    config = load("course: a\nshared: {engine: slurm, gpu_minutes: 1200, wall: 2h}\n")
+    assert config.lab.submits_jobs
+    assert config.shared is not None
+    assert (config.shared.gpu_minutes, config.shared.wall) == (1200, 7200)
+    assert config.shared.count_servers(300) == 1
 
 
 def test_networks_of_the_course_are_the_providers_unless_it_has_its_own(load: Load) -> None:

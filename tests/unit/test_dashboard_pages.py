@@ -12,13 +12,16 @@ import pytest
 from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, stream_of, wait_until
 from submission_bed import packed
 
+from labctl.commands.slurm_accounting import ClassUser
 from labctl.courses.grading.record import FEEDBACK
 from labctl.courses.records.course_total import CourseTotal
 from labctl.courses.records.excuses import draft_excuse_line
 from labctl.courses.records.free_days import FreeDays
+from labctl.courses.records.gpu_minutes import record_gpu_minutes
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.released_grades import draft_released_line
 from labctl.courses.records.spending import spent_usd
+from labctl.servers.shared_server import account_name
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver import BUNDLE
 from labctl.web import factory
@@ -89,6 +92,15 @@ def test_a_seats_page_tells_of_runs_money_and_hand_ins(bed: Bed, visitor: Visito
         assert text in page
     assert f'sse-connect="/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/log"' in page
     assert visitor.ask(f"/seats/{bed.seat(0).pseudonym}?run=no-such-run")[0] == 404
+
+
+def test_the_costs_show_the_gpu_minutes_that_slurm_counts(bed: Bed, visitor: Visitor) -> None:
+    assert "GPU minutes" not in visitor.ask("/costs")[2]
+    file = bed.folder.path / "course.yaml"
+    file.write_text(file.read_text() + "shared: {engine: slurm, gpu_minutes: 1200}\n")
+    account = account_name(bed.seat(0).name)
+    record_gpu_minutes(bed.folder.private, [ClassUser(account, used_minutes=31)])
+    wait_until(lambda: "31 of 1200" in visitor.ask("/costs")[2])
 
 
 def test_a_figure_says_what_it_is_where_a_phone_leaves_no_headings(

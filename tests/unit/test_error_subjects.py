@@ -281,6 +281,7 @@ def test_checks_of_providers_name_the_commands_of_the_course() -> None:
     machine.name = "gpu1"
     check = static._check(machine, refused, COURSE)
     assert check.next.startswith("labctl course up   # finds")
+    assert "\nlabctl course status --refresh   # says whether" in check.next
     provider = Mock(context=Mock(subject=COURSE))
     provider.offers = lambda need: fit.offers(need, [], fit.AwsConditions())
     no_offer = caught(lambda: AwsProvider._list_offers(provider, NEED))
@@ -318,7 +319,7 @@ def early_timer_note(context: Mock) -> str:
     ("make", "lab", "seat"),
     [
         (early_timer_note, "\n  next: labctl up", "\n  next: labctl course up --only alice"),
-        (unmirrored_note, ": no key; use labctl pull --follow", ": no key"),
+        (unmirrored_note, ": no key; instead: labctl pull --follow", ": no key"),
         (restored_note, "1 run with 3 files\n  next: labctl pull", "1 run with 3 files"),
     ],
 )

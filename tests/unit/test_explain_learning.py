@@ -374,6 +374,8 @@ def test_steps_may_be_anything() -> None:
          """labctl run -- sh -c 'cd src && python '"'"'a b.py'"'"''"""),
         (("bash", "-c", "zzzz9"), "bash: line 1: zzzz9: command not found\n", "zzzz9",
          "choose an image that has zzzz9, or correct its name, then:\nlabctl run"),
+        (("nvidia-smi", "-L"), "entry.sh: 50: nvidia-smi: not found\n", "nvidia-smi",
+         "labctl offers --gpu any   # servers with a GPU"),
         (("python3", "train.py"), "", "python3",
          "choose an image that has python3, or correct its name, then:\nlabctl run"),
     ],

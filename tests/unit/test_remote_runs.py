@@ -25,6 +25,7 @@ from labctl.agent.host.engine_objects import (
     DeviceRequest,
     Image,
     Mount,
+    NewContainer,
 )
 from labctl.agent.host.paths import (
     lab_dir,
@@ -45,7 +46,7 @@ from labctl.agent.runs import (
     secrets_tmpfs,
 )
 from labctl.agent.runs.docker_executor import describe_container
-from labctl.agent.runs.executor import ProgramState
+from labctl.agent.runs.executor import NewAttempt, ProgramState
 from labctl.agent.runs.exit_summary import describe_exit
 from labctl.wire.boot_id import read_boot_token
 from labctl.wire.codec import encode, to_json
@@ -54,6 +55,7 @@ from labctl.wire.runs import (
     AttemptRecord,
     CancelRunRequest,
     ExitRecord,
+    GangMember,
     ResumeRunRequest,
     RunRecord,
     RunSpec,
@@ -106,9 +108,30 @@ def bind(source: Path | str, target: str, read_only: bool = False) -> Mount:
     return Mount("bind", target, Source=str(source), ReadOnly=read_only)
 
 
+def build_body(
+    root: Path, spec: RunSpec, image: Image = IMAGE, member: GangMember | None = None
+) -> NewContainer:
+    attempt = NewAttempt("c", root, root / "runs" / "night", spec, image, member)
+    return containers.build_run_body(attempt)
+
+
+def test_a_part_of_a_run_on_several_servers_uses_their_network(root: Path) -> None:
+    member = GangMember(2, 4, "10.0.0.7", 41234, "ens5")
+    body = build_body(root, SPEC._replace(env={"GLOO_SOCKET_IFNAME": "ib0"}), member=member)
+    assert body.HostConfig.NetworkMode == "host"
+    assert {
+        *("RANK=2", "WORLD_SIZE=4", "LOCAL_RANK=0", "MASTER_ADDR=10.0.0.7", "MASTER_PORT=41234"),
+        *("PET_NODE_RANK=2", "PET_NNODES=4", "PET_MASTER_ADDR=10.0.0.7", "PET_MASTER_PORT=41234"),
+        *("NCCL_SOCKET_IFNAME==ens5", "GLOO_SOCKET_IFNAME=ib0"),
+    } <= {*body.Env}
+    alone = build_body(root, SPEC)
+    assert alone.HostConfig.NetworkMode == ""
+    assert not [line for line in alone.Env if line.startswith(("RANK=", "PET_"))]
+
+
 def test_the_container_of_a_plain_run(root: Path) -> None:
     directory = root / "runs" / "night"
-    body = containers.build_run_body(root, directory, SPEC, IMAGE)
+    body = containers.build_run_body(NewAttempt("c", root, directory, SPEC, IMAGE))
     assert (body.Image, body.Hostname) == (IMAGE.Id, "digits")
     assert (body.User, body.WorkingDir) == (f"{os.getuid()}:{os.getgid()}", "/lab/code")
     assert body.Labels == {"labctl.lab-id": LAB_ID, "labctl.run": "night"}
@@ -138,7 +161,7 @@ def test_the_container_of_a_run_with_everything(root: Path) -> None:
         env={"LR": "1 2", "HOME": "/elsewhere"}, gpus="GPU-1,GPU-2", memory_bytes=3 * GIB,
         cpus=1.1, shm_bytes=GIB, tty=True, secrets=("TOKEN",), command=("echo", "a b", "$HOME"),
     )  # fmt: skip
-    body = containers.build_run_body(root, root / "runs" / "night", wanted, Image(IMAGE.Id))
+    body = build_body(root, wanted, Image(IMAGE.Id))
     host = body.HostConfig
     gpu = DeviceRequest(Capabilities=(("gpu",),))
     assert host.DeviceRequests == (gpu._replace(DeviceIDs=("GPU-1", "GPU-2")),)
@@ -152,14 +175,12 @@ def test_the_container_of_a_run_with_everything(root: Path) -> None:
     assert not [each for each in body.Env if each.startswith("TOKEN")]
     assert body.Cmd is not None
     assert body.Cmd[-3:] == ("echo", "a b", "$HOME")
-    every = containers.build_run_body(
-        root, root / "runs" / "night", SPEC._replace(gpus="all"), IMAGE
-    )
+    every = build_body(root, SPEC._replace(gpus="all"))
     assert every.HostConfig.DeviceRequests == (gpu._replace(Count=-1),)
 
 
 def test_a_path_with_a_comma_is_mounted_like_any_other(root: Path, tmp_path: Path) -> None:
-    body = containers.build_run_body(root, tmp_path / "a,readonly", SPEC, IMAGE)
+    body = containers.build_run_body(NewAttempt("c", root, tmp_path / "a,readonly", SPEC, IMAGE))
     assert bind(tmp_path / "a,readonly", "/lab/run") in body.HostConfig.Mounts
 
 

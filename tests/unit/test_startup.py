@@ -250,7 +250,15 @@ def test_a_plain_exec_needs_no_click(words: tuple[str, ...], lab: Path, tmp_path
 
 @pytest.mark.parametrize(
     "words",
-    [("first",), ("first", "df"), ("--", "-h"), ("a", "b", "--", "df"), ("--json", "--", "df"), ()],
+    [
+        ("first",),
+        ("first", "df"),
+        ("--", "-h"),
+        ("a", "b", "--", "df"),
+        ("--json", "--", "df"),
+        (),
+        ("--", "nvidia-smi"),
+    ],
 )
 def test_a_mistake_of_exec_is_left_to_click(words: tuple[str, ...]) -> None:
     assert parse_plain_exec(words) is None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...wire.runs import RunSpec
 from ..host.engine import build_proxy_env, create_container, read_archive, remove_container
 from ..host.engine_objects import (
     ContainerLog,
@@ -16,11 +15,15 @@ from ..host.engine_objects import (
     Mount,
     NewContainer,
     NewHostConfig,
+    Ulimit,
 )
 from ..host.paths import labctl_home, require_name, resolve_inside
 from ..host.server_data import resolve_all
 from . import secrets_tmpfs
+from .executor import NewAttempt
+from .gang import build_member_env, can_raise_limits
 
+UNLIMITED_PINNED_MEMORY = Ulimit("memlock", -1, -1)
 HOME_ENV = {
     "HOME": "/lab/cache/home",
     "USER": "lab",
@@ -44,24 +47,31 @@ def create_output_directories(directory: Path, outputs: Sequence[str]) -> None:
         (path.parent if is_file else path).mkdir(parents=True, exist_ok=True)
 
 
-def build_run_body(root: Path, directory: Path, spec: RunSpec, image: Image) -> NewContainer:
+def build_run_body(attempt: NewAttempt) -> NewContainer:
     """Return the container of a run. Pure except for the files that `build_lab_container` makes."""
+    directory, spec, image = attempt.directory, attempt.spec, attempt.image
+    assert isinstance(image, Image)
     mounts = [build_mount(directory / "code", "/lab/code"), build_mount(directory, "/lab/run")]
     if spec.secrets:
         secrets_directory = secrets_tmpfs.secrets_directory(spec.id)
         mounts.append(build_mount(secrets_directory, "/run/labctl-secrets", read_only=True))
-    env = {**build_run_env(spec.id), **spec.env}
+    env = {**build_run_env(spec.id), **build_member_env(attempt.member), **spec.env}
     lab = ContainerLab(spec.lab, spec.lab_id, spec.gpus, spec.data)
-    container = build_lab_container(root, lab, image, mounts, env, {"labctl.run": spec.id})
+    container = build_lab_container(attempt.root, lab, image, mounts, env, {"labctl.run": spec.id})
     entrypoint = image.config.Entrypoint or ()
     limits = ResourceLimits(spec.memory_bytes, spec.cpus, spec.shm_bytes)
+    host_config = limit(container.HostConfig, limits)
+    if attempt.member is not None:
+        # Its processes reach those of other servers at any port, and pin memory for the network.
+        ulimits = (UNLIMITED_PINNED_MEMORY,) if can_raise_limits() else ()
+        host_config = host_config._replace(NetworkMode="host", Ulimits=ulimits)
     return container._replace(
         Entrypoint=("/bin/sh",),
         Cmd=("/lab/run/.labctl/entry.sh", *entrypoint, *spec.command),
         StopTimeout=60,
         Tty=spec.tty,
         OpenStdin=spec.tty,
-        HostConfig=limit(container.HostConfig, limits),
+        HostConfig=host_config,
     )
 
 

@@ -31,8 +31,7 @@ class DockerExecutor:
         return engine.inspect_image(spec.image)
 
     def create(self, attempt: NewAttempt) -> bool:
-        assert isinstance(attempt.image, Image)
-        body = build_run_body(attempt.root, attempt.directory, attempt.spec, attempt.image)
+        body = build_run_body(attempt)
         with _removed_if_refused(attempt):
             return engine.create_container(attempt.name, body)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..host.paths import labctl_home
 from .environments import list_code_paths
 from .executor import Environment, NewAttempt
+from .gang import build_member_env
 
 ENTER = "enter.sh"
 
@@ -23,6 +24,7 @@ def build_enter_script(attempt_directory: Path, attempt: NewAttempt, own: dict[s
         "LABCTL_LOG_DIR": str(run / "logs"),
         "LABCTL_CACHE_DIR": str(labctl_home() / ".cache"),
         "PYTHONUNBUFFERED": "1",
+        **build_member_env(attempt.member),
         **spec.env,
         "LABCTL_ATTEMPT": str(attempt_directory),
         **own,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, Union
 
-from ...wire.runs import RunSpec
+from ...wire.runs import GangMember, RunSpec
 from ..host.engine_objects import Image
 from ..reply import Failure
 
@@ -32,13 +32,17 @@ AttemptImage = Union[Image, Environment, JobImage]
 
 
 class NewAttempt(NamedTuple):
-    """An attempt to start. `root` is the lab's directory, `directory` the run's."""
+    """An attempt to start. `root` is the lab's directory, `directory` the run's.
+
+    `member` is its place in a run on several servers, None for a run on this one alone.
+    """
 
     name: str
     root: Path
     directory: Path
     spec: RunSpec
     image: AttemptImage
+    member: GangMember | None = None
 
 
 class ProgramState(NamedTuple):

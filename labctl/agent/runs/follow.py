@@ -16,7 +16,7 @@ from ...wire.runs import (
     RunRecord,
     StartRunRequest,
 )
-from ..reply import send_closing_reply, send_reply
+from ..reply import Failure, send_closing_reply, send_reply
 from .executor import Executor
 from .executors import get_executor
 from .records import read_last_attempt, read_log_offset
@@ -38,15 +38,35 @@ def follow(request: FollowRunRequest) -> None:
     offset = request.offset
     if request.attempt and request.attempt != read_last_attempt(directory).container:
         offset = min(offset, read_log_offset(directory))
+    log = find_process_log(directory, request.process)
     if request.tail:
-        offset = find_tail_offset(directory / "logs" / "run.log", request.tail)
+        offset = find_tail_offset(log, request.tail)
     send_reply(FollowRunOpening(inspect_run(directory, {}), offset))
-    send_closing_reply(FollowRunResult(_stream(directory, offset, request.wait)))
+    run = _stream(directory, log, offset, request.wait)
+    if request.process:
+        # torchrun keeps the errors of such a process in a file of their own.
+        _send(log.with_name("stderr.log"), 0)
+    send_closing_reply(FollowRunResult(run))
 
 
-def _stream(directory: Path, offset: int, wait: bool) -> RunRecord:
+def find_process_log(directory: Path, process: int) -> Path:
+    """Return the file that the last attempt of a process of torchrun on this server writes to.
+
+    Failure (missing) without one.
+    """
+    if process == 0:
+        return directory / "logs" / "run.log"
+    logs = (directory / "logs" / "ranks").glob(f"*/attempt_*/{process}/stdout.log")
+    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        what = f"run {directory.name} has no output of process {process} on this server"
+        hint = f"labctl logs {directory.name}   # that of its first process"
+        raise Failure("missing", what, "torchrun has not started it, or the number is wrong", hint)
+    return newest
+
+
+def _stream(directory: Path, log: Path, offset: int, wait: bool) -> RunRecord:
     """Stream the log, with `wait` until the run has ended; return the run's state then."""
-    log = directory / "logs" / "run.log"
     name = read_last_attempt(directory).container
     if wait and inspect_run(directory, {}).state in UNENDED:
         _pump(get_executor(read_spec(directory).executor), log, offset, name)
@@ -64,7 +84,7 @@ def start_and_follow(request: StartRunRequest) -> None:
         return
     spec = request.spec
     directory = require_run_directory(spec.lab, spec.lab_id, spec.id)
-    run = _stream(directory, 0, wait=True)
+    run = _stream(directory, find_process_log(directory, 0), 0, wait=True)
     send_closing_reply(started._replace(run=run))
 
 

@@ -13,6 +13,7 @@ from ...wire.runs import (
     ClaimRecord,
     DiskRestoreRecord,
     ExitRecord,
+    GangMember,
     JobRequest,
     LimitRecord,
     LogOffsetRecord,
@@ -73,6 +74,15 @@ def encode_spec(spec: RunSpec) -> str:
     elif not spec.job.runtime:
         del body["job"]["runtime"]
     return json.dumps(body, sort_keys=True)
+
+
+def read_member(directory: Path) -> GangMember | None:
+    """Return the place of the last attempt in a run on several servers; None for any other run."""
+    return read_record(GangMember, directory / ".labctl" / "gang.json")
+
+
+def write_member(directory: Path, member: GangMember) -> None:
+    write_json(directory / ".labctl" / "gang.json", to_json(member))
 
 
 def read_exit(directory: Path) -> ExitRecord | None:

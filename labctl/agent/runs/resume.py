@@ -12,7 +12,7 @@ from ...wire.runs import (
     ResumeRunReply,
     ResumeRunRequest,
 )
-from ..host.paths import LIMIT, lab_dir, require_name, run_dir, write_json
+from ..host.paths import LIMIT, drop_tree, lab_dir, require_name, run_dir, write_json
 from ..host.server_data import resolve_all
 from ..reply import Failure
 from ..watchdog.reclaim_record import find_newest_complete
@@ -20,6 +20,7 @@ from .executors import get_executor
 from .records import (
     list_attempts,
     read_log_offset,
+    read_member,
     write_attempt,
     write_log_offset,
     write_spec_and_claim,
@@ -27,14 +28,15 @@ from .records import (
 from .run_state import UNENDED, inspect_run, require_run_directory
 from .runs import launch, lock_launch
 
-SET_ASIDE = ("record.json", "exit.json", "reclaim.json", LIMIT)
+SET_ASIDE = ("record.json", "exit.json", "reclaim.json", "cancel", LIMIT)
 
 
 def resume(request: ResumeRunRequest) -> ResumeRunReply:
     """Start the next attempt of a lost run with its own code and its outputs so far.
 
     Replies as `start` does: a missing image before anything is changed; a live run is found.
-    Failure (policy) for a run that ended by itself.
+    Failure (policy) for a run that ended by itself, unless it is a member of one on several
+    servers.
     """
     spec = request.spec
     directory = require_run_directory(spec.lab, spec.lab_id, spec.id)
@@ -44,11 +46,12 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
         return ResumeRunReply(missing=spec.image)
     with lock_launch(directory):
         run = inspect_run(directory, {})
-        reply = ResumeRunReply(run, directory=str(directory))
+        reply = ResumeRunReply(run, directory=str(directory), member=request.member)
         if run.state in UNENDED:
             offset, step = read_log_offset(directory), _find_last_step(directory)
-            return reply._replace(found=True, offset=offset, step=step)
-        if run.state != "lost":
+            member = read_member(directory)
+            return reply._replace(found=True, offset=offset, step=step, member=member)
+        if run.state != "lost" and request.member is None:
             raise Failure(
                 "policy",
                 f"run {spec.id} ended by itself, so it cannot be resumed",
@@ -59,7 +62,15 @@ def resume(request: ResumeRunRequest) -> ResumeRunReply:
         step = _find_last_step(directory)
         offset = _mark_gap(directory, request.reason or "resumed")
         root = lab_dir(spec.lab, spec.lab_id)
-        started = launch(root, directory, spec, image, request.secrets)
+        started = launch(
+            root,
+            directory,
+            spec,
+            image,
+            request.secrets,
+            held=request.member is not None,
+            member=request.member,
+        )
     return reply._replace(run=inspect_run(directory, started), offset=offset, step=step)
 
 
@@ -78,6 +89,8 @@ def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
     lab = lab_dir(spec.lab, spec.lab_id)
     pushed, directory = lab / "restore" / require_name(spec.id), run_dir(lab, spec.id)
     if directory.is_dir():
+        if request.completes:
+            _add_outputs(pushed, directory)
         return AdoptPushedReply(inspect_run(directory, {}))
     if not (pushed / "code").is_dir():
         raise Failure("missing", f"no files of run {spec.id} were uploaded to this server")
@@ -91,6 +104,19 @@ def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
     directory.parent.mkdir(exist_ok=True)
     pushed.rename(directory)
     return AdoptPushedReply(inspect_run(directory, {}))
+
+
+def _add_outputs(pushed: Path, directory: Path) -> None:
+    """Move the checkpoints that were pushed to the run, in place of its own; drop the rest."""
+    target = directory / "checkpoints"
+    target.mkdir(exist_ok=True)
+    for path in sorted((pushed / "checkpoints").glob("*")):
+        old = target / path.name
+        if old.is_dir() and not old.is_symlink():
+            drop_tree(old)
+        path.rename(old)
+    if pushed.is_dir():
+        drop_tree(pushed)
 
 
 def _archive_last_attempt(directory: Path) -> None:

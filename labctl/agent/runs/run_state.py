@@ -117,6 +117,7 @@ def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord
         executor=spec.executor,
     )
     record = _determine_state(directory, spec, attempt, program, record)
+    record = _describe_failed_gang(directory, record)
     record = _describe_gpu_loss(directory, record)
     if record.state in ("exited", "lost", "cancelled"):
         new_files = tuple(list_new_files(directory, spec.outputs))
@@ -132,6 +133,14 @@ def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord
             # Reported all the same; recorded by the first call that finds room.
             record = record._replace(summary=f"{record.summary}; the server's disk is full")
     return record
+
+
+def _describe_failed_gang(directory: Path, record: RunRecord) -> RunRecord:
+    """Add why labctl ended a run that did not fail here, but on another of its servers."""
+    reason = read_text(directory / ".labctl" / "cancel").strip()
+    if record.state != "cancelled" or not reason:
+        return record
+    return record._replace(state="exited", summary=reason)
 
 
 def _describe_gpu_loss(directory: Path, record: RunRecord) -> RunRecord:

@@ -19,6 +19,7 @@ from ...wire.runs import (
     AttemptRecord,
     CancelRunReply,
     CancelRunRequest,
+    GangMember,
     RunRequest,
     RunSpec,
     SessionReply,
@@ -41,8 +42,10 @@ from .records import (
     list_attempts,
     read_claim,
     read_last_attempt,
+    read_member,
     write_attempt,
     write_final_record,
+    write_member,
     write_spec_and_claim,
 )
 from .run_state import UNENDED, inspect_run, require_run_directory
@@ -104,15 +107,25 @@ def _launch_claimed(
     run = inspect_run(directory, {})
     if run.state != "claimed":
         # Launched before, or by a call that found our claim and was quicker.
-        return StartRunReply(run, found=True, directory=str(directory))
+        member = read_member(directory)
+        return StartRunReply(run, found=True, directory=str(directory), member=member)
     if request.held and _is_held(spec.executor, run.container):
         # Created by a call whose terminal was lost before it started the container.
-        return StartRunReply(run, found=True, directory=str(directory))
+        member = read_member(directory)
+        return StartRunReply(run, found=True, directory=str(directory), member=member)
     image = image or get_executor(spec.executor).find_image(spec)
     if image is None:
         return StartRunReply(missing=spec.image)
     try:
-        started = launch(root, directory, spec, image, request.secrets, held=request.held)
+        started = launch(
+            root,
+            directory,
+            spec,
+            image,
+            request.secrets,
+            held=request.held,
+            member=request.member,
+        )
     except UnknownStartError:
         raise  # a repeated call finds the run by its claim
     except Failure:
@@ -125,6 +138,7 @@ def _launch_claimed(
         existed,
         str(directory),
         active=_list_other_active_runs(spec),
+        member=request.member,
     )
 
 
@@ -179,6 +193,7 @@ def launch(
     secrets: dict[str, str],
     *,
     held: bool = False,
+    member: GangMember | None = None,
 ) -> dict[str, ProgramState]:
     """Start the run's next attempt; with `held`, only create it.
 
@@ -201,21 +216,54 @@ def launch(
     )
     write_attempt(directory, attempt, record)
     secrets_tmpfs.write_secrets(spec.id, secrets)
-    new_attempt = NewAttempt(container, root, directory, spec, image)
+    if member is not None:
+        write_member(directory, member)
+    new_attempt = NewAttempt(container, root, directory, spec, image, member)
     with BackgroundShell() as shell:
         started = _start_attempt(executor, new_attempt, held)
         script = _RECORDER if executor.runs_here else ""
         # `labctl attach` opens a held run's session: a shell in the container needs a running one.
         if not held:
-            # The run has started: even if it has filled the disk by now, that is not a failure.
-            with suppress(OSError):
-                write_attempt(directory, attempt, record._replace(launched=True))
-            # Elsewhere the session's shell would be a step of the job: `labctl attach` opens it.
-            if executor.runs_here:
-                session = ["tmux", *_session_words(executor, directory, container)]
-                script = f"{shlex.join(session)} &\n{_RECORDER}"
+            script = _note_launch(executor, directory, attempt, record)
         shell.run(script)
     return started
+
+
+def _note_launch(executor: Executor, directory: Path, number: int, record: AttemptRecord) -> str:
+    """Record that an attempt has started; return the script of what runs beside it."""
+    # The run has started: even if it has filled the disk by now, that is not a failure.
+    with suppress(OSError):
+        write_attempt(directory, number, record._replace(launched=True))
+    # Elsewhere the session's shell would be a step of the job: `labctl attach` opens it.
+    if not executor.runs_here:
+        return ""
+    session = ["tmux", *_session_words(executor, directory, record.container)]
+    return f"{shlex.join(session)} &\n{_RECORDER}"
+
+
+def start_held(request: RunRequest) -> StartRunReply:
+    """Start a run that was created and waits for that; leave one that has started as it is."""
+    directory = require_run_directory(request.lab, request.lab_id, request.run)
+    with lock_launch(directory):
+        run, spec = inspect_run(directory, {}), read_spec(directory)
+        executor = get_executor(spec.executor)
+        is_held = run.state == "claimed" and _is_held(spec.executor, run.container)
+        image = executor.find_image(spec) if is_held else None
+        if image is None:
+            return StartRunReply(run, found=True, directory=str(directory))
+        root, number = lab_dir(spec.lab, spec.lab_id), len(list_attempts(directory))
+        record = read_last_attempt(directory)._replace(started_at=time.time())
+        with BackgroundShell() as shell:
+            try:
+                executor.start(NewAttempt(run.container, root, directory, spec, image))
+            except UnknownStartError:
+                raise
+            except Failure:
+                if number == 1:
+                    drop_tree(directory)
+                raise
+            shell.run(_note_launch(executor, directory, number, record))
+        return StartRunReply(inspect_run(directory, {}), directory=str(directory))
 
 
 def _start_attempt(executor: Executor, attempt: NewAttempt, held: bool) -> dict[str, ProgramState]:
@@ -322,7 +370,7 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
     # A launch that is under way would start the container after this.
     with lock_launch(directory):
         before = inspect_run(directory, {})
-        (directory / ".labctl" / "cancel").touch()
+        write_text(directory / ".labctl" / "cancel", request.reason)
         if before.container:
             executor = get_executor(read_spec(directory).executor)
             executor.stop(before.container, request.grace_s)

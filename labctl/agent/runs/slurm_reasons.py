@@ -7,7 +7,7 @@ from .slurm_commands import GpuLimit
 _NO_ROOM = "all the machines that fit are in use"
 _GROUP = "your group already uses all that it may use at once"
 _OWN = "you already use all that you may use at once"
-_BUDGET = "the time that your group may use is spent; ask whoever runs the cluster"
+_BUDGET = "the time that you or your group may use is spent; ask whoever runs the cluster"
 _NODES = "machines that it needs are down or reserved"
 _TOO_LONG = "it asks for more time than is allowed; set a shorter `time` and start it again"
 

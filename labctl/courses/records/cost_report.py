@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from labctl.config import CourseConfig
 from labctl.courses.records import timetable
+from labctl.courses.records.gpu_minutes import GpuMinutes
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import (
     RunningServer,
@@ -34,7 +37,10 @@ AFTERWARDS = ""
 
 
 class SeatCost(Value, frozen=True):
-    """The costs of one seat so far. `budget_usd` includes later grants; None means no limit."""
+    """The costs of one seat so far. `budget_usd` includes later grants; None means no limit.
+
+    `gpu_minutes` is what Slurm has counted; None with another engine.
+    """
 
     seat: str
     students: tuple[str, ...]
@@ -43,6 +49,7 @@ class SeatCost(Value, frozen=True):
     idle_usd: float
     idle_hours: float
     budget_usd: float | None = None
+    gpu_minutes: GpuMinutes | None = None
 
     @property
     def left_usd(self) -> float | None:
@@ -140,6 +147,14 @@ def compute_course_costs(
         idle_usd=sum(seat.idle_usd for seat in seats),
         complete=living is not None,
     )
+
+
+def add_gpu_minutes(costs: CourseCosts, minutes: Mapping[str, GpuMinutes]) -> CourseCosts:
+    """Return the costs with what each seat has used of the GPUs."""
+    seats = (
+        msgspec.structs.replace(seat, gpu_minutes=minutes.get(seat.seat)) for seat in costs.seats
+    )
+    return msgspec.structs.replace(costs, seats=tuple(seats))
 
 
 def compute_seat_costs(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from labctl.config import CourseConfig
+from labctl.config import CourseConfig, format_duration
 from labctl.config.course_schema import AssignmentConfig, AssignmentGroup
 from labctl.config.document import parse
 from labctl.config.layers import iterate_leaves
@@ -57,6 +57,19 @@ def list_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[Ke
     ]
 
 
+def describe_queue(config: CourseConfig) -> str:
+    """Say what Slurm gives each account; "" for a course whose engine is not Slurm."""
+    shared = config.shared
+    if shared is None or not shared.has_queue:
+        return ""
+    parts = [f"{count_text(shared.gpus, 'GPU')} at a time"]
+    if shared.wall is not None:
+        parts.append(f"jobs of at most {format_duration(shared.wall)}")
+    if shared.gpu_minutes is not None:
+        parts.append(f"{shared.gpu_minutes:,} GPU minutes in all")
+    return f"Slurm gives each account {', '.join(parts)}"
+
+
 # what students get if course.yaml names no image, and what to do about it
 IMAGE_CAUTION = f"labs that name none get {DEFAULT_IMAGE}, which has no packages"
 IMAGE_NEXT = "name your image in course.yaml: image: REFERENCE"
@@ -77,17 +90,19 @@ def list_cautions(config: CourseConfig, now: float, own_images: Collection[str] 
         )
     if config.hours and config.term is None:
         messages.append("class hours without a term: they never stop, and there is no forecast")
-    if not config.store:
+    has_queue = config.shared is not None and config.shared.has_queue
+    if not config.store and not has_queue:
         messages.append("no store: results and the ledger are only on this machine and the servers")
     without = [name for name in config.assignments if name not in own_images]
     if (
-        config.lab.image.reference == DEFAULT_IMAGE
+        config.lab.uses_containers
+        and config.lab.image.reference == DEFAULT_IMAGE
         and not config.lab.has_own_image
         and (without or not config.assignments)
     ):
         which = f"no image for {', '.join(without)}" if own_images else "no image"
         messages.append(f"{which}: {IMAGE_CAUTION}; {IMAGE_NEXT}")
-    if config.lab.server.need.idle_s is None:
+    if config.lab.server.need.idle_s is None and not has_queue:
         messages.append("no server.idle: an idle server runs until its ttl")
     server = config.lab.server
     if config.shared and server.on_this_machine:

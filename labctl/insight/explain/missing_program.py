@@ -20,6 +20,7 @@ from labctl.insight.explain.sources import SHELL_CODES
 NOT_FOUND_CODE = 127
 # What a shell prints about a program that it does not find: "sh: 1: pyton: not found".
 NOT_FOUND = re.compile(r"^.*?([^\s:'\"]+): (?:command )?not found\s*$", re.MULTILINE)
+GPU_PROGRAM = "nvidia-smi"
 SHELLS = frozenset(("sh", "bash", "dash", "zsh"))
 # Programs that commands of training runs begin with.
 USUAL_PROGRAMS = (
@@ -41,15 +42,26 @@ def check_program(material: RunData) -> Iterator[Answer]:
         level="problem",
         what=f"the program {program} was not found"
         + (f"; a usual one is called {similar[0]}" if similar else ""),
-        why=f"{material.image_name} does not contain this program"
-        if program in USUAL_PROGRAMS
-        else f"the name is misspelled, or {material.image_name} does not contain this program",
+        why=_explain_absence(material, program),
         evidence=(from_record(f"exit code {NOT_FOUND_CODE}"), *line),
         next=_suggest_command(material, program, similar[0])
         if similar
-        else f"{_describe_addition(material, program)}, or correct its name, then:\nlabctl run",
+        else _suggest_addition(material, program),
         source=SHELL_CODES,
     )
+
+
+def _explain_absence(material: RunData, program: str) -> str:
+    if program == GPU_PROGRAM:
+        return f"{program} comes with the driver of an NVIDIA GPU: a run without a GPU has none"
+    absence = f"{material.image_name} does not contain this program"
+    return absence if program in USUAL_PROGRAMS else f"the name is misspelled, or {absence}"
+
+
+def _suggest_addition(material: RunData, program: str) -> str:
+    if program == GPU_PROGRAM:
+        return "labctl offers --gpu any   # servers with a GPU"
+    return f"{_describe_addition(material, program)}, or correct its name, then:\nlabctl run"
 
 
 def _describe_addition(material: RunData, program: str) -> str:

@@ -37,6 +37,7 @@ from labctl.providers.aws import (
 )
 from labctl.providers.aws.checks import check_credentials, compute_room, run_checks
 from labctl.providers.aws.clients import Clients
+from labctl.providers.aws.errors import POLICY_PAGE
 from labctl.providers.aws.launch import Launcher
 from labctl.providers.aws.offers import offers
 from labctl.providers.aws.settings import AwsSettings
@@ -47,7 +48,8 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Firewall, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource and OpensBuckets."""
+    Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource, ClockSource and OpensBuckets.
+    """
 
     name: ClassVar[str] = "aws"
     no_notice: ClassVar[str] = "only AWS itself, or its Fault Injection Service, gives spot notices"
@@ -82,8 +84,18 @@ class AwsProvider:
         return check_credentials(self.clients, region, "aws credentials")
 
     @property
+    def clock_url(self) -> str:
+        return self.settings.address_from.replace("https:", "http:", 1)
+
+    @property
     def s3_profile(self) -> str:
         return self.settings.profile
+
+    @property
+    def missing_bucket_setup(self) -> str:
+        if self.settings.instance_profile:
+            return ""
+        return f"server.aws.instance_profile is not set: {POLICY_PAGE}, Permissions"
 
     def _list_offers(self, need: Need) -> list[Offer]:
         with assign_subject(self.context.subject):

@@ -24,6 +24,7 @@ from labctl.providers.aws.images import MachineImage, find_image
 from labctl.providers.aws.keys import ensure_key
 from labctl.providers.aws.network import (
     Subnet,
+    admit_members,
     admit_networks,
     ensure_group,
     find_caller_network,
@@ -203,7 +204,9 @@ class Launcher:
             key = threads.submit(
                 self._ensure_key, ec2, offer.region, request.public_key, shared_tags
             )
-            group = self._ensure_group(ec2, subnet.vpc, networks.result(), shared_tags)
+            group = self._ensure_group(
+                ec2, subnet.vpc, networks.result(), shared_tags, is_gang=bool(request.gang)
+            )
             return LaunchParts(image.result(), key.result(), subnet, group)
 
     def _build_disks(self, machine_image: MachineImage) -> list[BlockDeviceMappingTypeDef]:
@@ -249,13 +252,21 @@ class Launcher:
         return self._networks
 
     def _ensure_group(
-        self, ec2: EC2Client, vpc: str, networks: tuple[str, ...], lab_tags: dict[str, str]
+        self,
+        ec2: EC2Client,
+        vpc: str,
+        networks: tuple[str, ...],
+        lab_tags: dict[str, str],
+        *,
+        is_gang: bool,
     ) -> str:
         key = (vpc, lab_tags[tags.LAB_ID])
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._groups:
                 group = ensure_group(ec2, vpc, lab_tags)
                 admit_networks(ec2, group, networks, self._owner)
+                if is_gang:
+                    admit_members(ec2, group)
                 self._groups[key] = group["GroupId"]
             return self._groups[key]
 

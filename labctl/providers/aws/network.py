@@ -179,6 +179,15 @@ def admit_networks(
     return new
 
 
+def admit_members(ec2: EC2Client, group: SecurityGroupTypeDef) -> None:
+    """Let the servers of this group reach one another at every port, and nobody else."""
+    rule: IpPermissionTypeDef = {
+        "IpProtocol": "-1",
+        "UserIdGroupPairs": [{"GroupId": group["GroupId"], "Description": "labctl gang"}],
+    }
+    _change_rules(ec2.authorize_security_group_ingress, group, [rule])
+
+
 def _change_rules(
     call: Callable[..., object], group: SecurityGroupTypeDef, rules: list[IpPermissionTypeDef]
 ) -> None:

@@ -57,7 +57,10 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from docker import errors as docker_errors
+    from requests import exceptions
 
+# The engine lists no volumes while it deletes one, which takes minutes for a large one.
+LIST_VOLUMES_S = 5
 # A claim becomes a server within a second; after this many seconds its creator has died.
 CLAIM_S = 60
 
@@ -157,7 +160,6 @@ class LocalProvider:
         An abandoned claim is a container of a `create` that was killed halfway.
         """
         with engine.connect() as docker:
-            volumes = cache.list_free_volumes(docker, self.context.owner)
             owner = self.context.owner
             every = list_labeled(docker, SERVER_LABEL)
             owned = [one for one in every if one.labels.get(OWNER_LABEL, owner) == owner]
@@ -174,7 +176,7 @@ class LocalProvider:
                 for claim in claims
                 if age_s(claim) > CLAIM_S
             ),
-            *map(self._describe_layers, volumes),
+            *map(self._describe_layers, self._list_free_volumes()),
             *(
                 _describe_cache(tag, f"the server's own image: docker image rm {tag}")
                 for tag in images
@@ -257,6 +259,15 @@ class LocalProvider:
             return image.require_image(docker, self.settings.image)
         context = self.context
         return image.ensure(docker, self._source, context.base_image, context.progress)
+
+    def _list_free_volumes(self) -> list[str]:
+        with engine.connect(LIST_VOLUMES_S) as docker:
+            try:
+                return cache.list_free_volumes(docker, self.context.owner)
+            except exceptions.ReadTimeout:
+                busy = "Docker Engine is busy, for example deleting a volume"
+                self.context.note(f"image caches, which are free, are not listed: {busy}")
+                return []
 
     def _describe_layers(self, name: str) -> Resource:
         note = f"images and layers: docker volume rm {name}"

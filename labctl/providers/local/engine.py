@@ -45,13 +45,13 @@ def inspect_engine(docker: DockerClient) -> EngineInfo:
 
 
 @contextmanager
-def connect() -> Iterator[DockerClient]:
+def connect(timeout_s: int = TIMEOUT_S) -> Iterator[DockerClient]:
     """Connect to the engine that the docker command uses (DOCKER_HOST or the current context).
 
     Raises EngineError if no engine answers, ProviderError with its message if it refuses.
     """
     try:
-        client = docker.from_env(timeout=TIMEOUT_S)
+        client = docker.from_env(timeout=timeout_s)
     except docker_errors.DockerException as error:
         raise make_unusable_error(error) from error
     try:

@@ -1,0 +1,161 @@
+"""Slurm's accounting of a class: what it should be, what it is, and the commands between the two.
+
+A course has one account and one QOS, both with the same name. Pure functions; nothing runs here.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+
+from labctl.model import Value
+
+# What sacctmgr takes for "no limit"
+UNLIMITED = -1
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+_GPUS = "gres/gpu"
+_FLAGS = "DenyOnLimit"
+# Lines that tell the parts of a script's output apart
+_QOS, _USERS, _USE = "--- qos", "--- users", "--- use"
+# times that a script looks whether canceled jobs have ended, five times a second
+MOST_LOOKS = 150
+
+
+class ClassLimits(Value, frozen=True):
+    """The limits of a class: GPUs at once, minutes of GPUs in all, and seconds of each job.
+
+    None has no limit.
+    """
+
+    gpus: int = 1
+    gpu_minutes: int | None = None
+    wall_s: int | None = None
+
+
+class ClassUser(Value, frozen=True):
+    """A user of the class's account. `used_minutes` are minutes of GPUs."""
+
+    name: str
+    qos: str = ""
+    gpu_minutes: int | None = None
+    used_minutes: int = 0
+
+
+class ClassAccounting(Value, frozen=True):
+    """What Slurm has of a class. `limits` is None without its QOS, `users` without its account."""
+
+    limits: ClassLimits | None = None
+    users: tuple[ClassUser, ...] | None = None
+
+
+def class_account(course: str) -> str:
+    """Return the name of a course's account and QOS, which no account of Slurm itself has."""
+    return f"course-{course}"
+
+
+def build_query(account: str) -> str:
+    """Return the script that prints what Slurm has of a class, for `parse_accounting`."""
+    return (
+        f"echo '{_QOS}' && sacctmgr -nP show qos {account} format=MaxTRESPU,MaxWall && "
+        f"echo '{_USERS}' && sacctmgr -nP show assoc account={account} "
+        f"format=User,QOS,GrpTRESMins && "
+        f"echo '{_USE}' && sshare -nP -a -A {account} -o User,GrpTRESRaw"
+    )
+
+
+def parse_accounting(output: str) -> ClassAccounting:
+    """Parse what the script of `build_query` prints."""
+    parts: dict[str, list[list[str]]] = {_QOS: [], _USERS: [], _USE: []}
+    rows: list[list[str]] = []
+    for line in output.splitlines():
+        if line in parts:
+            rows = parts[line]
+        elif line.strip():
+            rows.append(line.strip().split("|"))
+    used = {row[0].strip(): _parse_gpus(row[1]) or 0 for row in parts[_USE] if len(row) == 2}
+    limits = [
+        ClassLimits(gpus=_parse_gpus(gpus) or 0, wall_s=_parse_time(wall))
+        for gpus, wall in parts[_QOS]
+    ]
+    users = tuple(
+        ClassUser(name, qos, _parse_gpus(minutes), used.get(name, 0))
+        for name, qos, minutes in parts[_USERS]
+        if name
+    )
+    return ClassAccounting(
+        limits=limits[0] if limits else None,
+        # The account itself has a row without a user.
+        users=users if parts[_USERS] else None,
+    )
+
+
+def build_changes(
+    account: str, limits: ClassLimits, names: Iterable[str], present: ClassAccounting
+) -> list[str]:
+    """Return the commands that make Slurm's accounting what it should be; none if it is that.
+
+    `names` are the users that the class should have. Others lose their association, and their jobs;
+    what they have used stays recorded.
+    """
+    commands: list[str] = []
+    wall = UNLIMITED if limits.wall_s is None else limits.wall_s // MINUTE_S
+    settings = [f"MaxTRESPerUser={_GPUS}={limits.gpus}", f"MaxWall={wall}"]
+    if present.limits is None:
+        commands.append(_sacctmgr("add", "qos", account, *settings, f"Flags={_FLAGS}"))
+    elif (present.limits.gpus, present.limits.wall_s) != (limits.gpus, limits.wall_s):
+        commands.append(_sacctmgr("modify", "qos", account, "set", *settings))
+    if present.users is None:
+        commands.append(_sacctmgr("add", "account", account, "Description=course"))
+    users = {user.name: user for user in present.users or ()}
+    wanted = list(names)
+    minutes = UNLIMITED if limits.gpu_minutes is None else limits.gpu_minutes
+    rules = [f"QOS={account}", f"DefaultQOS={account}", f"GrpTRESMins={_GPUS}={minutes}"]
+    if new := [name for name in wanted if name not in users]:
+        commands.append(_sacctmgr("add", "user", ",".join(new), f"Account={account}", *rules))
+    right = (account, limits.gpu_minutes)
+    if changed := [
+        name
+        for name in wanted
+        if name in users and (users[name].qos, users[name].gpu_minutes) != right
+    ]:
+        where = [f"name={','.join(changed)}", f"account={account}"]
+        commands.append(_sacctmgr("modify", "user", "where", *where, "set", *rules))
+    for name in sorted(users.keys() - set(wanted)):
+        commands.append(_build_removal(account, name))
+    return commands
+
+
+def build_cancel(account: str, name: str) -> str:
+    """Return the script that cancels a user's jobs of the class, and waits for their end."""
+    own = f"-u {shlex.quote(name)} -A {account}"
+    return (
+        f"scancel {own}; looks=0; "
+        f'while [ -n "$(squeue -h {own} -o %i 2>/dev/null)" ] && [ "$looks" -lt {MOST_LOOKS} ]; '
+        "do sleep 0.2; looks=$((looks + 1)); done"
+    )
+
+
+def _build_removal(account: str, name: str) -> str:
+    """Slurm refuses to remove a user with jobs, so they are canceled first."""
+    removal = _sacctmgr("delete", "user", f"name={name}", f"account={account}")
+    return f"{{ {build_cancel(account, name)}; {removal}; }}"
+
+
+def _sacctmgr(*words: str) -> str:
+    return " ".join(shlex.quote(word) for word in ("sacctmgr", "-i", *words))
+
+
+def _parse_gpus(text: str) -> int | None:
+    """Parse `cpu=4,gres/gpu=2`; None without a number of GPUs."""
+    match = re.search(rf"(?:^|,){_GPUS}=(\d+)", text)
+    return int(match.group(1)) if match else None
+
+
+def _parse_time(text: str) -> int | None:
+    """Parse `1-02:00:00` into seconds; None for no limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return days * DAY_S + hours * HOUR_S + minutes * MINUTE_S + seconds

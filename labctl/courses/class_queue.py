@@ -1,0 +1,129 @@
+"""The queue of a class whose engine is Slurm: its accounts' limits, jobs and use of GPUs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from labctl.commands import slurm_accounting
+from labctl.commands.slurm_accounting import ClassAccounting, ClassLimits
+from labctl.config import CourseConfig
+from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.gpu_minutes import record_gpu_minutes
+from labctl.courses.seat_accounts import SeatAccounts
+from labctl.courses.seat_reporter import make_quiet_reporter
+from labctl.errors import BusyError, LabError
+from labctl.errors.replies import describe_error
+from labctl.events import Note
+from labctl.model import Server
+from labctl.servers.context import LabContext
+from labctl.servers.shared_server import set_up_queue
+
+# Seconds for all changes: those of a class of hundreds, and jobs that end first.
+APPLY_S = 300.0
+QUERY_S = 60.0
+
+
+class ClassQueue:
+    """The queue on a course's server. The course's folder says who may use it, and how much."""
+
+    def __init__(self, folder: CourseFolder, seating: SeatAccounts) -> None:
+        self.folder = folder
+        self.seating = seating
+
+    def update(self, context: LabContext, server: Server, coming: Sequence[str] = ()) -> int:
+        """Give every account of the roster its association and limits, and nobody else.
+
+        Returns the number of changes; a second call makes none. An account that has ended keeps its
+        association: otherwise its used minutes would be forgotten.
+        """
+        labs = {seat.lab_id for seat in self.folder.list_seats()}
+        names = {
+            account.account
+            for account in self.seating.list_all()
+            if account.lab_id in labs and (account.state != "wanted" or account.account in coming)
+        }
+        return update_accounting(context, server, self.folder.config, sorted(names))
+
+    def update_or_repair(self, context: LabContext, server: Server) -> None:
+        """Do `update`; if Slurm does not answer, start what of it does not run, and do it again."""
+        try:
+            self.update(context, server)
+        except BusyError:
+            set_up_queue(
+                server,
+                playbooks_dir=context.paths.data_dir / "playbooks",
+                ssh_config=context.connections.config_path(server.id),
+                reporter=make_quiet_reporter(context.reporter),
+            )
+            self.update(context, server)
+
+    def cancel_jobs(self, context: LabContext, server: Server, names: Sequence[str]) -> None:
+        """Cancel the jobs of accounts that end. What they have used stays counted.
+
+        A failure is only reported: the end of an account kills its processes in any case.
+        """
+        account = slurm_accounting.class_account(self.folder.config.name)
+        script = "; ".join(slurm_accounting.build_cancel(account, name) for name in names)
+        try:
+            _run(context, server, script, APPLY_S)
+        except LabError as error:
+            text = f"jobs in the queue were not canceled: {describe_error(error)}"
+            context.reporter.emit(Note(text=text, level="warning"))
+
+    def record_gpu_minutes(self, context: LabContext, server: Server) -> None:
+        """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
+        present = read_accounting(context, server, self.folder.config.name)
+        record_gpu_minutes(self.folder.private, present.users or ())
+
+
+def build_limits(config: CourseConfig) -> ClassLimits:
+    """Return the limits that course.yaml gives each account."""
+    shared = config.shared
+    assert shared is not None, "used only for courses with shared servers"
+    return ClassLimits(gpus=shared.gpus, gpu_minutes=shared.gpu_minutes, wall_s=shared.wall)
+
+
+def read_accounting(context: LabContext, server: Server, course: str) -> ClassAccounting:
+    """Return what Slurm on the server has of the class. LabError if it does not answer."""
+    account = slurm_accounting.class_account(course)
+    output = _run(context, server, slurm_accounting.build_query(account), QUERY_S)
+    return slurm_accounting.parse_accounting(output)
+
+
+def update_accounting(
+    context: LabContext, server: Server, config: CourseConfig, names: Sequence[str]
+) -> int:
+    """Give these accounts their associations and limits, and take them from all others.
+
+    Returns the number of changes; a second call makes none. LabError if Slurm refuses one.
+    """
+    account, limits = slurm_accounting.class_account(config.name), build_limits(config)
+    present = read_accounting(context, server, config.name)
+    changes = slurm_accounting.build_changes(account, limits, names, present)
+    if changes:
+        _run(context, server, " && ".join(changes), APPLY_S)
+        present = read_accounting(context, server, config.name)
+        if slurm_accounting.build_changes(account, limits, names, present):
+            raise LabError(
+                f"Slurm on {server.alias} did not take over the limits of {config.name}",
+                why="its accounting differs from course.yaml after the change",
+                hint=f"sacctmgr show assoc account={account}   # on {server.endpoint.host}",
+            )
+    return len(changes)
+
+
+def _run(context: LabContext, server: Server, script: str, timeout_s: float) -> str:
+    """Run a script on the server as root, and return what it prints."""
+    sudo = "" if server.endpoint.user == "root" else "sudo -n "
+    transport = context.connections.open(server)
+    line = f"{sudo}sh -c {shlex.quote(script)}"
+    result = transport.run(line, timeout_s=timeout_s, check=False)
+    if result.code:
+        raise BusyError(
+            f"Slurm on {server.alias} does not do what {context.name} needs",
+            why=result.stderr.strip()[-1000:] or result.stdout.strip()[-1000:],
+            hint=f"systemctl status slurmctld slurmdbd   # on {server.endpoint.host}",
+        )
+    output: str = result.stdout
+    return output

@@ -1,0 +1,145 @@
+"""Create the servers of a lab that has several: all of them in one zone, or none.
+
+Their processes exchange data at every step, which is slow between zones and costs money there. A
+part of the servers would be of no use and cost money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from labctl.errors import CapacityError, LabError, PolicyError
+from labctl.events import Note, report_wait
+from labctl.lifecycle.fleet import LabOutcome, run_for_each
+from labctl.model import Offer, Server
+from labctl.runs import images
+from labctl.servers import adoption, attempts, end_server
+from labctl.servers.context import LabContext
+from labctl.text import names_text
+
+
+def create_missing_servers(
+    context: LabContext,
+    members: Sequence[LabContext],
+    on_create: Callable[[Server], None] = lambda server: None,
+) -> None:
+    """Create the servers of those `members` that have none, from offers in one zone.
+
+    If one cannot be created, those that were just created are ended, and the next zone is tried.
+    CapacityError if no zone has room for all. Servers that exist already stay.
+    """
+    with report_wait(context.reporter, f"checking {context.provider.name}"):
+        listed = context.provider.servers()
+        servers = {one.lab_id: adoption.adopt(one, listed) for one in members}
+    existing = [server for server in servers.values() if server is not None]
+    missing = [one for one in members if servers[one.lab_id] is None]
+    if not missing:
+        return
+    image = images.find_wanted_image(context)
+    missing = [one for one in missing if attempts.repeat_open_attempt(one) is None]
+    zones = {server.offer.zone for server in existing if server.offer.zone}
+    if adoption.is_leased(context):
+        created = _lease_machines(missing, image)
+    else:
+        created = _create_in_one_zone(context, missing, image, zones) if missing else []
+    for server in created:
+        on_create(server)
+
+
+def _lease_machines(missing: Sequence[LabContext], image: str) -> list[Server]:
+    """Lease a machine for each, one after another: each offer is one machine."""
+    created: list[Server] = []
+    try:
+        for one in missing:
+            created.append(attempts.create_server(one, one.config.server.need, image))
+    except LabError:
+        _end_servers(missing, created)
+        raise
+    return created
+
+
+def _create_in_one_zone(
+    context: LabContext, missing: Sequence[LabContext], image: str, zones: set[str]
+) -> list[Server]:
+    """Create all servers from the first offer that has capacity for them.
+
+    `zones` are those of the servers that exist already; without any, every zone will do.
+    """
+    first = missing[0]
+    need = first.config.server.need
+    offers = attempts.list_affordable_offers(first, need)
+    offers = [offer for offer in offers if not zones or offer.zone in zones]
+    full: list[str] = []
+    for offer in attempts.confirm_prices(
+        first, need, offers[: attempts.MOST_OFFERS], count=len(missing)
+    ):
+        try:
+            return _create_all(missing, offer, image)
+        except CapacityError as error:
+            context.reporter.emit(Note(text=f"{error.what}; no server of this zone is kept"))
+            full.append(f"{offer.type} in {offer.zone}" if offer.zone else offer.type)
+        except LabError:
+            attempts.remove_unused_resources(first)
+            raise
+    attempts.remove_unused_resources(first)
+    raise _make_capacity_error(context, len(missing), full, zones)
+
+
+def _make_capacity_error(
+    context: LabContext, count: int, full: list[str], zones: set[str]
+) -> LabError:
+    what = f"{context.provider.name} has no zone with room for {count} servers of {context.name}"
+    if zones:
+        where = names_text(sorted(zones), 3)
+        return CapacityError(
+            f"{what} in {where}",
+            why=f"the lab's other servers are in {where}, and all must be in one zone",
+            hint=f"{context.subject.up}   # again in some minutes\n"
+            f"{context.subject.down} && {context.subject.up}   # or all of them in another zone",
+        )
+    return CapacityError(
+        what,
+        why="\n".join(f"not {count} x {kind}" for kind in full) or "there are no offers",
+        hint=f"{context.subject.offers}   # other types; or lower `count:` in "
+        f"{context.subject.config_file}",
+    )
+
+
+def _create_all(missing: Sequence[LabContext], offer: Offer, image: str) -> list[Server]:
+    """Create a server for each from one offer; after a failure, end those that were created."""
+
+    def create(one: LabContext) -> Server:
+        return attempts.attempt_offer(one, one.config.server.need, offer, image)
+
+    outcomes = run_for_each(missing, create)
+    created = [outcome.value for outcome in outcomes if outcome.value is not None]
+    if error := _choose_error(outcomes):
+        _end_servers(missing, created)
+        raise error
+    return created
+
+
+def _choose_error(outcomes: Sequence[LabOutcome[Server]]) -> LabError | None:
+    """Return the error that matters: another zone helps only if each one is about capacity."""
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    others = [error for error in errors if not isinstance(error, CapacityError)]
+    return next(iter([*others, *errors]), None)
+
+
+def _end_servers(missing: Sequence[LabContext], created: Sequence[Server]) -> None:
+    """End servers that were just created, and wait until the provider confirms it."""
+    ours = {server.lab_id: server for server in created}
+    owners = [one for one in missing if one.lab_id in ours]
+    end = partial(_end_server, ours)
+    failed = [outcome.error for outcome in run_for_each(owners, end) if outcome.error]
+    if failed:
+        raise PolicyError(
+            "not all servers could be created, and not all of those that were could be ended",
+            why="\n".join(str(error) for error in failed),
+            hint=owners[0].subject.down,
+        )
+
+
+def _end_server(ours: dict[str, Server], context: LabContext) -> None:
+    end_server.remove(context, ours[context.lab_id])

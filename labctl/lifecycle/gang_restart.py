@@ -1,0 +1,114 @@
+"""Start a failed run again on all of its servers, from its newest checkpoint.
+
+The first part writes the checkpoints. The servers share no file system, so labctl copies them to
+the others, which all read the same one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from labctl.events import report_wait
+from labctl.lifecycle import gang, gang_runs, restore, up
+from labctl.lifecycle.restore import RunTree, SavedRun
+from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
+from labctl.lifecycle.spending_policy import make_recovery_context
+from labctl.model import Run, Server
+from labctl.retry import poll_until
+from labctl.runs import images, outputs, runs
+from labctl.servers import adoption
+from labctl.servers.connections import is_reachable
+from labctl.servers.context import LabContext
+from labctl.sync import lab_files
+from labctl.sync.transfer_lock import share_transfers
+from labctl.wire.runs import RESUME_RUN, GangMember, ResumeRunRequest, RunSpec
+
+ANSWER_S, POLL_S = 5.0, 5.0
+
+
+def restart(context: LabContext, run_id: str, reason: str, *, recovers: bool) -> Run:
+    """Start the run's next attempt on all servers; return the part of rank 0.
+
+    With `recovers`, servers that are gone are replaced within the agreed price. Safe to repeat: an
+    attempt that exists already is completed.
+    """
+    members = gang.build_members(context)
+    if recovers:
+        _await_conclusion(context, members)
+        up.up(make_recovery_context(context, run_id))
+    saved = _save_first_part(members[0], run_id)
+    with share_transfers():
+        tree = restore.build_tree(members[0], run_id)
+        gang.call_for_each(members[1:], lambda one: _provide_files(one, saved, tree))
+    specs = {one.lab_id: _make_spec(one, saved.spec) for one in members}
+
+    def resume(one: LabContext, server: Server, spec: RunSpec, member: GangMember) -> GangMember:
+        return _resume(one, server, spec, member, reason)
+
+    return gang_runs.start_parts(members, specs, resume)
+
+
+def _await_conclusion(context: LabContext, members: list[LabContext]) -> None:
+    """Wait until each server either answers or is gone: a silent one still bills, and has files."""
+    checks = FailedChecks()
+
+    def is_concluded(one: LabContext) -> bool:
+        server = adoption.adopt(one)
+        # A stopped one is started by `up`.
+        if server is None or server.state == "stopped" or is_reachable(server.endpoint, ANSWER_S):
+            return True
+        try:
+            require_alive(one, server, checks)
+        except ServerGoneError:
+            return True
+        return False
+
+    def are_concluded() -> bool:
+        return all(is_concluded(one) for one in members)
+
+    with report_wait(context.reporter, "waiting until every server answers or is gone"):
+        poll_until(are_concluded, pause_s=POLL_S)
+
+
+def _save_first_part(first: LabContext, run_id: str) -> SavedRun:
+    """Bring the outputs of the first part here; put them on its server if that is a new one."""
+    server, saved = first.get_server(), restore.read_saved_run(first, run_id)
+    if runs.fetch_run(first, server, run_id) is None:
+        restore.restore(first, server, run_id)
+        lab_files.push_data(first, server)
+    outputs.pull(first, server, [run_id])
+    return saved
+
+
+def _provide_files(context: LabContext, saved: SavedRun, tree: RunTree) -> None:
+    """Give another server the checkpoints of the first part, and the code if it is new."""
+    server, run_id = context.get_server(), saved.spec.id
+    is_new = runs.fetch_run(context, server, run_id) is None
+    if is_new:
+        lab_files.push_data(context, server)
+    kinds = ("checkpoints/", "code/") if is_new else ("checkpoints/",)
+    files = [file for file in tree.files if file.path.startswith(kinds)]
+    if files:
+        part = msgspec.structs.replace(saved, spec=_make_spec(context, saved.spec))
+        chosen = RunTree(root=tree.root, files=tuple(files), index=tree.index)
+        restore.send_tree(context, server, part, chosen, completes=True)
+
+
+def _make_spec(context: LabContext, spec: RunSpec) -> RunSpec:
+    """Return the spec of the first part for another server, which is a lab of its own there."""
+    return spec._replace(lab=context.config.name, lab_id=context.lab_id)
+
+
+def _resume(
+    context: LabContext, server: Server, spec: RunSpec, member: GangMember, reason: str
+) -> GangMember:
+    remote = context.open_agent(server)
+    secrets = runs.read_secrets(context)
+    request = ResumeRunRequest(spec, secrets, f"{reason}; starting again", member)
+    for _ in range(2):
+        reply = remote.call(RESUME_RUN, request)
+        if reply.run is not None:
+            runs.record_run(context, server, reply.run)
+            return reply.member or member
+        images.ensure_image(context, server, remote, spec.image, of_run=spec.id)
+    raise runs.make_missing_image_error(spec.image)

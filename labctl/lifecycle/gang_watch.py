@@ -1,0 +1,169 @@
+"""Watch the parts of a run on several servers, and end all of them as soon as one fails.
+
+Without this, the others would wait for it: PyTorch gives up after 10 minutes (NCCL) or 30 (gloo).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from labctl.errors import LabError
+from labctl.lifecycle import gang_runs
+from labctl.lifecycle.fleet import run_for_each
+from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
+from labctl.model import Run, Server, Value
+from labctl.runs import runs
+from labctl.servers.context import LabContext
+from labctl.text import duration_text
+
+POLL_S = 2.0
+# seconds after which a server that does not answer is the cause of a failure that was seen
+CONFIRM_S = 4.0
+
+
+class PartFailure(Value, frozen=True):
+    """Why a run ends on all servers: its part on the server of `rank` failed.
+
+    `reason` begins with the server's name. `run` is that part as last seen. `is_lost` says
+    that the server is gone or does not answer.
+    """
+
+    rank: int
+    reason: str
+    run: Run | None = None
+    is_lost: bool = False
+
+    @property
+    def is_canceled(self) -> bool:
+        return self.run is not None and self.run.state == "cancelled"
+
+
+class GangWatch:
+    """Checks the parts regularly in a thread, from the beginning of a `with` block to its end.
+
+    `failure` is the first one seen. It is set once the parts on the other servers have been ended.
+    A server counts as lost if its provider says so, or if it does not answer for `silence_s` while
+    others do: if none answers, the network of this machine may be the cause.
+    """
+
+    def __init__(self, members: Sequence[LabContext], run_id: str, silence_s: float) -> None:
+        self.failure: PartFailure | None = None
+        self._members = list(members)
+        self._run_id = run_id
+        self._silence_s = silence_s
+        self._failed_checks = FailedChecks()
+        self._answered_s = [time.monotonic()] * len(self._members)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True)
+
+    def __enter__(self) -> GangWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def check_link(self, context: LabContext, server: Server) -> None:
+        """Record the server's address; ServerGoneError if the run has failed anyway."""
+        if self.failure is not None:
+            raise ServerGoneError(self.failure.reason)
+        runs.refresh_address(context, server)
+
+    def await_failure(self, timeout_s: float) -> PartFailure | None:
+        """Wait until a part has failed, at most `timeout_s`; return the failure, None without one.
+
+        The log of one part ends before this has seen why.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self.failure is None and time.monotonic() < deadline_s:
+            self._is_over.wait(0.1)
+        return self.failure
+
+    def _poll(self) -> None:
+        while not self._is_over.wait(POLL_S):
+            if failure := self._find_confirmed_failure():
+                others = [one for one in self._members if one.rank != failure.rank]
+                gang_runs.end_parts(others, self._run_id, failure.reason)
+                self.failure = failure
+                return
+
+    def _find_confirmed_failure(self) -> PartFailure | None:
+        """Return what failed. A lost server can make another part fail before anyone misses it."""
+        failure = self.find_failure(self._silence_s)
+        if failure is None or failure.is_lost or failure.is_canceled:
+            return failure
+        self._is_over.wait(CONFIRM_S)
+        return self.find_failure(CONFIRM_S) or failure
+
+    def find_failure(self, silence_s: float) -> PartFailure | None:
+        """Check every part once; return the failure that matters: not those that it caused.
+
+        A server that has not answered for `silence_s` has failed.
+        """
+        outcomes = run_for_each(self._members, self._check_part)
+        failures = [outcome.value for outcome in outcomes if outcome.value is not None]
+        for rank, outcome in enumerate(outcomes):
+            if outcome.error is None:
+                self._answered_s[rank] = time.monotonic()
+            elif failure := self._judge_silence(rank, outcome.error, silence_s):
+                failures.append(failure)
+        return _merge_failures(failures)
+
+    def _check_part(self, context: LabContext) -> PartFailure | None:
+        rank, name = context.rank or 0, context.config.name
+        server = context.state.get_lab_server(context.lab_id)
+        if server is None:
+            return PartFailure(rank=rank, reason=f"{name}: the server is gone", is_lost=True)
+        try:
+            record = runs.fetch_run(context, server, self._run_id)
+        except LabError:
+            try:
+                require_alive(context, server, self._failed_checks)
+            except ServerGoneError as gone:
+                return PartFailure(rank=rank, reason=f"{name}: {gone.what}", is_lost=True)
+            raise
+        if record is None:
+            return PartFailure(
+                rank=rank, reason=f"{name}: the server does not have the run", is_lost=True
+            )
+        run = runs.record_run(context, server, record)
+        if not run.has_ended or run.exit_code == 0:
+            return None
+        return PartFailure(
+            rank=rank, reason=f"{name}: {run.summary}", run=run, is_lost=run.state == "lost"
+        )
+
+    def _judge_silence(self, rank: int, error: LabError, silence_s: float) -> PartFailure | None:
+        now_s = time.monotonic()
+        has_network = any(now_s - answered_s < silence_s for answered_s in self._answered_s)
+        if now_s - self._answered_s[rank] < silence_s or not has_network:
+            return None
+        name, silence = (
+            self._members[rank].config.name,
+            duration_text(now_s - self._answered_s[rank]),
+        )
+        reason = f"{name}: no answer for {silence} ({error.what})"
+        return PartFailure(rank=rank, reason=reason, is_lost=True)
+
+
+def _merge_failures(failures: Sequence[PartFailure]) -> PartFailure | None:
+    """Return the failure that came first, with the reasons of all of them; None without any.
+
+    One failure makes the others fail within a second, which is the resolution of their times. A
+    lost server is a cause and no consequence.
+    """
+
+    def rate(failure: PartFailure) -> tuple[bool, float]:
+        ended_at = failure.run.ended_at if failure.run else None
+        return not failure.is_lost, ended_at or 0.0
+
+    ordered = sorted(failures, key=rate)
+    if not ordered:
+        return None
+    reason = "; ".join(failure.reason for failure in ordered)
+    return msgspec.structs.replace(ordered[0], reason=reason)

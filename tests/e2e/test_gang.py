@@ -1,0 +1,159 @@
+"""One run on the two servers of a lab, by the commands that a student types."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_directory import LabDirectory, make_lab
+from lab_servers import ROOT, inside
+from transcripts import Session, make_program, replay
+
+pytestmark = pytest.mark.engine
+
+GUIDE = ROOT / "docs" / "several-gpus.md"
+
+LAB_YAML = """\
+lab: two
+server: {provider: local, count: 2, executor: process}
+run: python3 train.py
+launch: {restarts: 1, silence: 10s}
+"""
+# Each process sends a byte to the other at every step. The first saves the step, and both must
+# read the same one.
+TRAIN = """\
+import os, socket, sys, time
+from pathlib import Path
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+saved = Path(os.environ["LABCTL_CHECKPOINT_DIR"], "step")
+step = int(saved.read_text()) if saved.exists() else 0
+print(f"rank {rank} of {size} over {os.environ['GLOO_SOCKET_IFNAME']} from step {step}", flush=True)
+if rank == 0:
+    peer = socket.create_server(place).accept()[0]
+else:
+    for _ in range(100):
+        try:
+            peer = socket.create_connection(place)
+            break
+        except OSError:
+            time.sleep(0.1)
+for step in range(step + 1, int(sys.argv[1]) + 1):
+    peer.sendall(step.to_bytes(4, "big"))
+    if int.from_bytes(peer.recv(4), "big") != step:
+        sys.exit("the other process is elsewhere")
+    if rank == 0:
+        saved.with_suffix(".new").write_text(str(step))
+        saved.with_suffix(".new").replace(saved)
+    print("step", step, flush=True)
+    if Path("/tmp/fail").exists() and rank == 1:
+        Path("/tmp/fail").unlink()
+        sys.exit(7)
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def gang(
+    tmp_path_factory: pytest.TempPathFactory, base_image: str, server_image: str
+) -> Iterator[LabDirectory]:
+    lab = make_lab(tmp_path_factory.mktemp("gang"), "two", base_image)
+    (lab.root / "Dockerfile").unlink()
+    (lab.root / "lab.yaml").write_text(LAB_YAML)
+    (lab.root / "train.py").write_text(TRAIN)
+    try:
+        yield lab
+    finally:
+        lab.labctl("down", "--yes", "--discard")
+
+
+def train(lab: LabDirectory, run: str, steps: int, *options: str, code: int = 0) -> str:
+    words = ("run", "--id", run, *options, "--", "python3", "train.py", str(steps))
+    return lab.labctl(*words, code=code).stdout
+
+
+def list_servers(lab: LabDirectory) -> list[str]:
+    status = lab.json("status")
+    return [server["id"] for server in (status["server"], *status["servers"])]
+
+
+def end_on_both(lab: LabDirectory, run: str) -> list[dict[str, object]]:
+    """Return the final records of both parts, as their servers have them."""
+    records = []
+    for name, server in zip(("two", "two-1"), list_servers(lab), strict=True):
+        path = f"/home/student/labctl/{name}/runs/{run}/.labctl/record.json"
+        records.append(json.loads(inside(server, f"cat {path}", user="student")[1]))
+    return records
+
+
+def test_every_server_runs_its_part_as_the_page_shows(gang: LabDirectory, tmp_path: Path) -> None:
+    programs = make_program(tmp_path)
+    path = f"{programs}:{gang.environ['PATH']}"
+    session = Session(gang.root, {**gang.environ, "PATH": path})
+    assert "\n".join(replay(GUIDE, "gang", session)) == ""
+    assert "has no rank 2" in gang.labctl("logs", "first", "--rank", "2", code=2).stderr
+    names = gang.labctl("ssh", "--server", "1", "--", "hostname").stdout
+    assert names.strip() == "two-1"
+    # Asked for again, it is found on both and started on none.
+    words = ("--", "python3", "train.py", "2")
+    assert "run first found" in gang.labctl("run", "--id", "first", *words).stderr
+
+
+def test_a_part_that_fails_ends_the_other_and_both_resume_from_one_checkpoint(
+    gang: LabDirectory,
+) -> None:
+    gang.labctl("ssh", "--server", "1", "--", "touch", "/tmp/fail")
+    log = train(gang, "failing", 3)
+    assert "starting again (attempt 2)" in log
+    assert "rank 0 of 2 over eth0 from step 1\nstep 2\nstep 3\n" in log
+    assert "from step 1\n" in gang.labctl("logs", "failing", "--rank", "1").stdout
+
+
+@pytest.mark.long
+def test_a_run_that_fails_more_often_than_it_may_says_where(gang: LabDirectory) -> None:
+    words = ("sh", "-c", "[ $RANK = 1 ] || exec sleep 60; exit 9")
+    done = gang.labctl("run", "--id", "hopeless", "--", *words, code=9)
+    assert "run hopeless: two-1: failed with exit code 9" in done.stderr
+    assert [record["exit_code"] for record in end_on_both(gang, "hopeless")] == [143, 9]
+
+
+def test_cancel_ends_all_parts(gang: LabDirectory) -> None:
+    gang.labctl("run", "--detach", "--id", "long", "--", "sleep", "600")
+    assert "run long: canceled (SIGTERM)" in gang.labctl("cancel", "long").stdout
+    states = [record["state"] for record in end_on_both(gang, "long")]
+    assert states == ["cancelled", "cancelled"]
+
+
+def test_a_lost_server_is_replaced_and_the_run_resumes(gang: LabDirectory) -> None:
+    words = ("run", "--recover", "--id", "lost", "--", "python3", "train.py", "40")
+    process = gang.start(*words)
+    process.said("step 5\n")
+    first, second = list_servers(gang)
+    subprocess.run(["docker", "rm", "-f", "-v", second], capture_output=True, check=True)
+    log = process.end().stdout
+    assert f"two-1: the server {second} is gone" in log
+    assert "starting again (attempt 2)" in log
+    assert log.endswith("step 40\n")
+    assert log.count("step 3\n") == 1
+    servers = list_servers(gang)
+    assert servers[0] == first
+    assert servers[1] != second
+
+
+@pytest.mark.long
+def test_a_server_that_falls_silent_ends_the_run_on_all(gang: LabDirectory) -> None:
+    process = gang.start("run", "--id", "silent", "--", "python3", "train.py", "3000")
+    process.said("step 5\n")
+    _, second = list_servers(gang)
+    network = ["docker", "network"]
+    subprocess.run([*network, "disconnect", "bridge", second], check=True)
+    try:
+        done = process.end(code=1)
+        assert "two-1: no answer for 1" in done.stderr
+    finally:
+        subprocess.run([*network, "connect", "bridge", second], check=True)
+    gang.labctl("cancel", "silent", code=None)

@@ -1,0 +1,176 @@
+"""A class on one machine whose engine is Slurm, by the commands of its staff and its students."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from course_bed import CourseBed, course_bed, keeping
+from shared_bed import Agreeing
+from slurm_machine import slurm_machine
+from sshd_container import Sshd, wait_for
+from submit_bed import SSHD
+
+from labctl.config import find_paths
+from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
+from labctl.courses.servers import CourseOperator, bring_up_servers
+from labctl.courses.shared_servers import SharedSeats
+from labctl.courses.teardown import end_seats
+from labctl.state import State
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (Path(SSHD).exists() and shutil.which("ssh")),
+        reason="there is no sshd on this machine",
+    ),
+]
+LIMITS = "shared: {{engine: slurm, gpus: 1, gpu_minutes: {minutes}, wall: 10m}}\n"
+ROSTER = "id,name,email,team,section,active\nalice,Alice,,,,{alice}\nbob,Bob,,,,yes\n"
+SHOW = "sacctmgr -nP show assoc account=course-ml-2026 format=User,QOS,GrpTRESMins"
+# Shows which GPU the run has, and uses it for a while.
+RUN = "echo on GPU $CUDA_VISIBLE_DEVICES as $(id -un); sleep {seconds}"
+
+
+@pytest.fixture(scope="module")
+def box(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    with slurm_machine(server_image, tmp_path_factory.mktemp("slurm")) as box:
+        yield box
+
+
+@pytest.fixture(scope="module")
+def bed(box: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
+    folder = tmp_path_factory.mktemp("class")
+    machine = f"{{host: 127.0.0.1, port: {box.port}, user: student, identity: {box.key}}}"
+    server = f"{{provider: static, static: {{hosts: [{machine}]}}}}"
+    with course_bed(folder, server, LIMITS.format(minutes=1200)) as bed:
+        (folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="yes"))
+        yield bed
+
+
+def make_staff(bed: CourseBed, by: str = "staff") -> CourseOperator:
+    """As a process that has just begun has it: nothing is remembered."""
+    home = bed.folder / "keeper-home"
+    home.mkdir(exist_ok=True)
+    places = find_paths({"HOME": str(home)})
+    return CachingCourseOperator(bed.course, places, State(places.database), Agreeing(), by=by)
+
+
+def bring_up(bed: CourseBed) -> None:
+    """`labctl course up`."""
+    staff = make_staff(bed)
+    outcomes = bring_up_servers(staff, staff.folder.list_seats())
+    assert [outcome.error + outcome.why for outcome in outcomes if outcome.error] == []
+
+
+def list_users(box: Sshd) -> list[str]:
+    return sorted(line for line in box.sh(SHOW).splitlines() if not line.startswith("|"))
+
+
+def read_share(box: Sshd, name: str) -> float:
+    """The factor by which Slurm decides whose job is next."""
+    rows = box.sh("sshare -nP -a -A course-ml-2026 -o User,FairShare").splitlines()
+    return float(next(row for row in rows if row.startswith(f"{name}|")).partition("|")[2])
+
+
+def count_changes(bed: CourseBed) -> int:
+    """How many changes Slurm's accounting of the class would need now."""
+    provider = make_staff(bed).course().provider
+    assert isinstance(provider, SharedSeats)
+    hosts = provider.hosts
+    (server,) = hosts.list_servers_by_number(now=True).values()
+    context = hosts.build_context(1)
+    recorded = context.state.get_server(server.id)
+    assert recorded is not None
+    return hosts.queue.update(context, recorded)
+
+
+def join(bed: CourseBed, student: str) -> Path:
+    output = bed.labctl(student, "join", str(bed.invited(student)), "--yes", "--json")[0]
+    return Path(json.loads(output)["joined"]["directory"])
+
+
+def test_the_roster_becomes_associations_with_limits(bed: CourseBed, box: Sshd) -> None:
+    bring_up(bed)
+    limits = "course-ml-2026|gres/gpu=1200"
+    assert list_users(box) == [f"lab-alice|{limits}", f"lab-bob|{limits}"]
+    assert box.sh("sacctmgr -nP show qos course-ml-2026 format=MaxTRESPU,MaxWall,Flags") == (
+        "gres/gpu=1|00:10:00|DenyOnLimit\n"
+    )
+    bring_up(bed)
+    assert count_changes(bed) == 0
+
+
+def test_students_run_jobs_and_see_why_they_wait(bed: CourseBed, box: Sshd) -> None:
+    with keeping(bed, SeatOperations(make_staff(bed, "keeper"))):
+        lab = join(bed, "alice")
+        assert "executor: slurm" in (lab / "lab.yaml").read_text()
+        bed.labctl("alice", "up", "--yes", cwd=lab)
+        command = ("--", "sh", "-c", RUN.format(seconds=0))
+        output = bed.labctl("alice", "run", "--id", "first", *command, cwd=lab)[0]
+        assert "on GPU 0 as lab-alice" in output
+        # A shell outside a job opens no GPU, and two at once are more than the course gives.
+        closed = "head -c 1 /dev/nvidia0 >/dev/null 2>&1 || echo closed"
+        assert bed.labctl("alice", "ssh", "--", closed, cwd=lab)[0].strip() == "closed"
+        refusal = bed.labctl(
+            "alice", "ssh", "--", "sbatch --gres=gpu:2 --wrap id 2>&1", cwd=lab, code=1
+        )
+        assert "QOSMaxGRESPerUser" in refusal[0] + refusal[1]
+        held = ("--", "sh", "-c", RUN.format(seconds=120))
+        bed.labctl("alice", "run", "--detach", "--id", "held", *held, cwd=lab)
+        bed.labctl("alice", "run", "--detach", "--id", "next", *held, cwd=lab)
+        wait_for(lambda: "QOSMaxGRESPerUser" in box.sh("squeue -h -o %r"))
+        status = bed.labctl("alice", "status", "--refresh", cwd=lab)[0]
+        assert "waiting: you already use 1 of 1 GPUs" in status
+        bed.labctl("alice", "cancel", "held", cwd=lab)
+        # The end of her account cancels what waits, too.
+        bed.labctl("alice", "down", "--yes", cwd=lab)
+        assert box.sh("squeue -h") == ""
+        assert any(user.startswith("lab-alice|") for user in list_users(box))
+
+
+def test_spent_minutes_are_said_in_words(bed: CourseBed, box: Sshd) -> None:
+    path = bed.folder / "ml" / "course.yaml"
+    path.write_text(path.read_text().replace("gpu_minutes: 1200", "gpu_minutes: 1"))
+    bring_up(bed)
+    with keeping(bed, SeatOperations(make_staff(bed, "keeper"))):
+        lab = join(bed, "bob")
+        bed.labctl("bob", "up", "--yes", cwd=lab)
+        # Slurm warns a run two minutes before the minutes are spent; this one does not listen.
+        deaf = ("--", "sh", "-c", "trap '' TERM; " + RUN.format(seconds=600))
+        bed.labctl("bob", "run", "--detach", "--id", "deaf", *deaf, cwd=lab)
+        wait_for(lambda: not box.sh("squeue -h"), timeout_s=240)
+        bed.labctl("bob", "run", "--detach", "--id", "more", *deaf, cwd=lab)
+        wait_for(lambda: "AssocGrpGRESMinutes" in box.sh("squeue -h -o %r"))
+        status = bed.labctl("bob", "status", "--refresh", cwd=lab)[0]
+        assert "waiting: the time that you or your group may use is spent" in status
+        bed.labctl("bob", "cancel", "more", cwd=lab)
+    # Whoever has used less comes first.
+    wait_for(lambda: read_share(box, "lab-alice") > read_share(box, "lab-bob"))
+    # Staff sees what is spent, also in the costs.
+    argv, environ = bed.command("status", "--refresh")
+    shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^bob .* 1 of 1 ", shown, re.MULTILINE), shown
+    argv, environ = bed.command("cost")
+    shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^bob +Bob +1 of 1$", shown, re.MULTILINE), shown
+
+
+def test_a_student_who_leaves_loses_the_association(bed: CourseBed, box: Sshd) -> None:
+    (bed.folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="no"))
+    # As after a fault of the machine: `course up` starts what does not run.
+    box.sh("systemctl stop slurmctld slurmdbd mariadb")
+    bring_up(bed)
+    assert list_users(box) == ["lab-bob|course-ml-2026|gres/gpu=1"]
+    endings = end_seats(make_staff(bed), bed.course.list_seats(active_only=False))
+    assert all(ending.ended for ending in endings)
+    # What bob has used is not forgotten with his account.
+    assert list_users(box) == ["lab-bob|course-ml-2026|gres/gpu=1"]
+    used = box.sh("sshare -nP -a -A course-ml-2026 -o User,GrpTRESRaw")
+    assert re.search(r"^ *lab-bob\|.*gres/gpu=1$", used, re.MULTILINE), used

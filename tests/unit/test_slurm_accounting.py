@@ -1,0 +1,74 @@
+"""Slurm's accounting of a class: what sacctmgr and sshare print, and which commands change it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from labctl.commands.slurm_accounting import (
+    ClassAccounting,
+    ClassLimits,
+    ClassUser,
+    build_changes,
+    class_account,
+    parse_accounting,
+)
+
+ACCOUNT = class_account("ml")
+LIMITS = ClassLimits(gpus=1, gpu_minutes=1200, wall_s=7200)
+# As Slurm 22.05 prints it
+OUTPUT = """\
+--- qos
+gres/gpu=1|02:00:00
+--- users
+|normal|
+lab-ann|course-ml|gres/gpu=1200
+lab-bob|course-ml|
+--- use
+|cpu=2,mem=15000,energy=0,node=1,billing=2,fs/disk=0,vmem=0,pages=0,gres/gpu=31
+lab-ann|cpu=1,mem=14101,energy=0,node=1,billing=1,fs/disk=0,vmem=0,pages=0,gres/gpu=30
+lab-bob|cpu=1,mem=899,energy=0,node=0,billing=1,fs/disk=0,vmem=0,pages=0,gres/gpu=1
+"""
+
+
+def test_what_slurm_prints_is_read() -> None:
+    assert parse_accounting(OUTPUT) == ClassAccounting(
+        limits=ClassLimits(gpus=1, gpu_minutes=None, wall_s=7200),
+        users=(
+            ClassUser("lab-ann", ACCOUNT, 1200, 30),
+            ClassUser("lab-bob", ACCOUNT, None, 1),
+        ),
+    )
+    assert parse_accounting("--- qos\n--- users\n--- use\n") == ClassAccounting()
+    long = parse_accounting("--- qos\ngres/gpu=2|1-00:10:00\n--- users\n--- use\n")
+    assert long.limits == ClassLimits(gpus=2, wall_s=87_000)
+
+
+def test_a_new_class_gets_its_qos_account_and_users() -> None:
+    qos, account, users = build_changes(ACCOUNT, LIMITS, ["lab-ann", "lab-bob"], ClassAccounting())
+    assert qos == (
+        "sacctmgr -i add qos course-ml MaxTRESPerUser=gres/gpu=1 MaxWall=120 Flags=DenyOnLimit"
+    )
+    assert account == "sacctmgr -i add account course-ml Description=course"
+    assert users == (
+        "sacctmgr -i add user lab-ann,lab-bob Account=course-ml QOS=course-ml "
+        "DefaultQOS=course-ml GrpTRESMins=gres/gpu=1200"
+    )
+
+
+def test_only_what_differs_is_changed() -> None:
+    present = parse_accounting(OUTPUT)
+    (change,) = build_changes(ACCOUNT, LIMITS, ["lab-ann", "lab-bob"], present)
+    assert change.startswith("sacctmgr -i modify user where name=lab-bob account=course-ml set")
+    unlimited = msgspec.structs.replace(LIMITS, gpu_minutes=None, wall_s=None)
+    qos, user = build_changes(ACCOUNT, unlimited, ["lab-ann", "lab-bob"], present)
+    assert qos.endswith("set MaxTRESPerUser=gres/gpu=1 MaxWall=-1")
+    assert user.endswith("GrpTRESMins=gres/gpu=-1")
+    assert "name=lab-ann" in user
+
+
+def test_who_is_not_in_the_class_any_more_loses_jobs_and_association() -> None:
+    present = parse_accounting(OUTPUT.replace("course-ml|\n", "course-ml|gres/gpu=1200\n"))
+    (removal,) = build_changes(ACCOUNT, LIMITS, ["lab-ann"], present)
+    assert "scancel -u lab-bob -A course-ml" in removal
+    assert "sacctmgr -i delete user name=lab-bob account=course-ml" in removal
+    assert build_changes(ACCOUNT, LIMITS, ["lab-ann", "lab-bob"], present) == []
