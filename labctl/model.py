@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labctl.wire.codec import Message, MessageError, from_json, to_json
+from labctl.wire.services import NodeAccess
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -103,7 +104,8 @@ class Offer(Value, frozen=True):
 
     A value that the provider does not know is None, "" or 0. The week's lowest and highest price
     are those of the spot market in this zone; `placement_score` is AWS's estimate from 1 to 10 of
-    how likely spot capacity is. `priced_at` is when the price was fetched.
+    how likely spot capacity is. `priced_at` is when the price was fetched. Where several machines
+    share one offer, `free_gpus` of their `all_gpus` are not in use.
     """
 
     provider: str
@@ -123,6 +125,8 @@ class Offer(Value, frozen=True):
     week_high_usd_per_hour: float | None = None
     placement_score: int | None = None
     priced_at: float = 0.0
+    free_gpus: int | UnsetType = UNSET
+    all_gpus: int | UnsetType = UNSET
 
 
 class Endpoint(Value, frozen=True):
@@ -369,7 +373,7 @@ class Service(Value, frozen=True):
     """A program on a server that listens on a port. `port` is on the server's loopback.
 
     On a shared server it listens on the Unix socket `socket` instead; `port` is then the
-    container's.
+    container's. On a cluster `port` is on the machine to which `node` leads.
     """
 
     name: str
@@ -378,6 +382,7 @@ class Service(Value, frozen=True):
     path: str = "/"
     container: str = ""
     socket: str = ""
+    node: NodeAccess | None = None
 
 
 class Forward(Value, frozen=True):

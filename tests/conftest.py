@@ -60,7 +60,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_systemd e2e/test_systemd_gpu",
     "e2e/test_slurm_class",
     "e2e/test_slurm_playbook",
-    "e2e/test_slurm_runs",
+    "e2e/test_slurm_runs e2e/test_slurm_containers",
     "e2e/test_lab_server",
     "rehearsal/test_machines rehearsal/test_rehearsed",
     "contract/test_contract contract/test_aws",

@@ -74,6 +74,7 @@ STREAMING_VERBS = {
     "watchdog": "watchdog.watchdog.run",
     "telemetry": "host.telemetry.record",
     "top": "host.top.top",
+    "service-step": "runs.service_step.serve",
     "mirror-serve": "mirror.mirror.serve",
     "broker": "broker.broker.run",
 }
@@ -91,6 +92,7 @@ PASSIVE_VERBS = (
     "telemetry",
     "reload-units",
     "top",
+    "service-step",
     "keep-disk",
     "reclaim-notice",
     "reclaimed",

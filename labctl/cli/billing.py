@@ -78,10 +78,12 @@ def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: 
 
 
 def _print_offers(offers: Sequence[Offer], total: int) -> None:
+    has_free = any(offer.all_gpus for offer in offers)
     rows = [
         (
             offer.type,
             _format_gpu(offer),
+            *((_format_free_gpus(offer),) if has_free else ()),
             offer.zone or "-",
             price_or_free_text(offer.price_usd_per_hour),
             _week_range_text(offer),
@@ -90,7 +92,8 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
         )
         for offer in offers
     ]
-    headings = ("TYPE", "GPU", "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET")
+    free = ("FREE GPUS",) if has_free else ()
+    headings = ("TYPE", "GPU", *free, "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET")
     # The market names the discount too, so a narrow screen does not need the list price.
     print_table(rows, headings, optional=("LIST",))
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
@@ -106,6 +109,10 @@ def _format_gpu(offer: Offer) -> str:
     count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
     memory = bytes_text(offer.gpu_memory_bytes) if offer.gpu_memory_bytes else ""
     return f"{count}{offer.gpu_name} {memory}".rstrip()
+
+
+def _format_free_gpus(offer: Offer) -> str:
+    return f"{offer.free_gpus} of {offer.all_gpus}" if offer.all_gpus else "-"
 
 
 def _list_price_text(offer: Offer) -> str:

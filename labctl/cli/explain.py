@@ -248,7 +248,8 @@ def profile_command(
         print_json(profiled)
         return
     _print_profile(profiled)
-    if profiled.there and not no_page:
+    # A container on the server shows the page; without one, the downloaded file does.
+    if profiled.there and not no_page and lab.config.uses_containers:
         _show_page(lab, profiled, port, open_)
     else:
         click.echo(f"page: {_find_page(profiled)}")

@@ -13,6 +13,8 @@ from labctl.text import count_text
 CLAIMS = "labctl/.slurm"
 # The exit code of a script whose question Slurm does not answer.
 NO_ANSWER = 75
+# The exit code of a script that finds the directory of labs elsewhere; its error is where.
+OTHER_BASE = 76
 VERSION = f"squeue --me -h >/dev/null || exit {NO_ANSWER}; squeue --version"
 # Each line is one claim. A home that cannot be read now is not an empty one.
 LIST_CLAIMS = (
@@ -28,6 +30,18 @@ MIB = 1024**2
 # times that a script looks whether canceled jobs have ended, five times a second
 MOST_LOOKS = 150
 USABLE_STATES = ("idle", "mix", "alloc")
+
+
+# What labctl keeps for all labs of an account, beside their directories.
+OWN_DIRECTORIES = [
+    ".attempts",
+    ".cache",
+    ".environments",
+    ".node-access",
+    ".tools",
+    ".used",
+    ".wheelhouse",
+]
 
 
 class LabClaim(Value, frozen=True):
@@ -62,13 +76,30 @@ class Partition(Value, frozen=True):
     free_gpus: int = 0
 
 
-def build_claim(claim: LabClaim) -> str:
-    """Return the script that writes a claim, unless it exists, and prints it."""
+def build_claim(claim: LabClaim, base: str = "") -> str:
+    """Return the script that writes a claim, unless it exists, and prints it.
+
+    With `base`, ~/labctl is a link to that directory. The script exits with OTHER_BASE if it is
+    something else already.
+    """
     token, body = check_token(claim.token), shlex.quote(msgspec.json.encode(claim).decode())
     return (
-        f"umask 077; mkdir -p ~/{CLAIMS} && cd ~/{CLAIMS} && "
+        f"umask 077; {_build_link(base)}mkdir -p ~/{CLAIMS} && cd ~/{CLAIMS} && "
         f"{{ [ -e {token}.json ] || {{ printf '%s' {body} >{token}.new && "
         f"mv {token}.new {token}.json; }}; }} && cat {token}.json"
+    )
+
+
+def _build_link(base: str) -> str:
+    """Return the lines that make ~/labctl a link to `base`, where ~ and $USER have their values."""
+    if not base:
+        return ""
+    words = base.replace("~", "$HOME", 1) if base.startswith("~/") else base
+    return (
+        f'USER=$(id -un); base="{words}"; mkdir -p "$base" || exit 1; '
+        'if [ "$base" != ~/labctl ] && [ ! -e ~/labctl ]; then ln -sfn "$base" ~/labctl; fi; '
+        'if [ "$(cd ~/labctl && pwd -P)" != "$(cd "$base" && pwd -P)" ]; then '
+        f"(cd ~/labctl && pwd -P) >&2; exit {OTHER_BASE}; fi; "
     )
 
 
@@ -101,7 +132,9 @@ def build_removal(lab: str, lab_id: str) -> str:
         f"for attempt in .attempts/*/attempt.json; do "
         f'! grep -qs {own} "$attempt" || rm -rf "${{attempt%/*}}"; done; '
         "rmdir .slurm .attempts 2>/dev/null; "
-        '[ "$(ls -A)" != .used ] || { cd ~ && rm -f labctl/.used && rmdir labctl; }; true'
+        '[ ! -e .slurm ] && [ -z "$(ls -d */.labctl/id 2>/dev/null)" ] || exit 0; '
+        f"rm -rf {' '.join(OWN_DIRECTORIES)}; base=$(pwd -P); cd ~; "
+        '[ ! -L labctl ] || rm labctl; rmdir "$base" 2>/dev/null; true'
     )
 
 

@@ -38,6 +38,18 @@ OWN_OPTIONS = (
 _VERSION = r"OpenSSH_(?:for_Windows_)?(\d+)\.(\d+)"
 
 
+class NodeLogin(Value, frozen=True):
+    """The login to a machine behind a server: `command`, on the server, speaks SSH with it.
+
+    `known_hosts` has its key under the name `alias`; `identity` is the private key.
+    """
+
+    command: str
+    alias: str
+    known_hosts: str
+    identity: str
+
+
 class Hop(Value, frozen=True):
     """A jump host. With `user` "" or `port` 0 the user's ssh_config decides."""
 
@@ -330,18 +342,37 @@ def build_control_argv(config: str, server_id: str, action: str, control_path: s
     return [*argv, "-O", action, "--", check_id(server_id)]
 
 
-def forward_argv(config: str, server_id: str, ports: Iterable[tuple[int, int | str]]) -> list[str]:
+def forward_argv(
+    config: str,
+    server_id: str,
+    ports: Iterable[tuple[int, int | str]],
+    node: NodeLogin | None = None,
+) -> list[str]:
     """Build argv that forwards local ports (loopback only) to the server, until it exits.
 
     `ports` are (local, remote): remote is a port of the server's loopback, or the path of a Unix
     socket. It uses a separate connection, so that neither a closing master nor bulk data affects
     it. It exits if a port is in use or, within 6 s, when the link is dead. Once it listens on all
-    ports, it prints an empty line: LocalCommand runs after that.
+    ports, it prints an empty line: LocalCommand runs after that. With `node` the ports are those of
+    that machine.
     """
     argv = _forward_base_argv(config)
+    argv += _option_words(_list_node_options(config, server_id, node)) if node else []
     for local, remote in ports:
         argv += ["-L", f"127.0.0.1:{check_port(local)}:{_format_target(remote)}"]
     return [*argv, "--", check_id(server_id)]
+
+
+def _list_node_options(config: str, server_id: str, node: NodeLogin) -> list[str]:
+    """Return the options that replace the server's own ones: ssh uses the first value."""
+    proxy = shlex.join(command_argv(config, server_id, node.command)).replace("%", "%%")
+    return [
+        f"ProxyCommand={proxy}",
+        f"HostKeyAlias={node.alias}",
+        f"UserKnownHostsFile={_quote_path(node.known_hosts)}",
+        f"IdentityFile={_quote_path(node.identity)}",
+        "IdentitiesOnly=yes",
+    ]
 
 
 def socket_forward_argv(config: str, server_id: str, path: str, remote: int | str) -> list[str]:

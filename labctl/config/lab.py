@@ -52,7 +52,7 @@ from labctl.model import Need
 
 # Why a setting for containers cannot apply to plain processes.
 _LISTS_ONLY = (
-    "with `executor: process` labctl makes an environment from a list of packages: "
+    "without containers labctl makes an environment from a list of packages: "
     '`image: {python: "3.11", requirements: requirements.txt}` or `image: {conda: environment.yml}`'
 )
 _ALL_MEMORY = "with `executor: process` a run uses all the memory and processors of the server"
@@ -339,11 +339,14 @@ class LabConfigReader:
             message = f"is longer than max_ttl ({format_duration(longest)})"
             self.problems.append(make_problem(self.find_leaf("server.ttl"), "server.ttl", message))
         if self.get_job_executor(file.server.provider):
-            self.check_job_executor()
+            self.check_job_executor(file)
         elif file.server.executor == "slurm":
             self.check_granted_job_executor(file)
         elif file.server.executor == "process":
             self.check_process_executor(file)
+        elif isinstance(file.image, str) and file.image.startswith("/"):
+            message = "is a file of a cluster; write name:tag or registry/name:tag"
+            self.problems.append(make_problem(self.find_leaf("image"), "image", message))
         self.check_count(file)
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
@@ -375,14 +378,14 @@ class LabConfigReader:
             if node is not None and node.value is not None:
                 self.problems.append(make_problem(node, key, f"needs a container; {reason}"))
 
-    def check_job_executor(self) -> None:
+    def check_job_executor(self, file: LabFile) -> None:
         """Report settings that a job of a cluster cannot have."""
         no_deadline = "a login node has no deadline; `time` under `slurm` limits each job"
         self.refuse_settings(
             ("server.executor", "each run is a job of the cluster; leave this out"),
             *((f"server.{key}", no_deadline) for key in ("ttl", "max_ttl", "idle", "budget")),
-            ("image", "needs a container; runs on the cluster use its programs and `modules`"),
-            ("limits.shm", "needs a container"),
+            *self.list_image_problems(file),
+            ("limits.shm", "the containers of a cluster share the memory of the job"),
             ("store", "nothing of labctl runs on a login node that could save results there"),
         )
 
@@ -405,6 +408,21 @@ class LabConfigReader:
             node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
             if node is not None and node.value is not None:
                 self.problems.append(make_problem(node, key, why))
+
+    def list_image_problems(self, file: LabFile) -> list[tuple[str, str]]:
+        """List keys that a cluster may refuse, and why: it builds and stores no images."""
+        image, provider = file.image, file.server.provider
+        runtime = self.find_leaf(f"server.{escape(provider)}.runtime").value
+        if isinstance(image, str):
+            why = f"needs a container, which `runtime: none` refuses; {_LISTS_ONLY}"
+            return [("image", why)] if runtime == "none" else []
+        if image.requirements or image.conda:
+            why = "a cluster stores no images; it makes an environment from the list of packages"
+            return [(key, why) for key in ("image.build", "image.registry", "image.store")]
+        build = (
+            "a cluster builds no images: push it to a registry and name it, or make a file of it"
+        )
+        return [("image", f"{build} there, such as /shared/image.sif; {_LISTS_ONLY}")]
 
     def build_services(self, file: LabFile) -> dict[str, ServiceConfig]:
         """Return the services, each with its port."""
@@ -434,8 +452,9 @@ class LabConfigReader:
             is_environment = bool(image.requirements or image.conda)
             # Without a version, a base image of this machine decides: see `environment.list_args`.
             # A run without a container has the Python of its server.
-            is_process = file.server.executor == "process"
-            default_python = "" if file.base_image or is_process else DEFAULT_PYTHON
+            is_job = bool(self.get_job_executor(file.server.provider))
+            has_server_python = is_job or file.server.executor == "process"
+            default_python = "" if file.base_image or has_server_python else DEFAULT_PYTHON
             return ImageConfig(
                 build="" if is_environment else image.build or ".",
                 requirements=image.requirements,

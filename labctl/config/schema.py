@@ -57,6 +57,15 @@ def parse_reference(text: str) -> str:
     return text
 
 
+def parse_lab_image(text: str) -> str:
+    """Parse a reference, or the path of an image on a cluster."""
+    if text.startswith("/"):
+        if not re.fullmatch(r"(/[A-Za-z0-9_.+-]+)+\.(sif|sqsh|tar)", text):
+            raise ValueError(f"{quote(text)} is not an image: write /path/on/the/cluster/image.sif")
+        return text
+    return parse_reference(text)
+
+
 def parse_repository(text: str) -> str:
     """Parse `registry.example/name`, a repository with its host and without a tag."""
     host, slash, name = parse_reference(text).partition("/")
@@ -147,6 +156,7 @@ Price = Annotated[float | None, Parsed(parse_price)]
 Duration = Annotated[int | None, Parsed(parse_duration)]
 Size = Annotated[int, Parsed(parse_size)]
 Reference = Annotated[str, Parsed(parse_reference)]
+LabImage = Annotated[str, Parsed(parse_lab_image)]
 Line = Annotated[tuple[str, ...], Parsed(parse_line)]
 
 
@@ -272,7 +282,7 @@ class LabFile(Value, frozen=True):
 
     lab: Name = ""
     server: ServerFile = ServerFile()
-    image: Reference | ImageFile = ""
+    image: LabImage | ImageFile = ""
     run: Line | tuple[str, ...] = ()
     launch: LaunchConfig = LaunchConfig()
     env: dict[EnvName, str] = msgspec.field(default_factory=dict)
@@ -385,6 +395,11 @@ class LabConfig(Value, frozen=True):
     def environment_file(self) -> str:
         """The file of packages for runs without a container; "" if they use the server's alone."""
         return "" if self.uses_containers else self.image.environment_file
+
+    @property
+    def job_image(self) -> str:
+        """The image of a run that is a job of a cluster; "" if it uses the cluster's programs."""
+        return self.image.reference if not self.uses_containers and self.has_own_image else ""
 
     @property
     def has_own_image(self) -> bool:

@@ -319,5 +319,5 @@ def _list_missing(facts: ReportFacts, run_id: str, *, is_pulled: bool) -> tuple[
     if not facts.scalars.series:
         missing.append("no curves: the run logged no TensorBoard scalars to logs/")
     if not facts.samples:
-        missing.append("no telemetry: the run was too short, or the watchdog was not running")
+        missing.append("no telemetry: the run was too short, or nothing recorded it")
     return tuple(missing)

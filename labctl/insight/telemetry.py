@@ -1,9 +1,9 @@
 """Read the telemetry of a run: one sample per line, stored with the run's logs.
 
-The server's watchdog writes `runs/<run>/logs/telemetry.jsonl` (`agent/host/telemetry.py`): one
+A recorder beside the run writes `runs/<run>/logs/telemetry.jsonl` (`agent/host/telemetry.py`): one
 JSON object every 10 s, after six hours once a minute, at most 8 MiB. A value that could not be
 measured is absent from the line and None here, never 0. Samples are in the order of writing, with
-gaps between attempts and while the watchdog did not run. The run itself could write to the file,
+gaps between attempts and while the recorder did not run. The run itself could write to the file,
 so it proves nothing.
 """
 
@@ -19,7 +19,7 @@ from labctl.model import Value
 # File name in a run's `logs`.
 TELEMETRY_FILE = "telemetry.jsonl"
 
-# bytes read of one file at most: twice what the watchdog writes
+# bytes read of one file at most: twice what the recorder writes
 MOST_BYTES = 16 * 1024**2
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

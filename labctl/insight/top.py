@@ -13,6 +13,7 @@ from labctl.model import Server, Value
 from labctl.retry import ReconnectPolicy
 from labctl.runs.runs import refresh_address
 from labctl.servers.context import LabContext
+from labctl.servers.job_queue import has_job_queue
 from labctl.wire.telemetry import TOP, TopRequest
 
 MOST_LINE_BYTES = 4 * 1024**2
@@ -158,6 +159,8 @@ def _stream(
     on_sample: Callable[[ServerMetrics], None],
 ) -> None:
     lines = _SampleLines(on_sample)
+    if has_job_queue(context):
+        request = request._replace(job_of=context.lab_id)
     context.open_agent(server).stream(
         TOP, request, on_reply=lambda opening: None, on_bytes=lines.feed
     )

@@ -36,7 +36,7 @@ from labctl.runs.missing_model import (
 )
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_gpus_option
+from labctl.servers.gpus import choose_container_gpus_option
 from labctl.shell import command
 from labctl.text import duration_text
 from labctl.wire.checkpoints import fingerprint_checkpoints
@@ -211,7 +211,7 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
         lab_id=context.lab_id,
         run=choice.run.id,
         checkpoint=choice.path,
-        gpus=choose_gpus_option(context.config.server.need, context.load_facts(server)),
+        gpus=choose_container_gpus_option(context, server),
         deadline_s=time_limit_s,
         program=read_own_script(context.config.root),
     )

@@ -31,7 +31,8 @@ def push_with_image(context: LabContext, server: Server, image: str) -> None:
         "code": lambda: lab_files.push_code(context, server, force=False),
         "data": lambda: lab_files.push_data(context, server),
     }
-    if image:
+    # The machine of a job finds its image by itself.
+    if image and not context.config.job_image:
         parts["image"] = lambda: _provide_image(context, server, image)
     with share_transfers():
         run_parts(parts)

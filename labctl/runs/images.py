@@ -61,7 +61,7 @@ def image_reference(context: LabContext) -> str:
 
     The name has no lab in it, so labs with the same content share the image. A registry that can
     replace the image is part of the content: it decides for the labs that name it, and no others.
-    UsageError for a lab whose runs are plain processes.
+    UsageError for a lab whose runs are plain processes or jobs.
     """
     if context.config.submits_jobs:
         raise UsageError(
@@ -71,10 +71,9 @@ def image_reference(context: LabContext) -> str:
         )
     if not context.config.uses_containers:
         raise UsageError(
-            "this needs a container, and the runs of this lab are plain processes",
-            why="`executor: process` in lab.yaml is for servers without Docker; without that line, "
-            "labctl up installs Docker where the account may do that",
-            hint="labctl config   # shows where executor is set",
+            "this needs a Docker container, and the runs of this lab have none",
+            why="on a cluster, and with `executor: process` in lab.yaml, labctl uses no Docker",
+            hint="labctl config   # shows the provider, and where executor is set",
         )
     image = context.config.image
     if image.reference:

@@ -25,7 +25,7 @@ from labctl.events import Step
 from labctl.model import Value
 from labctl.runs import images, runs
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_gpus_option
+from labctl.servers.gpus import choose_container_gpus_option
 from labctl.shell import command
 from labctl.sync import lab_files
 from labctl.sync.starter import RECORD, StarterRecord, read_record
@@ -159,7 +159,7 @@ def run_tests_on_server(context: LabContext, *, time_limit_s: int = TIME_LIMIT_S
         lab_id=context.lab_id,
         run=run.id,
         tests=files.modules,
-        gpus=choose_gpus_option(context.config.server.need, context.load_facts(server)),
+        gpus=choose_container_gpus_option(context, server),
         deadline_s=time_limit_s,
     )
     code, reply = _call_server(context, request, time_limit_s)
@@ -182,7 +182,7 @@ def run_modules_on_server(
         lab_id=context.lab_id,
         run=run_id,
         tests=tuple(modules),
-        gpus=choose_gpus_option(context.config.server.need, context.load_facts(server)),
+        gpus=choose_container_gpus_option(context, server),
         deadline_s=time_limit_s,
     )
     reply = context.open_agent(server).call(CHECK, request, timeout_s=time_limit_s + LINK_S)

@@ -66,12 +66,12 @@ def build_spec(
 
 
 def find_run_image(context: LabContext) -> str:
-    """Return the image of a run; "" for a plain process that needs no environment."""
+    """Return the image of a run; "" for one without a container that needs no environment."""
     if context.config.uses_containers:
         return images.image_reference(context)
     if context.config.environment_file:
         return server_environments.environment_reference(context)
-    return ""
+    return context.config.job_image
 
 
 def require_valid(context: LabContext, command: tuple[str, ...], run_id: str) -> None:

@@ -10,6 +10,7 @@ from labctl.model import Server
 from labctl.runs import environment
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
+from labctl.servers.job_queue import list_modules
 from labctl.wire.runs import ENVIRONMENT
 
 with lazy_imports(__name__):
@@ -30,7 +31,9 @@ def _list_args(context: LabContext, packages: PackageList) -> dict[str, str]:
     """Return the script's variables: those of an image, without a base and what root installs."""
     image = context.config.image
     args = {**environment.list_args(image, packages), **images.build_args(context, image)}
-    return {name: value for name, value in args.items() if name not in ("BASE", "GIT")}
+    own = {name: value for name, value in args.items() if name not in ("BASE", "GIT")}
+    modules = " ".join(list_modules(context))
+    return {**own, "MODULES": modules} if modules else own
 
 
 def build_environment(

@@ -40,11 +40,38 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
             )
 
     if context.config.submits_jobs:
-        return "all" if context.config.server.need.gpu.is_required else ""  # those of its job
+        return _choose_job_gpus_option(context.config.server.need)
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
     hint = OTHER_SERVER if is_typed else ""
     facts = load_usable_facts(context, server)
     return choose_gpus_option(context.config.server.need, facts, show_once, hint)
+
+
+def choose_service_gpus_option(context: LabContext, server: Server) -> str:
+    """Do `choose_gpus_option` for a service of the lab, without a note."""
+    need = context.config.server.need
+    if context.config.submits_jobs:
+        return _choose_job_gpus_option(need)
+    return choose_gpus_option(need, load_usable_facts(context, server))
+
+
+def choose_container_gpus_option(context: LabContext, server: Server) -> str:
+    """Do `choose_gpus_option` for a container on the server, without a note.
+
+    UsageError on a cluster, whose login node runs none.
+    """
+    if context.config.submits_jobs:
+        raise UsageError(
+            "this needs a container on the server, and the login node of a cluster runs none",
+            why="on a cluster everything is a run",
+            hint="labctl run -- python SCRIPT.py   # a script that does the same",
+        )
+    return choose_gpus_option(context.config.server.need, context.load_facts(server))
+
+
+def _choose_job_gpus_option(need: Need) -> str:
+    """Return "all", those of its job, or "": a login node has no GPU of its own."""
+    return "all" if need.gpu.is_required else ""
 
 
 def select_gpus(facts: ServerFacts, count: int) -> str:

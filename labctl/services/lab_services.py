@@ -13,7 +13,8 @@ from labctl.runs import images, wheelhouse
 from labctl.runs.run_specs import find_run_image
 from labctl.servers.adoption import adopt
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_gpus_option, load_usable_facts
+from labctl.servers.gpus import choose_service_gpus_option
+from labctl.servers.job_queue import ensure_node_key, has_job_queue
 from labctl.services import services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
@@ -38,11 +39,11 @@ def forward(context: LabContext, server: Server, name: str, port: int) -> Forwar
 
 def build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
     """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
-    if context.config.submits_jobs:
+    if context.config.submits_jobs and not has_job_queue(context):
         raise UsageError(
-            "services cannot run on a cluster yet",
-            why="a login node is no place for them, and labctl starts none as a job",
-            hint="labctl ssh   # then start it by srun, as your cluster describes it",
+            "services cannot run as jobs on a course's server yet",
+            why="labctl starts them only in the jobs of a cluster with a login node",
+            hint="labctl ssh   # then start it by srun",
         )
     config = context.config
     own = config.services.get(name)
@@ -54,18 +55,26 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
             if name.lstrip("-").isdecimal():
                 raise _make_port_error(name) from None
             raise _make_unknown_error(name, [*KNOWN_SERVICE_PORTS, *config.services]) from None
+    if config.job_image and (own or name in KNOWN_SERVICE_PORTS):
+        raise UsageError(
+            f"the service {name} cannot run in {config.job_image} on a cluster",
+            why="labctl starts services there only without a container, or from a list of packages",
+            hint="labctl exec RUN -- COMMAND   # starts a program in the image\n"
+            "labctl forward PORT   # then, for the port that it listens on",
+        )
     return ServiceRequest(
         lab=config.name,
         lab_id=context.lab_id,
         name=name,
-        image=find_run_image(context),
+        image="" if config.job_image else find_run_image(context),
         command=own.command if own else (),
         port=port,
-        gpus=choose_gpus_option(config.server.need, load_usable_facts(context, server)),
+        gpus=choose_service_gpus_option(context, server),
         args=images.build_args(context, config.image),
         wheelhouse=bool(config.wheelhouse),
         data=config.server_data,
         executor=config.server.executor,
+        access_key=ensure_node_key(context, server),
     )
 
 

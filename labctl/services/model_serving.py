@@ -11,7 +11,7 @@ from labctl.lazy import lazy_imports
 from labctl.model import Forward, Run, Server, Service, Value
 from labctl.runs import image_sources, images, runs, wheelhouse
 from labctl.servers.context import LabContext
-from labctl.servers.gpus import choose_gpus_option
+from labctl.servers.gpus import choose_container_gpus_option
 from labctl.services import lab_services
 from labctl.services.background_forwards import list_forwards, stop_forward
 from labctl.services.port_forward import Forwarding
@@ -183,7 +183,7 @@ def _base_request(
         lab_id=context.lab_id,
         name=name,
         image="",
-        gpus=choose_gpus_option(context.config.server.need, context.load_facts(server)),
+        gpus=choose_container_gpus_option(context, server),
         env=env,
         replace=True,
         deadline_s=loading_s,

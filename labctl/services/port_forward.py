@@ -16,16 +16,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from labctl.commands.ssh import forward_argv
+from labctl.commands.ssh import NodeLogin, forward_argv, host_key_alias, known_hosts_line
+from labctl.config.identity import replace_file
 from labctl.errors import AuthenticationError, ConnectError, HostKeyError, LabError, NotFoundError
 from labctl.events import Note, Reporter, SilentReporter
 from labctl.lazy import lazy_imports
 from labctl.model import Endpoint, Service, Value
 from labctl.parallel import on_cancel
 from labctl.retry import retry_on
+from labctl.servers.job_queue import find_node_key
 from labctl.services.services import usual_port
 from labctl.transports import failures
 from labctl.transports.ssh_client import spawn_ssh
@@ -151,7 +154,8 @@ class Forwarding:
     def _connect(self) -> None:
         """Start ssh and return once the service answers through it."""
         far = self.service.socket or self.service.port
-        argv = forward_argv(self._spec.config, self._spec.server_id, [(self.local_port, far)])
+        ports, node = [(self.local_port, far)], _build_node_login(self._spec, self.service)
+        argv = forward_argv(self._spec.config, self._spec.server_id, ports, node)
         with self._guard:
             if self._closing.is_set():
                 return
@@ -236,6 +240,17 @@ class Forwarding:
 
         policy = retry_on(LabError, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S)
         return policy.copy(sleep=tenacity.sleep_using_event(self._closing))(connect)
+
+
+def _build_node_login(spec: ForwardSpec, service: Service) -> NodeLogin | None:
+    """Return the login to the machine of a job; None if the service is on the server itself."""
+    if service.node is None:
+        return None
+    known_hosts = Path(spec.config).with_name("node_known_hosts")
+    alias = f"{host_key_alias(spec.server_id)}-node"
+    replace_file(known_hosts, known_hosts_line(alias, service.node.host_key).encode())
+    identity = find_node_key(Path(spec.config))
+    return NodeLogin(service.node.command, alias, str(known_hosts), str(identity))
 
 
 class _PortTakenError(LabError):

@@ -48,14 +48,15 @@ def ensure_service(
 ) -> Service:
     """Start the service if needed, and wait until it answers on the server's loopback.
 
-    An unknown service without a command is not labctl's: its port is used as it is. `provide_image`
+    An unknown service without a command is not labctl's: its port is used as it is, on the server
+    or, with an access key, on the machine of a job. `provide_image`
     is called once if the server does not have the image; without it that is a NotFoundError.
     `provide_wheels` is called before the image is extended; BuildError if that fails, with what
     `suggest_wheels` makes of the output. LabError with the container's last output if the service
     does not answer.
     """
     ours = wanted.name in KNOWN_SERVICE_PORTS or wanted.as_is or wanted.model is not None
-    if not wanted.command and not ours:
+    if not wanted.command and not ours and not wanted.access_key:
         return Service(name=wanted.name, port=wanted.port)
     name = NAMES.get(wanted.name, wanted.name)
     step = f"starting {name}"
@@ -76,6 +77,7 @@ def ensure_service(
         reply = _start_with_image(start, reply, wanted.image, provide_image, provide_extension)
     _report_other_settings(reply, name, reporter)
     detail = "already running" if reply.found else ""
+    detail = detail or (f"in the job of run {reply.node.run}" if reply.node else "")
     reporter.emit(Step(name=step, done=True, detail=detail))
     return _to_service(reply)
 
@@ -151,6 +153,7 @@ def _to_service(reply: ServiceReply | ServiceRecord) -> Service:
         path=reply.path,
         container=reply.container,
         socket=reply.socket,
+        node=reply.node if isinstance(reply, ServiceReply) else None,
     )
 
 

@@ -20,7 +20,8 @@ class JobRequest(NamedTuple):
     """What a run asks of Slurm; "" and 0 leave it to the cluster's defaults.
 
     `gpus` is a value of `sbatch --gres`, such as "gpu:a100:2". `modules` are loaded with
-    `module load`. `options` are further options of sbatch by their long names.
+    `module load`. `options` are further options of sbatch by their long names. `runtime` runs the
+    image of a run that is a container: "apptainer", "pyxis", "podman", "docker" or "auto".
     """
 
     partition: str = ""
@@ -30,6 +31,7 @@ class JobRequest(NamedTuple):
     gpus: str = ""
     modules: Tuple[str, ...] = ()
     options: Dict[str, str] = {}
+    runtime: str = ""
 
 
 class RunSpec(NamedTuple):

@@ -42,6 +42,8 @@ class ServiceRequest(NamedTuple):
     unless `replace` is set. `deadline_s` is how long it may take until it answers, 0 for the usual
     time. The limits apply to a `model` and to `as_is`; 0 means no limit. `data` and `executor` are
     those of RunSpec; a plain process has the environment `image`, "" for the server's programs.
+    `access_key` is the public key for the machine of a job, where services of a cluster run; with
+    it, a port that has no command is looked for there.
     """
 
     lab: str
@@ -65,6 +67,18 @@ class ServiceRequest(NamedTuple):
     app: Dict[str, str] = {}
     data: Dict[str, str] = {}
     executor: str = DOCKER
+    access_key: str = ""
+
+
+class NodeAccess(NamedTuple):
+    """The way to the machine of a job: a command on the login node that speaks SSH there.
+
+    `host_key` is the public key of that SSH server. `run` is the run whose job it is.
+    """
+
+    command: str
+    host_key: str
+    run: str
 
 
 class ServiceReply(NamedTuple):
@@ -74,7 +88,8 @@ class ServiceReply(NamedTuple):
     `lacks` is the service if the image has to be extended with it first, and `tag` is the name of
     the extended image. `found` is whether the service was running already, `stale` whether it runs
     with other settings than the requested ones, `replaced` whether it replaced one with other
-    settings. The other fields are those of ServiceRecord.
+    settings. `node` leads to the machine of a cluster where the port is, None for the server
+    itself. The other fields are those of ServiceRecord.
     """
 
     name: str = ""
@@ -90,6 +105,7 @@ class ServiceReply(NamedTuple):
     missing: str = ""
     lacks: str = ""
     tag: str = ""
+    node: Optional[NodeAccess] = None
 
 
 class ServiceRecord(NamedTuple):
@@ -123,6 +139,36 @@ class ProcessServiceRecord(NamedTuple):
     start_ticks: int
     port: int
     settings: str
+
+
+class JobServiceRecord(NamedTuple):
+    """A service that is a step of a job of Slurm (service-NAME.json), and a hash of its settings.
+
+    `run` is the run whose job it is. `step` is the step's name, which no other step has.
+    """
+
+    run: str
+    job_id: str
+    step: str
+    settings: str
+
+
+class ServiceStepRequest(NamedTuple):
+    """What the step of a service runs. With `test`, which succeeds if the service's programs are
+    there, it is a service of labctl: its port may be another one, and is its last argument.
+    """
+
+    command: Tuple[str, ...]
+    port: int
+    test: str = ""
+
+
+class ServiceStepReply(NamedTuple):
+    """The port of a service on its machine, or why it was not started."""
+
+    port: int = 0
+    is_missing: bool = False
+    is_port_taken: bool = False
 
 
 class ListServicesReply(NamedTuple):

@@ -97,10 +97,14 @@ class TelemetryRecord(NamedTuple):
 
 
 class TopRequest(NamedTuple):
-    """Samples every `interval_s`; `samples` 0 means until the reader is gone."""
+    """Samples every `interval_s`; `samples` 0 means until the reader is gone.
+
+    On a cluster, `job_of` is the id of the lab whose newest job's machine is measured.
+    """
 
     interval_s: float = 1.0
     samples: int = 0
+    job_of: str = ""
 
 
 class TopOpening(NamedTuple):

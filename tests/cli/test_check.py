@@ -229,8 +229,7 @@ def lab(root: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     )  # fmt: skip
     context.state.save_server(server)
     context.state.save_run(Run(id="r1", lab_id=loaded.id, server_id="s", state="exited"))
-    monkeypatch.setattr(public_tests, "choose_gpus_option", lambda need, facts: "")
-    monkeypatch.setattr(type(context), "load_facts", lambda self, server: None)
+    monkeypatch.setattr(public_tests, "choose_container_gpus_option", lambda context, server: "")
     monkeypatch.setattr(public_tests.lab_files, "push_code", lambda *_, **__: None)
     return loaded
 

@@ -68,6 +68,19 @@ def test_offers_and_estimates_write_a_price_in_one_form(
     assert _cost_cells(cost, False)[4] == "$0.1749/h"
 
 
+def test_offers_of_shared_machines_show_how_many_gpus_are_free(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpu = Offer(provider="slurm", type="gpu", gpu_name="T4", gpu_count=2, free_gpus=3, all_gpus=6)
+    cpu = Offer(provider="slurm", type="cpu", free_gpus=0, all_gpus=0)
+    _print_offers([gpu, cpu], 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert "FREE GPUS" in lines[0]
+    assert "2x T4  3 of 6" in lines[1]
+    _print_offers([cpu], 1)
+    assert "FREE" not in capsys.readouterr().out
+
+
 def test_offers_fit_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

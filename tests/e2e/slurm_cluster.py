@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,31 @@ def build_image() -> str:
     build_sshd_image()
     docker("build", "-q", "-t", IMAGE, "--build-arg", f"BASE={build_sync_image()}", str(CONTEXT))
     return IMAGE
+
+
+PODMAN = """\
+FROM {base}
+RUN apt-get update \\
+ && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \\
+      crun libcap2-bin podman uidmap \\
+ && rm -rf /var/lib/apt/lists/*
+# Their owner's capabilities suffice: this container is not privileged.
+RUN chmod u-s /usr/bin/newuidmap /usr/bin/newgidmap \\
+ && setcap cap_setuid=ep /usr/bin/newuidmap && setcap cap_setgid=ep /usr/bin/newgidmap
+"""
+# Without these, podman may not create namespaces in this container.
+PODMAN_OPTIONS = [
+    word
+    for each in ("seccomp", "apparmor", "systempaths")
+    for word in ("--security-opt", f"{each}=unconfined")
+]
+
+
+def build_podman_image() -> str:
+    """A cluster whose machines have podman, for its users without root."""
+    text = PODMAN.format(base=build_image())
+    docker("build", "-q", "-t", f"{IMAGE}-podman", "-", stdin=text)
+    return f"{IMAGE}-podman"
 
 
 class Cluster(Sshd):
@@ -55,12 +80,12 @@ class Cluster(Sshd):
 
 
 @contextmanager
-def run_cluster(folder: Path) -> Iterator[Cluster]:
+def run_cluster(folder: Path, image: str = "", options: Sequence[str] = ()) -> Iterator[Cluster]:
     """A running cluster; `folder` gets the private key of its users."""
     cluster = Cluster(f"labctl-test-slurm-{uuid.uuid4().hex[:8]}", folder / "id_ed25519")
     docker(
         *("run", "-d", "--init", "--name", cluster.name, "--hostname", "login"),
-        *("-p", "127.0.0.1::22", build_image(), "sleep", "infinity"),
+        *("-p", "127.0.0.1::22", *options, image or build_image(), "sleep", "infinity"),
     )
     try:
         cluster.accept(ensure_key_pair(cluster.key), ("student", "ann"))

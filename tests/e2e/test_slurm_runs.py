@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from labctl.servers.host_keys import ensure_key_pair
 
 pytestmark = pytest.mark.engine
 
+MIB = 1024**2
 TRAIN = """
 import os, signal, sys, time
 
@@ -44,8 +49,21 @@ server:
     partition: gpu
     qos: student
     time: 20m
+    base: /var/scratch/$USER/labs
     modules: [cuda/12.4]
+services:
+  page: {{port: 18700, command: [sh, -c, 'exec python3 -m http.server 18700 --bind 127.0.0.1']}}
 run: python3 train.py 0 0
+"""
+FIT = """
+import torch
+
+model = torch.nn.Linear(100, 100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(300):
+    optimizer.zero_grad()
+    model(torch.randn(64, 100)).sum().backward()
+    optimizer.step()
 """
 COUNT = """
 import os, time
@@ -66,6 +84,7 @@ print("done at step", step, flush=True)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with run_cluster(tmp_path_factory.mktemp("keys")) as cluster:
+        cluster.sh("mkdir -m 1777 /var/scratch")
         yield cluster
 
 
@@ -181,13 +200,134 @@ def test_a_queued_run_says_what_it_waits_for(labctl: Labctl, project: Path) -> N
     reason = "waiting: you already use 1 of 1 GPUs"
     wait_for(lambda: read_run(labctl, "waiting")["told"] == reason)
     assert "queued" in labctl("status").stdout
+    (offer,) = json.loads(labctl("offers", "--json").stdout)["offers"]
+    assert (offer["type"], offer["free_gpus"], offer["all_gpus"]) == ("gpu", 3, 4)
     line = "echo $LABCTL_RUN_ID with $LOADED on $SLURMD_NODENAME; exit 3"
+    # The machine is measured from inside the job, which has one of its four processors.
+    measured = json.loads(labctl("top", "--json").stdout)["server"]
+    (run,) = measured["runs"]
+    assert (run["run"], run["cores"], run["processes"]) == ("long", 1.0, 3)
+    assert run["memory_limit_bytes"] == 200 * MIB
     beside = labctl("exec", "long", "--", "sh", "-c", line, code=3)
     assert beside.stdout == "long with cuda/12.4 on n1\n"
     assert "canceled" in labctl("cancel", "long").stdout
     labctl("pull", "long")
     assert (project / "runs" / "long" / "checkpoints" / "model").read_text() == "weights"
+    telemetry = (project / "runs" / "long" / "logs" / "telemetry.jsonl").read_text()
+    sample = json.loads(telemetry.splitlines()[0])
+    assert (sample["attempt"], sample["cores"], sample["memory_limit_bytes"]) == (1, 1.0, 200 * MIB)
     assert "training on n1 0" in labctl("logs", "--follow", "waiting").stdout
+
+
+def open_url(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        text: str = reply.read().decode()
+    return text
+
+
+def forward(labctl: Labctl, service: str) -> str:
+    """Open a forward in the background and return its URL."""
+    reply = json.loads(labctl("forward", service, "--detach", "--json").stdout)
+    url: str = reply["forwards"][0]["url"]
+    return url
+
+
+def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluster) -> None:
+    refused = labctl("forward", "page", "--detach", code=4)
+    assert "no run of this lab is running on the cluster" in refused.stderr
+    labctl("run", "--detach", "--id", "served", "--", "python3", "train.py", "143", "600")
+    wait_for(lambda: "training" in labctl("logs", "served").stdout)
+    try:
+        page = forward(labctl, "page")
+        assert "train.py" in open_url(page)
+        assert "labctl-service-page" in "".join(cluster.squeue("%j %N", "--steps"))
+        # A program that the user started beside the run, and many connections at once
+        port = "python3 -m http.server 18701 --bind 127.0.0.1 >/dev/null 2>&1 & sleep 600"
+        with subprocess.Popen(
+            labctl.build("exec", "served", "--", "sh", "-c", port), **labctl.options
+        ) as beside:
+            url = forward(labctl, "18701")
+            with ThreadPoolExecutor(20) as pool:
+                pages = list(pool.map(open_url, [url] * 40))
+            assert all("train.py" in text for text in pages)
+            beside.terminate()
+        labctl("forward", "--stop")
+        refused = labctl("serve", "served", code=2)
+        assert "the login node of a cluster runs none" in refused.stderr
+    finally:
+        labctl("cancel", "served")
+    wait_for(lambda: cluster.squeue("%j", "--steps") == [])
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(open_url(url))
+    return False
+
+
+@pytest.mark.long
+def test_an_open_forward_goes_on_with_the_next_run(labctl: Labctl) -> None:
+    words = ("python3", "train.py", "143", "600")
+    labctl("run", "--detach", "--id", "before", "--", *words)
+    wait_for(lambda: "training" in labctl("logs", "before").stdout)
+    page = forward(labctl, "page")
+    try:
+        assert answers(page)
+        labctl("cancel", "before")
+        wait_for(lambda: not answers(page))
+        labctl("run", "--detach", "--id", "after", "--", *words)
+        wait_for(lambda: answers(page))
+    finally:
+        labctl("forward", "--stop")
+        labctl("cancel", "after")
+
+
+@pytest.mark.long
+def test_packages_of_the_lab_are_those_of_its_runs_and_services(
+    labctl: Labctl, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheelhouse = os.environ.get("LABCTL_WHEELHOUSE")
+    if not wheelhouse:
+        pytest.skip("LABCTL_WHEELHOUSE is not set")
+    (project / "fit.py").write_text(FIT)
+    packages = "torch\nnumpy\nPyYAML\ntensorboard\njupyterlab\njupyter-server>=2.20\nipykernel\n"
+    (project / "requirements.txt").write_text(packages)
+    file = project / "lab.yaml"
+    text = file.read_text()
+    file.write_text(f"{text}image: {{requirements: requirements.txt}}\n")
+    monkeypatch.setitem(
+        labctl.options, "env", {**labctl.options["env"], "LABCTL_WHEELHOUSE": wheelhouse}
+    )
+    labctl("trust", "--yes")
+    program = "import sys, yaml, time; print('using', sys.prefix, flush=True); time.sleep(600)"
+    try:
+        built = labctl("run", "--detach", "--id", "packages", "--", "python", "-c", program)
+        assert "✓ building the environment" in built.stderr
+        wait_for(lambda: "using" in labctl("logs", "packages").stdout)
+        prefix = "/home/student/labctl/.environments/"
+        assert f"using {prefix}" in labctl("logs", "packages").stdout
+        page = open_url(forward(labctl, "tensorboard"))
+        assert "TensorBoard" in page
+        url = forward(labctl, "jupyter")
+        base, _, token = url.partition("/lab?token=")
+        contents = json.loads(open_url(f"{base}/api/contents?token={token}"))["content"]
+        names = [each["name"] for each in contents]
+        assert {"code", "runs"} <= set(names)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            open_url(f"{base}/api/contents")
+        listed = json.loads(labctl("forward", "--list", "--json").stdout)["forwards"]
+        assert url in [each["url"] for each in listed]
+        labctl("cancel", "packages")
+        labctl("run", "--id", "fit", "--", "python", "fit.py")
+        profiled = labctl("profile", "fit").stdout
+        assert "aten::addmm" in profiled
+        page = profiled.rpartition("page: ")[2].strip()
+        assert "<html" in (project / page).read_text()
+    finally:
+        labctl("forward", "--stop")
+        labctl("cancel", "packages")
+        file.write_text(text)
+        labctl("trust", "--yes")
 
 
 @pytest.mark.long
@@ -221,24 +361,59 @@ def test_a_run_goes_on_from_its_checkpoint_after_its_machine_failed(
 
 
 @pytest.mark.long
+def test_the_time_limit_of_a_job_is_a_pause_for_a_run_that_saves_checkpoints(
+    labctl: Labctl, project: Path, cluster: Cluster
+) -> None:
+    """One run saves a checkpoint, one ends without, and one does not listen to SIGTERM."""
+    (project / "count.py").write_text(COUNT)
+    deaf = "trap '' TERM; while :; do sleep 1; done"
+    for name, words in (
+        ("saving", ["python3", "count.py"]),
+        ("polite", ["sleep", "300"]),
+        ("deaf", ["sh", "-c", deaf]),
+    ):
+        labctl("run", "--detach", "--id", name, "--", *words, LABCTL_GPU="none")
+    wait_for(lambda: cluster.squeue("%T") == ["RUNNING"] * 3)
+    step = "/home/student/labctl/plain/runs/saving/checkpoints/step"
+    wait_for(lambda: int(cluster.sh(f"cat {step} 2>/dev/null || echo 0")) > 5)
+    for job in cluster.squeue("%i"):
+        cluster.sh(f"scontrol update jobid={job} TimeLimit=1")
+    wait_for(lambda: cluster.squeue("%T") == ["PENDING"], timeout_s=150)
+    assert read_run(labctl, "saving")["told"] == "waiting: Slurm starts it again in a moment"
+    stopped = "Slurm stopped it before the time limit of its job, and it had saved no checkpoint"
+    assert read_run(labctl, "polite")["told"] == f"{stopped} (exit code 143)"
+    assert read_run(labctl, "deaf")["told"] == "it reached the time limit of its job"
+    assert "reached the time limit of its job" in labctl("explain", "deaf").stdout
+    (job,) = cluster.squeue("%i")
+    cluster.sh(f"scontrol update jobid={job} StartTime=now TimeLimit=20 ReqNodeList=n2")
+    log = labctl("logs", "--follow", "saving").stdout
+    starts = [line.split()[2] for line in log.splitlines() if line.startswith("from step")]
+    assert len(starts) == 2
+    assert int(starts[1]) > 5
+    assert f"job {job} is near its time limit; it saved a checkpoint" in log
+    assert read_run(labctl, "saving")["exit_code"] == 0
+
+
+@pytest.mark.long
 def test_a_run_that_must_make_room_saves_a_checkpoint_and_goes_on(
     labctl: Labctl, project: Path, cluster: Cluster
 ) -> None:
-    """Slurm sends SIGTERM before the time limit and at a preemption, as root does here."""
+    """A job of a partition with a higher priority takes all processors of the run's machine."""
     (project / "count.py").write_text(COUNT)
     labctl("run", "--detach", "--id", "evicted", "--", "python3", "count.py")
     step = "/home/student/labctl/plain/runs/evicted/checkpoints/step"
     wait_for(lambda: int(cluster.sh(f"cat {step} 2>/dev/null || echo 0")) > 5)
     (job,) = cluster.squeue("%i")
-    cluster.sh(f"scancel --signal=TERM --batch {job}")
-    wait_for(lambda: cluster.squeue("%T") == ["PENDING"])
-    assert read_run(labctl, "evicted")["told"] == "waiting: Slurm starts it again in a moment"
+    urgent = "sbatch -p urgent --chdir=/tmp -w n1 -c 4 --mem=100 --wrap 'sleep 5'"
+    cluster.sh(urgent, user="ann")
+    wait_for(lambda: cluster.squeue("%T", "-j", job) == ["PENDING"], timeout_s=90)
+    wait_for(lambda: cluster.squeue("%i") == [job], timeout_s=60)
     cluster.sh(f"scontrol update jobid={job} StartTime=now ReqNodeList=n2")
     log = labctl("logs", "--follow", "evicted").stdout
     starts = [line.split()[2] for line in log.splitlines() if line.startswith("from step")]
     assert len(starts) == 2
     assert int(starts[1]) > 5
-    assert f"job {job} must make room; it saved a checkpoint" in log
+    assert f"Slurm started job {job} again, on n2" in log
     assert read_run(labctl, "evicted")["exit_code"] == 0
 
 
@@ -267,6 +442,7 @@ def test_down_cancels_the_jobs_and_gives_the_login_node_back(
     labctl("down", "--yes")
     assert (project / "runs" / "last" / "checkpoints" / "model").read_text() == "weights"
     assert cluster.squeue() == []
-    assert cluster.sh("ls -A /home/student", user="student").split() == [
-        *(".bash_logout", ".bashrc", ".cache", ".profile", ".ssh")
-    ]
+    own = {".bash_logout", ".bashrc", ".cache", ".profile", ".ssh"}
+    own.add(".ipython")  # of Jupyter
+    assert set(cluster.sh("ls -A /home/student", user="student").split()) <= own
+    assert cluster.sh("ls -A /var/scratch/student") == ""

@@ -47,6 +47,7 @@ from labctl.agent.runs import (
 )
 from labctl.agent.runs.docker_executor import describe_container
 from labctl.agent.runs.executor import NewAttempt, ProgramState
+from labctl.agent.runs.exit_summary import describe_exit
 from labctl.wire.boot_id import read_boot_token
 from labctl.wire.codec import encode, to_json
 from labctl.wire.runs import (
@@ -457,7 +458,7 @@ def test_an_image_that_is_not_there_claims_nothing(root: Path) -> None:
     ],
 )
 def test_every_ending_is_told(code: int, written: Any, cancelled: bool, told: str) -> None:
-    ending = run_state.describe_exit(code, **written, memory_bytes=2 * GIB, cancelled=cancelled)
+    ending = describe_exit(code, **written, memory_bytes=2 * GIB, cancelled=cancelled)
     assert ending == told
 
 
@@ -471,6 +472,7 @@ def test_a_record_has_the_limit_at_which_its_run_was_killed(
         root,
         SPEC._replace(memory_bytes=2 * GIB),
         ExitRecord(code, 1.0, oom_kills=oom_kills),
+        None,
         False,
         False,
         RunRecord("night", "running"),
@@ -479,7 +481,35 @@ def test_a_record_has_the_limit_at_which_its_run_was_killed(
 
 
 def test_out_of_memory_without_a_limit_is_the_servers() -> None:
-    assert run_state.describe_exit(137, oom_kills=1).endswith("killed at the server's memory")
+    assert describe_exit(137, oom_kills=1).endswith("killed at the server's memory")
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "summary", "limit"),
+    [
+        (
+            ProgramState("j", "ended", None, is_out_of_memory=True),
+            137,
+            "out of memory: killed at the memory limit of its job",
+            0,
+        ),
+        (
+            ProgramState("j", "ended", None, summary="it reached the time limit of its job"),
+            143,
+            "it reached the time limit of its job (exit code 143)",
+            None,
+        ),
+        (ProgramState("j", "ended", None, summary="its machine failed"), 0, "done", None),
+    ],
+)
+def test_slurm_knows_why_the_command_of_a_job_ended(
+    root: Path, program: ProgramState, code: int, summary: str, limit: int | None
+) -> None:
+    spec, record = SPEC._replace(executor="slurm"), RunRecord("night", "running")
+    record = run_state._describe_exit(
+        root, spec, ExitRecord(code, 1.0), program, False, False, record
+    )
+    assert (record.summary, record.oom_limit_bytes) == (summary, limit)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from labctl.agent.runs import slurm_commands, slurm_executor
+from labctl.agent.reply import Failure
+from labctl.agent.runs import node_access, slurm_attempts, slurm_commands, slurm_executor
 from labctl.agent.runs.executor import Environment, NewAttempt
 from labctl.agent.runs.slurm_commands import GpuLimit, SlurmJob
 from labctl.agent.runs.slurm_reasons import describe_reason
@@ -161,7 +162,7 @@ def test_a_script_without_its_attempt_does_nothing(tmp_path: Path) -> None:
     attempt = NewAttempt("digits-night-1", tmp_path, tmp_path / "run", spec, Environment())
     (tmp_path / "run" / "logs").mkdir(parents=True)
     script = tmp_path / "batch.sh"
-    script.write_text(slurm_executor.build_batch_script(tmp_path / "gone", attempt))
+    script.write_text(slurm_attempts.build_batch_script(tmp_path / "gone", attempt))
     assert subprocess.run(["sh", str(script)], check=False).returncode == 125
     assert not (tmp_path / "began").exists()
 
@@ -189,6 +190,28 @@ def test_only_the_directory_of_the_lab_is_removed(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     subprocess.run(["sh", "-c", script], env=environ, check=True)
     assert [path.name for path in (tmp_path / "labctl").iterdir()] == ["digits"]
+
+
+def test_the_directory_of_labs_is_where_the_base_says_and_nowhere_else(tmp_path: Path) -> None:
+    claim = LabClaim(token="ab" * 8, lab="digits", lab_id="0f1e2d3c4b5a", created_at=1.0)
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        environ = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+        words = ["sh", "-c", script]
+        return subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+
+    (tmp_path / "home").mkdir()
+    base = f"{tmp_path}/scratch/$USER/labs"
+    for _ in range(2):
+        assert slurm.parse_claims(run(slurm.build_claim(claim, base)).stdout) == [claim]
+    (labs,) = (tmp_path / "scratch").glob("*/labs")
+    assert (tmp_path / "home" / "labctl").readlink() == labs
+    refused = run(slurm.build_claim(claim, "~/elsewhere"))
+    assert (refused.returncode, refused.stderr.strip()) == (slurm.OTHER_BASE, str(labs))
+    (labs / ".slurm" / f"{claim.token}.json").unlink()
+    run(slurm.build_removal("digits", "0f1e2d3c4b5a"))
+    assert not labs.exists()
+    assert not (tmp_path / "home" / "labctl").is_symlink()
 
 
 def test_the_jobs_of_labs_are_known_by_their_comments() -> None:
@@ -235,3 +258,21 @@ def test_partitions_have_free_and_all_gpus() -> None:
     ]
     text = "gpu: 3 of 6 GPUs free; cpu: 1 machine without GPUs"
     assert slurm.describe_free(partitions) == text
+
+
+def test_only_a_key_may_enter_the_machine_of_a_job_and_it_opens_no_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "labctl").mkdir()
+    with pytest.raises(Failure, match="no public key"):
+        node_access.build_node_access("7", "night", 'command="sh" ssh-ed25519 AAAA')
+    for key in ("ssh-ed25519 AAAA laptop", "ssh-ed25519 AAAA laptop", "ssh-ed25519 BBBB\nx"):
+        access = node_access.build_node_access("7", "night", key)
+    assert access.command.startswith("srun --quiet --overlap --nodes=1 --ntasks=1 --relative=0")
+    assert access.host_key.startswith("ssh-ed25519 ")
+    directory = tmp_path / "labctl" / ".node-access"
+    assert (directory / "authorized_keys").read_text() == (
+        "restrict,port-forwarding ssh-ed25519 AAAA\nrestrict,port-forwarding ssh-ed25519 BBBB\n"
+    )
+    assert directory.stat().st_mode & 0o777 == 0o700

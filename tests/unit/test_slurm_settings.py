@@ -64,6 +64,7 @@ def test_the_settings_are_those_of_each_job(tmp_path: Path) -> None:
         gpus="gpu:a100:2",
         modules=("cuda/12.4", "python/3.11"),
         options={"constraint": "a100", "nice": "10"},
+        runtime="auto",
     )
 
 
@@ -92,16 +93,19 @@ def test_without_a_partition_a_job_goes_to_the_one_that_was_offered(tmp_path: Pa
 @pytest.mark.parametrize(
     ("line", "path", "words"),
     [
-        ("    runtime: apptainer", "server.slurm.runtime", "not supported yet"),
-        ("    runtime: conda", "server.slurm.runtime", "write none"),
+        ("    runtime: conda", "server.slurm.runtime", "write one of auto, apptainer"),
+        ("    base: labs", "server.slurm.base", "write /scratch/$USER/labctl"),
+        ("    base: /scratch/$HOME", "server.slurm.base", "write /scratch/$USER/labctl"),
         ("    options: {comment: x}", "server.slurm.options.comment", "labctl sets this option"),
         ("    options: {-n: 1}", "server.slurm.options.-n", "write constraint"),
         ("    partition: 'a b'", "server.slurm.partition", "only letters"),
         ("  executor: process", "server.executor", "each run is a job"),
         ("  ttl: 8h", "server.ttl", "`time` under `slurm`"),
         ("  budget: 5", "server.budget", "`time` under `slurm`"),
-        ("image: python:3.12", "image", "`modules`"),
-        ("limits: {shm: 1GB}", "limits.shm", "needs a container"),
+        ("image: {build: .}", "image", "a cluster builds no images"),
+        ("image: {requirements: r.txt, store: true}", "image.store", "stores no images"),
+        ("image: /shared/image", "image", "write /path/on/the/cluster/image.sif"),
+        ("limits: {shm: 1GB}", "limits.shm", "share the memory of the job"),
         ("store: s3://bucket/a", "store", "login node"),
     ],
 )

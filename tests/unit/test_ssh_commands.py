@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import subprocess
 from pathlib import Path
@@ -225,6 +226,18 @@ def test_a_forward_is_a_connection_of_its_own_on_loopback() -> None:
     assert "-o ServerAliveInterval=2 -o ServerAliveCountMax=3" in joined
     with pytest.raises(UsageError):
         ssh.forward_argv("/c", "i-1", [(0, 1)])
+
+
+def test_a_forward_to_a_machine_behind_the_server_logs_in_there_with_its_own_key() -> None:
+    node = ssh.NodeLogin(
+        command="srun sshd -f '50% off'", alias="i-1-node", known_hosts="/k", identity="/i"
+    )
+    argv = ssh.forward_argv("/c", "i-1", [(6006, 6007)], node)
+    options = [word for before, word in itertools.pairwise(argv) if before == "-o"]
+    proxy = next(option for option in options if option.startswith("ProxyCommand="))
+    assert proxy.endswith(""" -T -- i-1 'srun sshd -f '"'"'50%% off'"'"''""")
+    assert {"HostKeyAlias=i-1-node", 'UserKnownHostsFile="/k"', 'IdentityFile="/i"'} <= set(options)
+    assert argv[-4:] == ["-L", "127.0.0.1:6006:127.0.0.1:6007", "--", "i-1"]
 
 
 def test_a_socket_forward_is_private_and_replaces_an_old_socket() -> None:

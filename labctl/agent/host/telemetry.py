@@ -154,7 +154,9 @@ def claim_recording(uid: int, lab_home: Path) -> Iterator[bool]:
 
     The lock is on this machine's own disk: a home may be on a network and shared with others.
     """
-    name = hashlib.sha256(str(lab_home).encode()).hexdigest()[:16]
+    # Jobs of Slurm that share a machine have a recorder each: it sees only its own job's GPUs.
+    key = f"{lab_home}{os.environ.get('SLURM_JOB_ID', '')}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     path = LOCKS / f"labctl-telemetry-{uid}-{name}"
     try:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import select
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-from ...wire.codec import to_json
+from ...wire.codec import encode, to_json
 from ...wire.telemetry import (
+    TOP,
     ContainerOwnerRecord,
     GpuRecord,
     GpuUseRecord,
@@ -24,7 +26,10 @@ from ...wire.telemetry import (
     TopRequest,
 )
 from ...wire.verbs import Empty
+from ..program import PROGRAM
 from ..reply import Failure, send_closing_reply, send_reply
+from ..runs.slurm_commands import build_stream_words
+from ..runs.slurm_executor import find_newest_job
 from . import engine
 from .container_usage import ContainerUsageReader
 from .engine_objects import Container
@@ -41,6 +46,9 @@ PROGRESS = "logs/progress.json"
 
 def top(request: TopRequest) -> None:
     """Write samples until the reader is gone, or as many as requested."""
+    if request.job_of:
+        _relay_from_job(request)
+        return
     interval_s = max(0.2, request.interval_s)
     remaining = request.samples
     send_reply(TopOpening(time.time()))
@@ -61,6 +69,17 @@ def top(request: TopRequest) -> None:
             send_closing_reply(Empty())
             return
         due = max(due + interval_s, time.monotonic())
+
+
+def _relay_from_job(request: TopRequest) -> None:
+    """Run this verb on the machine of a lab's newest job, with the same output."""
+    _, job_id = find_newest_job(request.job_of)
+    program = [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py"), TOP.name]
+    words = build_stream_words(job_id, program)
+    line = encode(request._replace(job_of="")) + "\n"
+    done = subprocess.run(words, input=line.encode(), check=False)
+    if done.returncode < 0:
+        raise Failure("server", "the job of the run ended", hint="labctl status --refresh")
 
 
 class TopView:

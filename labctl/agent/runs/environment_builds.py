@@ -11,6 +11,8 @@ from ..reply import send_closing_reply, send_reply
 from .environments import LABS, WHOLE, add_lab, environments_root, find_directory
 from .images import lock_build, pick_failing_lines, run_and_tee, write_code
 
+_BUILD = '[ -z "$MODULES" ] || module load $MODULES && cd "$1" && exec sh ../build.sh'
+
 
 def build(request: BuildEnvironmentRequest) -> None:
     """Build an environment, unless it is here; stream and log the output of its script."""
@@ -30,7 +32,7 @@ def build(request: BuildEnvironmentRequest) -> None:
         code = directory / "code"
         write_code(code, source, request.files, has_code=request.has_code)
         write_text(directory / "build.sh", request.script)
-        words = ["sh", "-c", 'cd "$1" && exec sh ../build.sh', "sh", str(code)]
+        words = [*_choose_shell(request), "-c", _BUILD, "sh", str(code)]
         exit_code, lines = run_and_tee(words, log, _build_variables(request, directory))
         if exit_code == 0:
             (directory / WHOLE).touch()
@@ -56,6 +58,11 @@ def release_environments(lab_id: str) -> None:
                 drop_tree(directory)
             elif is_whole:
                 whole.touch()
+
+
+def _choose_shell(request: BuildEnvironmentRequest) -> list[str]:
+    """Return the shell of a build. On a cluster with modules, `module` is one of login shells."""
+    return ["bash", "-l"] if request.args.get("MODULES") else ["sh"]
 
 
 def _clear_directory(directory: Path) -> None:

@@ -21,8 +21,14 @@ class Environment(NamedTuple):
     directory: Path | None = None
 
 
+class JobImage(NamedTuple):
+    """An image that `runtime`, on the machine of a job, runs or finds by itself."""
+
+    runtime: str
+
+
 # What an attempt runs in.
-AttemptImage = Union[Image, Environment]
+AttemptImage = Union[Image, Environment, JobImage]
 
 
 class NewAttempt(NamedTuple):
@@ -46,7 +52,8 @@ class ProgramState(NamedTuple):
     or "ended". `exit_code`, `ended_at` (Unix seconds of the server's clock) and `is_out_of_memory`
     are those of an ended one; None if nobody recorded them. `error` says why it did not start, ""
     if it did. `began` is False for an ended one that never ran. `summary` says what a queued one
-    waits for, or why something else than its command ended it.
+    waits for, or why something else than its command ended it. `began_at` is when one that was
+    queued began to run, if that is known.
     """
 
     name: str
@@ -57,6 +64,7 @@ class ProgramState(NamedTuple):
     error: str = ""
     began: bool = True
     summary: str = ""
+    began_at: float | None = None
 
 
 class UnknownStartError(Failure):

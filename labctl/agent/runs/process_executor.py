@@ -23,17 +23,20 @@ from ...wire.codec import to_json
 from ...wire.runs import PROCESS, ProcessAttemptRecord, ProcessRecord, RunSpec
 from ...wire.verbs import CONFIG_FILE
 from ..host.background import build_scope_words
-from ..host.paths import drop_tree, labctl_home, read_record, require_name, write_json, write_text
+from ..host.paths import drop_tree, read_record, require_name, write_json, write_text
 from ..host.server_data import resolve_all
 from ..host.sessions import is_alive, kill_session, list_session
 from ..reply import Failure
 from . import secrets_tmpfs
-from .attempt_directories import find_attempt_directory, list_attempt_directories
-from .environments import list_code_paths, use_environment
+from .attempt_directories import (
+    drop_unstarted,
+    find_attempt_directory,
+    list_attempt_directories,
+)
+from .enter_script import ENTER, build_enter_script
+from .environments import use_environment
 from .executor import Environment, LiveAttempt, NewAttempt, ProgramState
-from .gang import build_member_env
 
-ENTER = "enter.sh"
 # Of an attempt with a terminal: the script by which the terminal starts it.
 START = "start.sh"
 STARTED = "started"
@@ -64,9 +67,9 @@ class ProcessExecutor:
         record = ProcessAttemptRecord(
             spec.id, spec.lab_id, str(attempt.directory), read_boot_token()
         )
-        _drop_unstarted(attempt)
+        drop_unstarted(attempt, STARTED)
         link_server_data(attempt.root, spec.data)
-        write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
+        write_text(directory / ENTER, build_process_enter_script(directory, attempt), 0o700)
         if spec.tty:
             write_text(directory / START, build_start_script(directory, attempt), 0o700)
         write_json(directory / "attempt.json", to_json(record))
@@ -173,30 +176,13 @@ def link_server_data(root: Path, data: dict[str, str]) -> None:
         link.symlink_to(directory)
 
 
-def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
+def build_process_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
     """Return the script that runs a command in the environment of an attempt."""
-    spec, run = attempt.spec, attempt.directory
-    variables = {
-        "LABCTL_RUN_ID": spec.id,
-        "LABCTL_DATA_DIR": str(attempt.root / "data"),
-        "LABCTL_RUN_DIR": str(run),
-        "LABCTL_CHECKPOINT_DIR": str(run / "checkpoints"),
-        "LABCTL_LOG_DIR": str(run / "logs"),
-        "LABCTL_CACHE_DIR": str(labctl_home() / ".cache"),
-        "PYTHONUNBUFFERED": "1",
-        **build_member_env(attempt.member),
-        **spec.env,
-        "LABCTL_ATTEMPT": str(attempt_directory),
-        "LABCTL_SECRETS_DIR": str(secrets_tmpfs.secrets_directory(spec.id)),
-    }
+    spec = attempt.spec
+    own = {"LABCTL_SECRETS_DIR": str(secrets_tmpfs.secrets_directory(spec.id))}
     if spec.gpus != "all":
-        variables["CUDA_VISIBLE_DEVICES"] = spec.gpus
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
-    assert isinstance(attempt.image, Environment)
-    lines += build_environment_lines(attempt.image, run / "code")
-    entry = shlex.quote(str(run / ".labctl" / "entry.sh"))
-    code = shlex.quote(str(run / "code"))
-    return "\n".join(["#!/bin/sh", *lines, f"cd {code} || exit 125", f'exec sh {entry} "$@"', ""])
+        own["CUDA_VISIBLE_DEVICES"] = spec.gpus
+    return build_enter_script(attempt_directory, attempt, own)
 
 
 def build_start_script(attempt_directory: Path, attempt: NewAttempt) -> str:
@@ -206,35 +192,6 @@ def build_start_script(attempt_directory: Path, attempt: NewAttempt) -> str:
     program = ["sh", str(attempt_directory / ENTER), *attempt.spec.command]
     words = [*build_scope_words(), *terminal, log, *program]
     return f"#!/bin/sh\nexec {' '.join(map(shlex.quote, words))}\n"
-
-
-def build_environment_lines(environment: Environment, code: Path) -> list[str]:
-    """Return the lines that put the programs and packages of an environment before the server's."""
-    if environment.directory is None:
-        return []
-    prefix = shlex.quote(str(environment.directory / "env"))
-    lines = [
-        f'export PATH={prefix}/bin:"$PATH" VIRTUAL_ENV={prefix} CONDA_PREFIX={prefix}',
-        "export PYTHONNOUSERSITE=1",
-    ]
-    paths = list_code_paths(environment, code)
-    if paths:
-        own = shlex.quote(":".join(paths))
-        lines.append(f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{own}')
-    return lines
-
-
-def _drop_unstarted(attempt: NewAttempt) -> None:
-    """Drop earlier attempts of the run that were created and never began.
-
-    The call that started one may have been killed meanwhile. Without its directory, such an attempt
-    cannot begin any more, so that two never run.
-    """
-    for directory in (labctl_home() / ".attempts").iterdir():
-        record = _read_attempt(directory.name)
-        is_own = record is not None and record.directory == str(attempt.directory)
-        if is_own and directory.name != attempt.name and not (directory / STARTED).exists():
-            drop_tree(directory)
 
 
 def spawn_session(words: Sequence[str], log: str) -> int:

@@ -7,7 +7,6 @@ first process lives. Its output is in service-NAME.log beside it.
 from __future__ import annotations
 
 import shlex
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -38,12 +37,13 @@ from ..host.paths import (
 )
 from ..host.sessions import is_alive, read_stat, stop_session
 from ..reply import Failure
+from .enter_script import build_environment_lines, build_variable_lines
 from .environments import use_environment
 from .executor import Environment
 from .healthcheck import is_http_ready, is_listening
 from .known_services import JUPYTER, KNOWN, build_jupyter, build_tensorboard
-from .process_executor import build_environment_lines, link_server_data, spawn_session
-from .service_ports import is_free
+from .process_executor import link_server_data, spawn_session
+from .service_ports import find_free_port, is_free
 from .services import READY_S, ensure_token, find_token, get_port, hash_settings, lock_service
 
 GRACE_S = 10
@@ -74,7 +74,7 @@ def start(request: ServiceRequest) -> ServiceReply:
 def status(request: ListServicesRequest) -> ListServicesReply:
     """List the services of the lab that were started, running or not."""
     root = lab_dir(request.lab, request.lab_id)
-    named = [(name, _read(root, name)) for name in _list_names(root)]
+    named = [(name, _read(root, name)) for name in list_service_names(root)]
     return ListServicesReply(tuple(_describe(root, name, one) for name, one in named if one))
 
 
@@ -93,14 +93,14 @@ def stop_lab_services(lab_id: str) -> tuple[str, ...]:
 
 def _stop_services(root: Path, selected: str = "") -> tuple[str, ...]:
     stopped = []
-    for name in _list_names(root):
+    for name in list_service_names(root):
         if selected not in ("", name):
             continue
         record = _read_live(root, name)
         if record:
             stop_session(_first_process(record), GRACE_S)
             stopped.append(name)
-        for path in (_record_path(root, name), find_token(root, name)):
+        for path in (find_service_record(root, name), find_token(root, name)):
             if path.exists():
                 path.unlink()
     return tuple(stopped)
@@ -114,14 +114,14 @@ def _launch(root: Path, request: ServiceRequest, environment: Environment) -> Pr
     write_text(script, _build_script(root, request, environment, port), 0o700)
     if name in KNOWN and not request.command:
         _require_program(script, name)
-    log = root / ".labctl" / f"service-{name}.log"
+    log = find_service_log(root, name)
     write_text(log, "")
     words = [*build_scope_words(), "sh", str(script), *_build_argv(request, port)]
     pid = spawn_session(words, str(log))
     stat = read_stat(pid)
     start_ticks = stat.start_ticks if stat else 0
     record = ProcessServiceRecord(pid, start_ticks, port, hash_settings(request))
-    write_json(_record_path(root, name), to_json(record))
+    write_json(find_service_record(root, name), to_json(record))
     return record
 
 
@@ -131,51 +131,73 @@ def _choose_port(request: ServiceRequest) -> int:
     if is_free(port):
         return port
     if request.command:
-        what = f"port {port} of the server, which {request.name} needs, is in use"
-        hint = ("choose another port for it in ", CONFIG_FILE)
-        raise Failure("service", what, "another program listens there", hint)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        raise make_port_failure(request.name, port)
+    return find_free_port()
+
+
+def make_port_failure(name: str, port: int) -> Failure:
+    what = f"port {port} of the server, which {name} needs, is in use"
+    hint = ("choose another port for it in ", CONFIG_FILE)
+    return Failure("service", what, "another program listens there", hint)
 
 
 def _build_argv(request: ServiceRequest, port: int) -> list[str]:
     if request.command:
         return list(request.command)
+    return [*build_known_words(request.name), str(port)]
+
+
+def build_known_words(name: str) -> list[str]:
+    """Return the command of a service that labctl knows, without its last argument, the port."""
     script = build_tensorboard('"$LABCTL_LAB_DIR"/runs', "$LABCTL_LINKS_DIR", "127.0.0.1")
-    if KNOWN[request.name].script == JUPYTER:
+    if KNOWN[name].script == JUPYTER:
         script = build_jupyter('"$LABCTL_LAB_DIR"', "127.0.0.1")
-    return ["/bin/sh", "-c", script, request.name, str(port)]
+    return ["/bin/sh", "-c", script, name]
 
 
 def _build_script(root: Path, request: ServiceRequest, environment: Environment, port: int) -> str:
     """Return the script that runs a command in the environment of a service."""
+    own = {"LABCTL_SERVICE_PORT": str(port)}
+    if request.gpus != "all":
+        own["CUDA_VISIBLE_DEVICES"] = request.gpus
+    lines = build_service_lines(root, request, environment, own)
+    return "\n".join(["#!/bin/sh", *lines, 'exec "$@"', ""])
+
+
+def build_service_lines(
+    root: Path, request: ServiceRequest, environment: Environment, own: dict[str, str]
+) -> list[str]:
+    """Return the lines of a script that set the environment of a service; `own` are more variables.
+
+    Makes the token of a service that has one.
+    """
     variables = {
         **request.env,
         "LABCTL_DATA_DIR": str(root / "data"),
         "LABCTL_LAB_DIR": str(root),
         "LABCTL_LINKS_DIR": str(root / ".labctl" / "tensorboard"),
-        "LABCTL_SERVICE_PORT": str(port),
+        **own,
     }
     if request.name == "jupyter":
         variables["JUPYTER_TOKEN_FILE"] = str(ensure_token(root, request.name))
-    if request.gpus != "all":
-        variables["CUDA_VISIBLE_DEVICES"] = request.gpus
     code = root / "code"
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
-    lines += build_environment_lines(environment, code)
-    return "\n".join(["#!/bin/sh", *lines, f"cd {shlex.quote(str(code))}", 'exec "$@"', ""])
+    lines = build_variable_lines(variables) + build_environment_lines(environment, code)
+    return [*lines, f"cd {shlex.quote(str(code))} || exit 125"]
 
 
 def _require_program(script: Path, name: str) -> None:
     """Failure (missing) if neither the environment nor the server has the program of a service."""
     words = ["sh", str(script), "sh", "-c", KNOWN[name].test]
     if subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode:
-        package = "tensorboard" if name == "tensorboard" else "jupyterlab"
-        what = f"there is no {package} for the service {name} on the server"
-        why = "without Docker, a service has the packages of the lab and the server's programs"
-        hint = (f"add {package} to the list of packages that image: names in ", CONFIG_FILE)
-        raise Failure("missing", what, why, hint)
+        raise make_missing_program_failure(name)
+
+
+def make_missing_program_failure(name: str) -> Failure:
+    package = "tensorboard" if name == "tensorboard" else "jupyterlab"
+    what = f"there is no {package} for the service {name} on the server"
+    why = "without Docker, a service has the packages of the lab and the server's programs"
+    hint = (f"add {package} to the list of packages that image: names in ", CONFIG_FILE)
+    return Failure("missing", what, why, hint)
 
 
 def _wait_until_ready(root: Path, record: ProcessServiceRecord, request: ServiceRequest) -> None:
@@ -184,20 +206,20 @@ def _wait_until_ready(root: Path, record: ProcessServiceRecord, request: Service
     deadline_s = time.monotonic() + limit_s
     while True:
         if not is_alive(_first_process(record)):
-            raise _make_failure(root, request.name, "exited right after its start")
+            raise make_service_failure(root, request.name, "exited right after its start")
         if is_http_ready(record.port) if is_preset else is_listening(record.port):
             return
         if time.monotonic() >= deadline_s:
             stop_session(_first_process(record), GRACE_S)
-            raise _make_failure(root, request.name, f"did not answer within {limit_s:g} s")
+            raise make_service_failure(root, request.name, f"did not answer within {limit_s:g} s")
         time.sleep(POLL_S)
 
 
-def _make_failure(root: Path, name: str, text: str) -> Failure:
-    path = _record_path(root, name)
+def make_service_failure(root: Path, name: str, text: str) -> Failure:
+    path = find_service_record(root, name)
     if path.exists():
         path.unlink()
-    log = read_text(root / ".labctl" / f"service-{name}.log")
+    log = read_text(find_service_log(root, name))
     why = log[-LOG_CHARACTERS:] or "it printed nothing"
     hint = f"labctl forward {name}   # starts it again"
     return Failure("service", f"the service {name} {text}", why, hint)
@@ -220,13 +242,13 @@ def _first_process(record: ProcessServiceRecord) -> ProcessRecord:
     return ProcessRecord(record.pid, record.start_ticks)
 
 
-def _list_names(root: Path) -> list[str]:
+def list_service_names(root: Path) -> list[str]:
     files = sorted((root / ".labctl").glob("service-*.json"))
     return [file.stem[len("service-") :] for file in files]
 
 
 def _read(root: Path, name: str) -> ProcessServiceRecord | None:
-    return read_record(ProcessServiceRecord, _record_path(root, name))
+    return read_record(ProcessServiceRecord, find_service_record(root, name))
 
 
 def _read_live(root: Path, name: str) -> ProcessServiceRecord | None:
@@ -234,5 +256,9 @@ def _read_live(root: Path, name: str) -> ProcessServiceRecord | None:
     return record if record and is_alive(_first_process(record)) else None
 
 
-def _record_path(root: Path, name: str) -> Path:
+def find_service_log(root: Path, name: str) -> Path:
+    return root / ".labctl" / f"service-{name}.log"
+
+
+def find_service_record(root: Path, name: str) -> Path:
     return root / ".labctl" / f"service-{name}.json"

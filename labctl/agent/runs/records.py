@@ -71,6 +71,8 @@ def encode_spec(spec: RunSpec) -> str:
         del body["executor"]
     if spec.job == JobRequest():
         del body["job"]
+    elif not spec.job.runtime:
+        del body["job"]["runtime"]
     return json.dumps(body, sort_keys=True)
 
 

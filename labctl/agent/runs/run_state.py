@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from ...wire.runs import (
     StatusReply,
     StatusRequest,
 )
-from ...wire.text import bytes_text
 from ...wire.verbs import STATUS_COMMAND
 from ..host.docker import end_session
 from ..host.gpu_access import find_loss_time
@@ -36,6 +34,7 @@ from ..host.paths import (
 from ..reply import Failure
 from .executor import ProgramState
 from .executors import get_executor, inspect_unended
+from .exit_summary import SERVER_MEMORY, describe_exit, find_signal_name
 from .records import (
     read_claim,
     read_exit,
@@ -108,7 +107,7 @@ def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord
         command=spec.command,
         image=spec.image,
         created_at=read_claim(directory).created_at,
-        started_at=attempt.started_at,
+        started_at=(program and program.began_at) or attempt.started_at,
         container=name,
         image_id=attempt.image_id,
         image_digest=attempt.image_digest,
@@ -180,7 +179,7 @@ def _determine_state(
     if reached and not cancelled and (exit_record is None or exit_record.asked):
         return _describe_limit(reached, exit_record, program, record)
     if exit_record:
-        return _describe_exit(directory, spec, exit_record, cancelled, rebooted, record)
+        return _describe_exit(directory, spec, exit_record, program, cancelled, rebooted, record)
     if rebooted:
         return _describe_reboot(directory, attempt, record)
     if program is None:
@@ -213,7 +212,12 @@ def _describe_killed_program(
     """Describe how a program ended whose entry script wrote no record."""
     code, noun = program.exit_code, get_executor(spec.executor).noun
     if program.is_out_of_memory:
-        summary = describe_exit(code=137, oom_kills=1, memory_bytes=spec.memory_bytes)
+        summary = describe_exit(
+            code=137,
+            oom_kills=1,
+            memory_bytes=spec.memory_bytes,
+            memory_name=_name_memory(spec),
+        )
     elif cancelled and not program.began:
         summary = "canceled before it started"
     elif cancelled:
@@ -240,6 +244,12 @@ def _describe_killed_program(
     )
 
 
+def _name_memory(spec: RunSpec) -> str:
+    """Name the memory that a run without a limit of its own may use."""
+    is_job = not get_executor(spec.executor).runs_here
+    return "the memory limit of its job" if is_job else SERVER_MEMORY
+
+
 def _describe_limit(
     limit: str, exit_record: ExitRecord | None, program: ProgramState | None, record: RunRecord
 ) -> RunRecord:
@@ -260,6 +270,7 @@ def _describe_exit(
     directory: Path,
     spec: RunSpec,
     exit_record: ExitRecord,
+    program: ProgramState | None,
     cancelled: bool,
     rebooted: bool,
     record: RunRecord,
@@ -273,56 +284,24 @@ def _describe_exit(
         cause = "taken back by its provider" if was_reclaimed else "shut down"
         summary = f"lost: the server was {cause} while it ran (exit code {code})"
         return ended._replace(state="lost", summary=summary)
+    # A job's script does not see its memory limit: Slurm knows whether the kernel killed a process.
+    oom_kills = exit_record.oom_kills or int(program is not None and program.is_out_of_memory)
     summary = describe_exit(
         code,
-        oom_kills=exit_record.oom_kills,
+        oom_kills=oom_kills,
         peak_memory_bytes=exit_record.peak_memory_bytes,
         memory_bytes=spec.memory_bytes,
         cancelled=cancelled,
+        memory_name=_name_memory(spec),
     )
+    if program and program.summary and code and not cancelled and not oom_kills:
+        summary = f"{program.summary} (exit code {code})"
     return ended._replace(
         state="cancelled" if cancelled else "exited",
         exit_code=code,
         summary=summary,
-        oom_limit_bytes=spec.memory_bytes if exit_record.oom_kills > 0 and code != 0 else None,
+        oom_limit_bytes=spec.memory_bytes if oom_kills > 0 and code != 0 else None,
     )
-
-
-def describe_exit(
-    code: int,
-    *,
-    oom_kills: int = 0,
-    peak_memory_bytes: int = 0,
-    memory_bytes: int = 0,
-    cancelled: bool = False,
-) -> str:
-    """Describe in words how a run ended. `memory_bytes` is its limit, 0 for none."""
-    if oom_kills > 0 and code != 0:
-        limit_text = (
-            f"its limit of {bytes_text(memory_bytes)}" if memory_bytes else "the server's memory"
-        )
-        peak_text = f" (peak {bytes_text(peak_memory_bytes)})" if peak_memory_bytes else ""
-        return f"out of memory: killed at {limit_text}{peak_text}"
-    if cancelled:
-        ending = find_signal_name(code - 128) if code > 128 else ""
-        return f"canceled ({ending or f'exit code {code}'})"
-    if code == 0:
-        return "done"
-    if code == 127:
-        return "exit 127: the command was not found in the image"
-    if code == 126:
-        return "exit 126: the command was found but cannot be executed"
-    if code > 128 and find_signal_name(code - 128):
-        return f"ended by {find_signal_name(code - 128)} (exit {code})"
-    return f"failed with exit code {code}"
-
-
-def find_signal_name(number: int) -> str:
-    """Return the name of a signal, for example SIGTERM; "" for an unknown number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
 
 
 def _get_progress_time(directory: Path) -> float | None:

@@ -1,10 +1,10 @@
-"""The verbs of services: in containers, or as plain processes, as the request says."""
+"""The verbs of services: in containers, as plain processes, or in jobs, as the request says."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from ...wire.runs import DOCKER
+from ...wire.runs import DOCKER, SLURM
 from ...wire.services import (
     ListServicesReply,
     ListServicesRequest,
@@ -13,11 +13,11 @@ from ...wire.services import (
     StopServiceReply,
     StopServiceRequest,
 )
-from . import process_services, services
+from . import process_services, services, slurm_services
 
 
 def _choose(executor: str) -> ModuleType:
-    return services if executor == DOCKER else process_services
+    return {DOCKER: services, SLURM: slurm_services}.get(executor, process_services)
 
 
 def start(request: ServiceRequest) -> ServiceReply:
@@ -28,10 +28,12 @@ def start(request: ServiceRequest) -> ServiceReply:
 
 def status(request: ListServicesRequest) -> ListServicesReply:
     """List every service of the lab that was started, running or not."""
-    reply = process_services.status(request)
     # The caller may not know the executor of another lab.
-    is_known = reply.services or request.executor != DOCKER
-    return reply if is_known else services.status(request)
+    for module in (process_services, slurm_services):
+        reply: ListServicesReply = module.status(request)
+        if reply.services:
+            return reply
+    return services.status(request) if request.executor == DOCKER else ListServicesReply(())
 
 
 def stop(request: StopServiceRequest) -> StopServiceReply:

@@ -40,6 +40,13 @@ def is_free(port: int) -> bool:
     return True
 
 
+def find_free_port() -> int:
+    """Return a port of the loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _publish_at(body: NewContainer, port: int) -> NewContainer:
     binding = PortBinding(HostIp="127.0.0.1", HostPort=str(port))
     config = body.HostConfig._replace(PortBindings={f"{port}/tcp": (binding,)})

@@ -49,6 +49,13 @@ class SlurmJob(NamedTuple):
     account: str = ""
 
 
+class SlurmStep(NamedTuple):
+    """A running step of a job. `id` has the job's, as in 17.2."""
+
+    id: str
+    name: str
+
+
 class GpuLimit(NamedTuple):
     """How many GPUs may be in use at once, and how many are."""
 
@@ -168,6 +175,28 @@ def build_step_words(job_id: str, command: Sequence[str]) -> list[str]:
     """Return the command that runs another one beside a job, in a terminal if there is one."""
     script = '[ ! -t 0 ] || set -- --pty "$@"; exec srun --quiet --overlap "$@"'
     return ["sh", "-c", script, "srun", f"--jobid={job_id}", *command]
+
+
+def build_service_words(job_id: str, step: str, command: Sequence[str]) -> list[str]:
+    """Return the command that runs another one as a named step, on the first machine of a job."""
+    return [*_ONE_TASK, f"--jobid={job_id}", f"--job-name={step}", *command]
+
+
+def build_stream_words(job_id: str, command: Sequence[str]) -> list[str]:
+    """Return the command that runs another one whose standard streams carry any bytes.
+
+    Without --unbuffered, Slurm passes output on line by line.
+    """
+    return [*_ONE_TASK, "--unbuffered", f"--jobid={job_id}", *command]
+
+
+_ONE_TASK = ("srun", "--quiet", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0")
+LIST_STEPS = ["squeue", "--me", "-s", "-h", "-o", "%i|%j"]
+
+
+def parse_steps(output: str) -> list[SlurmStep]:
+    """Parse what LIST_STEPS prints."""
+    return [SlurmStep(*fields) for fields in _split_rows(output, 2)]
 
 
 def _split_rows(output: str, count: int) -> list[list[str]]:

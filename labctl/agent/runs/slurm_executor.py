@@ -1,75 +1,70 @@
 """The executor `slurm`: each attempt is a job of Slurm, on machines that share this home directory.
 
-An attempt has a directory of its own outside of the run's, as a plain process has: what was created
-(attempt.json), the script that Slurm runs (batch.sh), the one for a command beside it (step.sh),
-and the one that sets the environment (enter.sh). An attempt is submitted once: no other job has the
-name of its job, and the executor looks for that name before a submission, and after one whose reply
-is missing.
+An attempt is submitted once: no other job has the name of its job, and the executor looks for that
+name before a submission, and after one whose reply is missing.
 """
 
 from __future__ import annotations
 
 import os
-import pwd
-import shlex
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...wire.codec import to_json
 from ...wire.runs import SLURM, RunSpec, SlurmAttemptRecord
 from ...wire.verbs import CONFIG_FILE
-from ..host.docker import run_program
-from ..host.paths import drop_tree, labctl_home, read_record, write_json, write_text
+from ..host.paths import drop_tree
 from ..reply import Failure
-from . import secrets_tmpfs, slurm_commands
-from .attempt_directories import find_attempt_directory, list_attempt_directories
+from . import secrets_tmpfs, slurm_commands, slurm_queue
+from .attempt_directories import (
+    drop_unstarted,
+    find_attempt_directory,
+    list_attempt_directories,
+)
+from .environments import is_environment, use_environment
 from .executor import (
-    AttemptImage,
     Environment,
+    JobImage,
     LiveAttempt,
     NewAttempt,
     ProgramState,
     UnknownStartError,
 )
-from .process_executor import ENTER, link_server_data
-from .slurm_commands import GpuLimit, SlurmJob
+from .process_executor import link_server_data
+from .slurm_attempts import (
+    BATCH,
+    BEGAN,
+    STEP,
+    has_begun,
+    read_attempt,
+    read_start_time,
+    read_stop_reason,
+    write_attempt,
+    write_scripts,
+)
+from .slurm_commands import SlurmJob
+from .slurm_queue import UnreachableSlurmError
 from .slurm_reasons import describe_ending, describe_reason
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
 
-BATCH, STEP = "batch.sh", "step.sh"
-BEGAN = "began"
-# seconds that Slurm's programs may take; they give up on a silent controller by themselves before
-ANSWERS_WITHIN_S = 60.0
-POLL_S = 0.5
-# exit codes of `timeout`: it ended the command, or did not find it
-TIMED_OUT, NOT_FOUND = 124, 127
 # seconds that a job may take to end once Slurm was told to kill it
 ENDS_WITHIN_S = 120.0
 
 
-class UnreachableSlurmError(Failure):
-    """The controller of Slurm does not answer, so nothing is known about a job."""
-
-    def __init__(self, why: str) -> None:
-        what = "Slurm on the login node does not answer"
-        super().__init__(
-            "SchedulerBusyError", what, why, "labctl status --refresh   # after a while"
-        )
-
-
 class SlurmExecutor:
-    """See `Executor`. An attempt uses the programs of the cluster."""
+    """See `Executor`. An attempt uses an Environment and the cluster's programs, or a JobImage."""
 
     noun = "job"
     runs_here = False
 
-    def find_image(self, spec: RunSpec) -> AttemptImage | None:
-        return Environment()
+    def find_image(self, spec: RunSpec) -> Environment | JobImage | None:
+        if spec.image and not is_environment(spec.image):
+            return JobImage(spec.job.runtime)
+        return use_environment(spec.image, spec.lab_id)
 
     def create(self, attempt: NewAttempt) -> bool:
         _require_supported(attempt.spec)
@@ -84,50 +79,49 @@ class SlurmExecutor:
         record = SlurmAttemptRecord(
             spec.id, spec.lab_id, str(attempt.directory), name, created_at=time.time()
         )
-        _drop_unstarted(attempt)
-        link_server_data(attempt.root, spec.data)
-        write_text(directory / ENTER, build_enter_script(directory, attempt), 0o700)
-        write_text(directory / STEP, build_step_script(directory, attempt), 0o700)
-        write_text(directory / BATCH, build_batch_script(directory, attempt), 0o700)
-        _write_attempt(attempt.name, record)
+        drop_unstarted(attempt, BEGAN)
+        if isinstance(attempt.image, Environment):  # a container mounts them
+            link_server_data(attempt.root, spec.data)
+        write_scripts(directory, attempt)
+        write_attempt(attempt.name, record)
         return True
 
     def start(self, attempt: NewAttempt) -> None:
-        record = _read_attempt(attempt.name)
+        record = read_attempt(attempt.name)
         if record is None:
             raise Failure("server", f"the records of run {attempt.spec.id} are missing")
         try:
-            job = _find_job(record)
+            job = slurm_queue.find_job(record)
         except Failure:
             drop_tree(find_attempt_directory(attempt.name))  # nothing was submitted
             raise
         job_id = job.id if job else _submit(attempt, record)
-        _write_attempt(attempt.name, record._replace(job_id=job_id))
+        write_attempt(attempt.name, record._replace(job_id=job_id))
 
     def stop(self, name: str, grace_s: int) -> None:
-        record = _read_attempt(name)
-        job = _find_job(record) if record else None
+        record = read_attempt(name)
+        job = slurm_queue.find_job(record) if record else None
         if record is None or job is None or job.state in slurm_commands.ENDED_STATES:
             return
         if job.state not in slurm_commands.QUEUED_STATES:
-            _call(slurm_commands.build_signal_words(job.id, "TERM"))
-            if _has_ended_within(record, grace_s):
+            slurm_queue.call(slurm_commands.build_signal_words(job.id, "TERM"))
+            if slurm_queue.has_ended_within(record, grace_s):
                 return
-        _call(slurm_commands.build_cancel_words(job.id))
-        _has_ended_within(record, ENDS_WITHIN_S)
+        slurm_queue.call(slurm_commands.build_cancel_words(job.id))
+        slurm_queue.has_ended_within(record, ENDS_WITHIN_S)
 
     def send_signal(self, name: str, number: int) -> None:
-        record = _read_attempt(name)
-        job = _find_job(record) if record else None
+        record = read_attempt(name)
+        job = slurm_queue.find_job(record) if record else None
         if job and number == signal.SIGKILL:
-            _call(slurm_commands.build_cancel_words(job.id))
+            slurm_queue.call(slurm_commands.build_cancel_words(job.id))
         elif job:
             name = signal.Signals(number).name[len("SIG") :]
-            _call(slurm_commands.build_signal_words(job.id, name))
+            slurm_queue.call(slurm_commands.build_signal_words(job.id, name))
 
     def inspect(self, names: Sequence[str]) -> dict[str, ProgramState]:
-        records = {name: record for name in names if (record := _read_attempt(name))}
-        jobs = _find_jobs(list(records.values()))
+        records = {name: record for name in names if (record := read_attempt(name))}
+        jobs = slurm_queue.find_jobs(list(records.values()))
         return {
             name: describe_program(name, record, jobs.get(record.job_name))
             for name, record in records.items()
@@ -137,7 +131,7 @@ class SlurmExecutor:
         records = {
             directory.name: record
             for directory in list_attempt_directories()
-            if (record := _read_attempt(directory.name)) and lab_id in ("", record.lab_id)
+            if (record := read_attempt(directory.name)) and lab_id in ("", record.lab_id)
         }
         programs = self.inspect(list(records))
         return [
@@ -147,21 +141,21 @@ class SlurmExecutor:
         ]
 
     def remove(self, name: str) -> None:
-        record = _read_attempt(name)
-        job = _find_job(record) if record else None
+        record = read_attempt(name)
+        job = slurm_queue.find_job(record) if record else None
         if job and job.state not in slurm_commands.ENDED_STATES:
-            _call(slurm_commands.build_cancel_words(job.id))
+            slurm_queue.call(slurm_commands.build_cancel_words(job.id))
         drop_tree(find_attempt_directory(name))
 
     def build_exec_words(self, name: str, command: Sequence[str]) -> list[str]:
-        record = _read_attempt(name)
+        record = read_attempt(name)
         job_id = record.job_id if record else ""
         step = str(find_attempt_directory(name) / STEP)
         return slurm_commands.build_step_words(job_id or "0", [step, *command])
 
     def build_wait_words(self, name: str) -> list[str]:
         """Look at the shared file system often, and ask Slurm seldom: it serves a whole cluster."""
-        record = _read_attempt(name)
+        record = read_attempt(name)
         if record is None:
             return ["true"]
         exit_file = str(Path(record.directory) / ".labctl" / "exit.json")
@@ -177,71 +171,26 @@ class SlurmExecutor:
         return ""
 
 
+def find_newest_job(lab_id: str) -> tuple[str, str]:
+    """Find the newest running run of a lab: its id, and its job's. Failure (missing) if none."""
+    for attempt in SlurmExecutor().list_live(lab_id):
+        record = read_attempt(attempt.name)
+        if record is not None and record.job_id:
+            return attempt.run, record.job_id
+    raise Failure(
+        "missing",
+        "no run of this lab is running on the cluster",
+        "labctl reaches a machine of the cluster only through the job of a run there",
+        "labctl run --detach\nlabctl status --refresh   # shows when the run has started",
+    )
+
+
 def _require_supported(spec: RunSpec) -> None:
     if spec.tty:
         what = f"run {spec.id} cannot have a terminal (-it)"
         why = "Slurm starts it later, on another machine"
         hint = f"labctl run --id {spec.id}\nlabctl exec {spec.id}   # a shell beside it"
         raise Failure("policy", what, why, hint)
-
-
-def build_enter_script(attempt_directory: Path, attempt: NewAttempt) -> str:
-    """Return the script that runs a command in the environment of an attempt, on its machine.
-
-    Secrets are variables of the job, and Slurm sets the variables of its GPUs.
-    """
-    spec, run = attempt.spec, attempt.directory
-    variables = {
-        "LABCTL_RUN_ID": spec.id,
-        "LABCTL_DATA_DIR": str(attempt.root / "data"),
-        "LABCTL_RUN_DIR": str(run),
-        "LABCTL_CHECKPOINT_DIR": str(run / "checkpoints"),
-        "LABCTL_LOG_DIR": str(run / "logs"),
-        "LABCTL_CACHE_DIR": str(labctl_home() / ".cache"),
-        "PYTHONUNBUFFERED": "1",
-        **spec.env,
-        "LABCTL_ATTEMPT": str(attempt_directory),
-        "LABCTL_SECRETS_DIR": "/nonexistent",
-    }
-    if not spec.job.gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
-    entry = shlex.quote(str(run / ".labctl" / "entry.sh"))
-    code = shlex.quote(str(run / "code"))
-    return "\n".join(["#!/bin/sh", *lines, f"cd {code} || exit 125", f'exec sh {entry} "$@"', ""])
-
-
-def build_batch_script(attempt_directory: Path, attempt: NewAttempt) -> str:
-    """Return the script of the job."""
-    modules = attempt.spec.job.modules
-    values = {
-        "attempt": str(attempt_directory),
-        "run": str(attempt.directory),
-        "modules": " ".join(modules),
-    }
-    return "\n".join(
-        [
-            _choose_interpreter(modules),
-            *(f"{name}={shlex.quote(value)}" for name, value in values.items()),
-            f"set -- {' '.join(map(shlex.quote, attempt.spec.command))}",
-            Path(__file__).with_name("slurm_batch.sh").read_text(),
-        ]
-    )
-
-
-def build_step_script(attempt_directory: Path, attempt: NewAttempt) -> str:
-    """Return the script that runs a command beside the program."""
-    modules = attempt.spec.job.modules
-    lines = [f"module load {shlex.join(modules)} >&2"] if modules else []
-    enter = shlex.quote(str(attempt_directory / ENTER))
-    return "\n".join(
-        [_choose_interpreter(modules), *lines, f'LABCTL_ENTER=1 exec sh {enter} "$@"', ""]
-    )
-
-
-def _choose_interpreter(modules: Sequence[str]) -> str:
-    """Return the first line of a script. `module` is a function of login shells."""
-    return "#!/bin/bash -l" if modules else "#!/bin/sh"
 
 
 def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
@@ -260,12 +209,12 @@ def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
     done: CompletedProcess[str] | None = None
     cause = ""
     try:
-        done = _run(words, secrets)
+        done = slurm_queue.run(words, secrets)
         if done.returncode == 0 and (job_id := slurm_commands.parse_job_id(done.stdout)):
             return job_id
         cause = done.stderr.strip()[-1500:]
         # The submission may have reached Slurm although its reply did not arrive.
-        job = _find_job(record)
+        job = slurm_queue.find_job(record)
     except UnreachableSlurmError as error:
         raise UnknownStartError(
             "SchedulerBusyError",
@@ -275,7 +224,7 @@ def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
         ) from None
     # Slurm keeps a record of a job that it refused; it never began.
     if job is not None and (
-        job.state not in slurm_commands.ENDED_STATES or _has_begun(attempt.name)
+        job.state not in slurm_commands.ENDED_STATES or has_begun(attempt.name)
     ):
         return job.id
     drop_tree(find_attempt_directory(attempt.name))
@@ -285,26 +234,6 @@ def _submit(attempt: NewAttempt, record: SlurmAttemptRecord) -> str:
 _SUGGEST_SETTINGS = ("change `slurm:` under `server:` in ", CONFIG_FILE)
 
 
-def _find_job(record: SlurmAttemptRecord) -> SlurmJob | None:
-    return _find_jobs([record]).get(record.job_name)
-
-
-def _find_jobs(records: Sequence[SlurmAttemptRecord]) -> dict[str, SlurmJob]:
-    """Find the jobs of attempts by their names: in the queue, else in the accounting."""
-    if not records:
-        return {}
-    names = [record.job_name for record in records]
-    queue = _query(slurm_commands.build_queue_words(names))
-    jobs = {job.name: job for job in slurm_commands.parse_queue(queue)}
-    missing = [record for record in records if record.job_name not in jobs]
-    if missing:
-        since_s = min(record.created_at for record in missing)
-        names = [record.job_name for record in missing]
-        accounting = _query_accounting(names, since_s)
-        jobs.update({job.name: job for job in slurm_commands.parse_accounting(accounting)})
-    return jobs
-
-
 def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None) -> ProgramState:
     if job is None:
         if not record.job_id:
@@ -312,11 +241,11 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
         summary = f"Slurm has forgotten its job {record.job_id}"
         return ProgramState(name, "ended", exit_code=None, summary=summary)
     if job.state in slurm_commands.QUEUED_STATES:
-        summary = describe_reason(job.reason, _find_gpu_limit(job))
+        summary = describe_reason(job.reason, slurm_queue.find_gpu_limit(job))
         return ProgramState(name, "queued", summary=summary)
     if job.state not in slurm_commands.ENDED_STATES:
-        return ProgramState(name, "running")
-    summary, began = describe_ending(job.state), _has_begun(name)
+        return ProgramState(name, "running", began_at=read_start_time(name))
+    summary, began = describe_ending(job.state, read_stop_reason(name)), has_begun(name)
     if job.state == "FAILED" and not began:
         summary = f"Slurm could not start it: {job.reason or 'its accounting has no reason'}"
     return ProgramState(
@@ -328,86 +257,5 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
         is_out_of_memory=job.state == "OUT_OF_MEMORY",
         began=began,
         summary=summary,
+        began_at=read_start_time(name),
     )
-
-
-def _has_begun(name: str) -> bool:
-    """Whether Slurm has ever started the script of an attempt."""
-    return (find_attempt_directory(name) / BEGAN).exists()
-
-
-def _find_gpu_limit(job: SlurmJob) -> GpuLimit | None:
-    """Find the limit on GPUs for which a job waits. A cluster may hide its limits from users."""
-    if job.reason not in slurm_commands.GPU_REASONS:
-        return None
-    user = pwd.getpwuid(os.getuid()).pw_name
-    shown = _run(slurm_commands.build_limits_words(job, user)).stdout
-    return slurm_commands.parse_gpu_limit(shown, job, os.getuid())
-
-
-def _has_ended_within(record: SlurmAttemptRecord, limit_s: float) -> bool:
-    deadline_s = time.monotonic() + limit_s
-    while True:
-        job = _find_job(record)
-        if job is None or job.state in slurm_commands.ENDED_STATES:
-            return True
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(POLL_S)
-
-
-def _query(words: Sequence[str]) -> str:
-    """Return what a query prints. UnreachableSlurmError if Slurm does not answer it."""
-    done = _run(words)
-    if done.returncode != 0:
-        raise UnreachableSlurmError(done.stderr.strip()[-1000:])
-    return done.stdout
-
-
-def _query_accounting(names: Sequence[str], since_s: float) -> str:
-    """Return what the accounting prints about jobs; "" on a cluster without one."""
-    done = _run(slurm_commands.build_accounting_words(names, since_s))
-    if done.returncode == 0:
-        return done.stdout
-    if slurm_commands.has_accounting(_query(slurm_commands.SHOW_CONFIG)):
-        raise UnreachableSlurmError(done.stderr.strip()[-1000:])
-    return ""
-
-
-def _call(words: Sequence[str]) -> None:
-    """Have Slurm do something. A job that has ended meanwhile is fine: the caller looks again."""
-    _run(words)
-
-
-def _run(words: Sequence[str], variables: dict[str, str] | None = None) -> CompletedProcess[str]:
-    """Run a command of Slurm. UnreachableSlurmError if it takes too long."""
-    limit = ["timeout", f"{ANSWERS_WITHIN_S:.0f}"]
-    environment = {**slurm_commands.TIME_ENVIRONMENT, **(variables or {})}
-    done = run_program([*limit, *words], stdin="", variables=environment)
-    if done.returncode == NOT_FOUND:
-        what = f"{words[0]} is not on this login node"
-        why = "the commands of Slurm must be on the PATH of a login without a terminal"
-        raise Failure("policy", what, why, "labctl doctor")
-    if done.returncode == TIMED_OUT:
-        raise UnreachableSlurmError(f"{words[0]} took longer than {ANSWERS_WITHIN_S:.0f} s")
-    return done
-
-
-def _drop_unstarted(attempt: NewAttempt) -> None:
-    """Drop earlier attempts of the run that Slurm does not have.
-
-    Should a submission arrive after all, its job ends at once without its directory.
-    """
-    for directory in (labctl_home() / ".attempts").iterdir():
-        record = _read_attempt(directory.name)
-        is_own = record is not None and record.directory == str(attempt.directory)
-        if is_own and directory.name != attempt.name and not (directory / BEGAN).exists():
-            drop_tree(directory)
-
-
-def _read_attempt(name: str) -> SlurmAttemptRecord | None:
-    return read_record(SlurmAttemptRecord, find_attempt_directory(name) / "attempt.json")
-
-
-def _write_attempt(name: str, record: SlurmAttemptRecord) -> None:
-    write_json(find_attempt_directory(name) / "attempt.json", to_json(record))

@@ -74,6 +74,12 @@ _ENDINGS = {
 }
 
 
+_STOPS = {
+    "time": "Slurm stopped it before the time limit of its job, and it had saved no checkpoint",
+    "room": "Slurm stopped it to make room for another job, and it had saved no checkpoint",
+}
+
+
 def describe_reason(code: str, limit: GpuLimit | None = None) -> str:
     """Say why a job waits. Slurm's own code stays visible where labctl does not know it.
 
@@ -90,6 +96,9 @@ def describe_reason(code: str, limit: GpuLimit | None = None) -> str:
     return f"waiting: Slurm says {code}" if code else "waiting"
 
 
-def describe_ending(state: str) -> str:
-    """Say how Slurm ended a job; "" if its command ended by itself."""
-    return _ENDINGS.get(state, "")
+def describe_ending(state: str, stop_reason: str = "") -> str:
+    """Say how Slurm ended a job; "" if its command ended by itself.
+
+    `stop_reason` is why Slurm asked the command to end: "time", "room" or "".
+    """
+    return _ENDINGS.get(state) or _STOPS.get(stop_reason, "")

@@ -106,7 +106,7 @@ def _no_cards(material: RunData) -> Iterator[Answer]:
         yield Unknown(
             rule="telemetry",
             what="what limits its speed (GPU, CPU, memory, disk)",
-            why="there are no measurements: it was too short, or the watchdog is not running",
+            why="there are no measurements: the run was too short, or nothing recorded them",
             next="train for at least a minute, then:\nlabctl explain",
         )
     elif any(sample.gpus for sample in material.samples):

@@ -92,6 +92,8 @@ class SlurmProvider:
                 memory_bytes=partition.memory_bytes,
                 gpu_name=partition.gpu_name,
                 gpu_count=partition.gpus,
+                free_gpus=partition.free_gpus,
+                all_gpus=partition.all_gpus,
             )
             for partition in self._list_partitions()
             if partition.name == chosen or not chosen
@@ -107,7 +109,7 @@ class SlurmProvider:
             created_at=time.time(),
             partition=offer.type,
         )
-        claims = slurm.parse_claims(self._run(slurm.build_claim(claim)))
+        claims = slurm.parse_claims(self._run(slurm.build_claim(claim, self.settings.base)))
         if not claims:
             raise ProviderError(
                 f"{self.login.name} has stored no claim of the lab",
@@ -169,6 +171,7 @@ class SlurmProvider:
             gpus=gpus,
             modules=settings.modules,
             options=settings.options,
+            runtime=settings.runtime,
         )
 
     def _list_partitions(self) -> list[slurm.Partition]:
@@ -209,6 +212,12 @@ class SlurmProvider:
                 f"Slurm does not answer on {self.login.name}",
                 why=result.stderr.strip()[-1000:],
                 hint=f"{self.context.subject.refresh}   # after a while",
+            )
+        if result.code == slurm.OTHER_BASE:
+            raise UsageError(
+                f"~/labctl on {self.login.name} is not at the base {self.settings.base}",
+                why=f"it is at {result.stderr.strip()}, and all labs of an account share it",
+                hint="labctl orphans   # lists the labs there; write their base, or end them first",
             )
         if result.code:
             raise ProviderError(

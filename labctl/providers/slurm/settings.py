@@ -25,7 +25,7 @@ RESERVED = {
     *("array", "chdir", "comment", "error", "export", "job-name", "open-mode", "output"),
     *("no-requeue", "parsable", "requeue", "signal", "test-only", "wait", "wrap"),
 }
-CONTAINER_RUNTIMES = ("apptainer", "pyxis", "podman", "docker")
+RUNTIMES = ("auto", "apptainer", "pyxis", "podman", "docker", "none")
 
 
 def parse_word(text: str) -> str:
@@ -49,14 +49,18 @@ def parse_option(text: str) -> str:
     return text
 
 
-def parse_runtime(text: str) -> str:
-    if text in CONTAINER_RUNTIMES:
+def parse_base(text: str) -> str:
+    """Parse a directory on the login node; $USER in it is the name of the account."""
+    if not re.fullmatch(r"~?(/([\w.-]+|\$USER))+", text) or ".." in text:
         raise ValueError(
-            f"{text} is not supported yet: runs on Slurm use the programs of the cluster; write "
-            "`runtime: none`, and load what you need with `modules`"
+            f"{quote(text)} is not a directory of the login node: write /scratch/$USER/labctl"
         )
-    if text not in ("auto", "none"):
-        raise ValueError(f"{quote(text)} is not a runtime: write none")
+    return text
+
+
+def parse_runtime(text: str) -> str:
+    if text not in RUNTIMES:
+        raise ValueError(f"{quote(text)} is not a runtime: write one of {', '.join(RUNTIMES)}")
     return text
 
 
@@ -66,7 +70,8 @@ Word = Annotated[str, Parsed(parse_word)]
 class SlurmSettings(Value, frozen=True):
     """`login` is the login node, as in static's `hosts`; the rest are options of each job.
 
-    `options` are further options of sbatch by their long names.
+    `runtime` runs the image of the lab, if it has one. `base` is the directory of all labs on the
+    cluster, "" for ~/labctl. `options` are further options of sbatch by their long names.
     """
 
     login: str | HostEntry = ""
@@ -74,7 +79,8 @@ class SlurmSettings(Value, frozen=True):
     account: Word = ""
     qos: Word = ""
     time: Annotated[int | None, Parsed(parse_duration)] = None
-    runtime: Annotated[str, Parsed(parse_runtime)] = "none"
+    runtime: Annotated[str, Parsed(parse_runtime)] = "auto"
+    base: Annotated[str, Parsed(parse_base)] = ""
     modules: tuple[Word, ...] = ()
     options: dict[
         Annotated[str, Parsed(parse_option_name)], Annotated[str, Parsed(parse_option)]
