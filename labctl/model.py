@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from labctl.wire.codec import Message, MessageError, from_json, to_json
-from labctl.wire.services import NodeAccess
+from labctl.wire.node_access import NodeAccess
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
@@ -125,8 +125,8 @@ class Offer(Value, frozen=True):
     week_high_usd_per_hour: float | None = None
     placement_score: int | None = None
     priced_at: float = 0.0
-    free_gpus: int | UnsetType = UNSET
-    all_gpus: int | UnsetType = UNSET
+    free_gpus: int = 0
+    all_gpus: int = 0
 
 
 class Endpoint(Value, frozen=True):

@@ -106,6 +106,8 @@ class OfferRecord(NamedTuple):
     week_high_usd_per_hour: Optional[float] = None
     placement_score: Optional[int] = None
     priced_at: float = 0.0
+    free_gpus: int = 0
+    all_gpus: int = 0
 
 
 class EndpointRecord(NamedTuple):

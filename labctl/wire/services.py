@@ -3,6 +3,7 @@
 from typing import Dict, NamedTuple, Optional, Tuple
 
 from .images import BuildResult
+from .node_access import NodeAccess
 from .runs import DOCKER
 from .verbs import StreamingVerb, Verb
 
@@ -68,17 +69,6 @@ class ServiceRequest(NamedTuple):
     data: Dict[str, str] = {}
     executor: str = DOCKER
     access_key: str = ""
-
-
-class NodeAccess(NamedTuple):
-    """The way to the machine of a job: a command on the login node that speaks SSH there.
-
-    `host_key` is the public key of that SSH server. `run` is the run whose job it is.
-    """
-
-    command: str
-    host_key: str
-    run: str
 
 
 class ServiceReply(NamedTuple):

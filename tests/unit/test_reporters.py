@@ -8,8 +8,7 @@ import pytest
 
 from labctl.courses.grading_server import _make_upload_reporter
 from labctl.courses.scheduler import make_course_log_reporter
-from labctl.courses.seat_reporter import SeatNews, make_seat_reporter
-from labctl.courses.shared_servers import _make_quiet_reporter
+from labctl.courses.seat_reporter import SeatNews, make_quiet_reporter, make_seat_reporter
 from labctl.events import (
     AGREE_TO_NOTHING,
     AGREE_TO_PRICES,
@@ -80,7 +79,7 @@ def test_each_policy_agrees_to_its_questions_only(tmp_path: Path) -> None:
 def test_only_what_a_policy_leaves_open_is_asked(answer: bool) -> None:
     cases = (
         (_make_upload_reporter, (TYPED, TYPED_PRICE)),
-        (_make_quiet_reporter, QUESTIONS),
+        (make_quiet_reporter, QUESTIONS),
         (lambda one: PolicyReporter(one.emit, AGREE_TO_PRICES, one), (OTHER, BILLING, TYPED)),
         (lambda one: PolicyReporter(one.emit, AGREE_TO_NOTHING, one), QUESTIONS),
     )
@@ -98,7 +97,7 @@ def test_each_shows_its_events_only(tmp_path: Path) -> None:
         make_log_reporter(lambda name, text: lines.append(f"{name}: {text}"), "digits"),
         make_seat_reporter("ada", seats, agreed=False),
         _make_upload_reporter(uploads),
-        _make_quiet_reporter(quiet),
+        make_quiet_reporter(quiet),
         _make_file_reporter(str(tmp_path / "log")),
     ]
     for reporter in reporters:

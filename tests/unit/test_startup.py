@@ -50,6 +50,7 @@ STATUS_MODULES = {
     "labctl.wire",
     "labctl.wire.codec",
     "labctl.wire.containment",
+    "labctl.wire.node_access",
     "labctl.wire.server_paths",
     "labctl.wire.text",
     "labctl.lifecycle",

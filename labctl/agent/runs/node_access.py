@@ -11,7 +11,7 @@ import re
 import shlex
 from pathlib import Path
 
-from ...wire.services import NodeAccess
+from ...wire.node_access import NodeAccess
 from ..host.docker import run_program
 from ..host.paths import labctl_home, read_text, write_text
 from ..reply import Failure

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...wire.codec import MessageError, decode, encode, to_json
+from ...wire.node_access import NodeAccess
 from ...wire.services import (
     CODE,
     JobServiceRecord,
     ListServicesReply,
     ListServicesRequest,
-    NodeAccess,
     ServiceRecord,
     ServiceReply,
     ServiceRequest,
