@@ -24,6 +24,7 @@ from labctl.config import (
 )
 from labctl.config.course import COURSE_FILE
 from labctl.config.reader import LAB_FILE
+from labctl.servers import gang
 
 
 @click.command("config")
@@ -45,16 +46,21 @@ def config_command(ctx: click.Context, json_: bool) -> None:
 @click.command("inventory")
 @click.pass_context
 def inventory_command(ctx: click.Context) -> None:
-    """Print the lab's server as an Ansible inventory, for your own playbooks.
+    """Print the lab's servers as an Ansible inventory, for your own playbooks.
 
     \b
     labctl inventory > hosts.yml && ansible-playbook -i hosts.yml site.yml
     """
     lab = open_lab(ctx)
-    server = lab.context.get_server()
-    config = lab.context.connections.write(server)
-    host = Host(alias=server.alias, ssh_config=config, user=server.endpoint.user)
-    click.echo(build_inventory([host]), nl=False)
+    hosts = [
+        Host(
+            alias=server.alias,
+            ssh_config=lab.context.connections.write(server),
+            user=server.endpoint.user,
+        )
+        for server in gang.list_servers(lab.context)
+    ]
+    click.echo(build_inventory(hosts), nl=False)
 
 
 @click.group("secret")

@@ -71,6 +71,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         _print_joinable(status["lab"], status["joinable"], status["now"])
     elif server is None:
         _print_no_server(status["lab"], status["unfinished_up"], status["last_end"])
+        _print_others(status["servers"])
     else:
         _print_server(status, server, is_current)
     if status["keeper"]:
@@ -360,9 +361,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: st
         waiting.start(run_id)
     try:
         if follow and gang.has_several_servers(lab.context):
-            shown = gang_follow.follow(
-                lab.context, run_id, recovers=False, on_log=log.write, tail=tail
-            )
+            shown = gang_follow.follow_log(lab.context, run_id, on_log=log.write, tail=tail)
         else:
             shown = runs.watch(
                 lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write

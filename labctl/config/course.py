@@ -115,6 +115,8 @@ class _CourseConfigReader:
         lab = self.read_lab(file, {key: self.nodes[key] for key in LAB_KEYS if key in self.nodes})
         grading = self.read_grading(file)
         self.check_across(file)
+        if lab is not None and lab.server.count > 1:
+            self.add_problem("server.count", "each student of a course has one server")
         if self.problems or lab is None:
             return None
         need = msgspec.structs.replace(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+from labctl.lifecycle import gang
 from labctl.lifecycle.status import record_watch
 from labctl.servers import deadlines, guard
 from labctl.servers.context import LabContext
@@ -16,8 +18,12 @@ def extend(
     """Extend the server's lifetime by `span_s` seconds and return the watchdog's report.
 
     PolicyError beyond `max_ttl` or the budget. The provider's timer is never set later than
-    `latest_at` (Unix time): where somebody else is root, they control what the watchdog answers.
+    `latest_at` (Unix time): where somebody else is root, they control what the watchdog answers. Of
+    a lab with several servers, all are extended.
     """
+    if gang.has_several_servers(context):
+        members = gang.build_members(context)
+        return gang.call_for_each(members, partial(extend, span_s=span_s, latest_at=latest_at))[0]
     server = context.get_server()
     watch = guard.extend(context, server, span_s)
     record_watch(context, server, watch)

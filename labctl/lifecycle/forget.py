@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import NotFoundError, PolicyError
 from labctl.events import Question
 from labctl.model import Server, Value
@@ -36,7 +37,7 @@ def forget(context: LabContext) -> UnconfirmedRecords:
     providers stay.
     """
     with context.state.lock(context.lab_id, "down"):
-        lost = find_lost(context, [context.lab_id])
+        lost = find_lost(context, list_lab_ids(context.lab_id))
         require_consent(context, lost.names, "labctl down")
         drop(context, lost)
         return lost

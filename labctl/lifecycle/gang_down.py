@@ -31,10 +31,11 @@ def down_all(
     members = [_choose_directory(one) for one in gang.list_every_member(context)]
     if consent is None:
         _ask_for_consent(context, members, discard)
+    elif server := context.state.get_lab_server(context.lab_id):
+        consent(members[0], server, _list_active(context), discard)
 
     def agree(one: LabContext, server: Server, running: list[str], loses_results: bool) -> None:
-        if consent is not None:
-            consent(one, server, running, loses_results)
+        """All servers were agreed to before."""
 
     def down_one(one: LabContext) -> down.DownResult:
         return down.down(one, discard=discard, consent=agree, wait_s=wait_s)
@@ -69,12 +70,7 @@ def _ask_for_consent(context: LabContext, members: Sequence[LabContext], discard
     servers = [server for one in members for server in context.state.list_servers(one.lab_id)]
     if not servers:
         return
-    first = members[0]
-    running = [
-        run.id
-        for run in context.state.list_runs(first.lab_id)
-        if run.state in ("starting", "running")
-    ]
+    running = _list_active(context)
     verb = "is" if len(running) == 1 else "are"
     live = f"{', '.join(running)} {verb} still running and would be canceled; " if running else ""
     is_lossy = discard and not all(adoption.is_fresh(context, server) for server in servers)
@@ -89,6 +85,12 @@ def _ask_for_consent(context: LabContext, members: Sequence[LabContext], discard
             why=f"{names} are still running ({price_or_free_text(price)} in total)",
             hint="labctl down --yes",
         )
+
+
+def _list_active(context: LabContext) -> list[str]:
+    """List the lab's active runs, as last recorded."""
+    every = context.state.list_runs(context.lab_id)
+    return [run.id for run in every if run.state in ("starting", "running")]
 
 
 def _add_up(results: Sequence[down.DownResult]) -> down.DownResult:

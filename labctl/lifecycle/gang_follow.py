@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from labctl.errors import LockHeldError
 from labctl.events import Note
 from labctl.lifecycle import gang, gang_restart
 from labctl.lifecycle.gang_watch import GangWatch, PartFailure
@@ -32,7 +33,38 @@ def follow(
 
     After a failure the run starts again from its last checkpoint, as often as `restarts` under
     `launch:` says. With `recovers`, a lost server is replaced, which does not count as a restart.
+    If another process follows a run of the lab, that one does all this, and this one only follows
+    the log.
     """
+    try:
+        with context.state.lock(f"{context.lab_id}-watch", f"follow {run_id}", wait_s=0.0):
+            return _follow_and_restart(context, run_id, recovers, on_log, tail)
+    except LockHeldError as error:
+        text = f"{error.what}; this one only shows the log"
+        context.reporter.emit(Note(text=text))
+        first = gang.build_members(context)[0]
+        return runs.watch(first, first.get_server(), run_id, tail=tail, on_log=on_log)
+
+
+def follow_log(
+    context: LabContext, run_id: str, *, on_log: Callable[[bytes], None], tail: int = 0
+) -> Run:
+    """Do what `follow` does for a run that is active; show the log of one that has ended."""
+    first = gang.build_members(context)[0]
+    server = first.get_server()
+    record = runs.fetch_run(first, server, run_id)
+    if record is None or runs.record_run(first, server, record).has_ended:
+        return runs.watch(first, server, run_id, tail=tail, on_log=on_log)
+    return follow(context, run_id, recovers=False, on_log=on_log, tail=tail)
+
+
+def _follow_and_restart(
+    context: LabContext,
+    run_id: str,
+    recovers: bool,
+    on_log: Callable[[bytes], None],
+    tail: int,
+) -> Run:
     members = gang.build_members(context)
     offset = 0
     while True:

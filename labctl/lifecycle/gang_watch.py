@@ -46,8 +46,8 @@ class GangWatch:
     """Checks the parts regularly in a thread, from the beginning of a `with` block to its end.
 
     `failure` is the first one seen. It is set once the parts on the other servers have been ended.
-    A server counts as lost if its provider says so, or if it does not answer for `silence_s` while
-    others do: if none answers, the network of this machine may be the cause.
+    A server counts as lost if its provider says so, or if it does not answer for `silence_s`. Only
+    the time in which another one answers counts, since the network of this machine may be down.
     """
 
     def __init__(self, members: Sequence[LabContext], run_id: str, silence_s: float) -> None:
@@ -56,7 +56,8 @@ class GangWatch:
         self._run_id = run_id
         self._silence_s = silence_s
         self._failed_checks = FailedChecks()
-        self._answered_s = [time.monotonic()] * len(self._members)
+        self._silent_s = [0.0] * len(self._members)
+        self._checked_s = time.monotonic()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
 
@@ -107,11 +108,17 @@ class GangWatch:
         """
         outcomes = run_for_each(self._members, self._check_part)
         failures = [outcome.value for outcome in outcomes if outcome.value is not None]
+        now_s = time.monotonic()
+        since_s, self._checked_s = now_s - self._checked_s, now_s
+        if all(outcome.error is not None for outcome in outcomes):
+            return None
         for rank, outcome in enumerate(outcomes):
             if outcome.error is None:
-                self._answered_s[rank] = time.monotonic()
-            elif failure := self._judge_silence(rank, outcome.error, silence_s):
-                failures.append(failure)
+                self._silent_s[rank] = 0.0
+                continue
+            self._silent_s[rank] += since_s
+            if self._silent_s[rank] >= silence_s:
+                failures.append(self._make_silence_failure(rank, outcome.error))
         return _merge_failures(failures)
 
     def _check_part(self, context: LabContext) -> PartFailure | None:
@@ -138,16 +145,9 @@ class GangWatch:
             rank=rank, reason=f"{name}: {run.summary}", run=run, is_lost=run.state == "lost"
         )
 
-    def _judge_silence(self, rank: int, error: LabError, silence_s: float) -> PartFailure | None:
-        now_s = time.monotonic()
-        has_network = any(now_s - answered_s < silence_s for answered_s in self._answered_s)
-        if now_s - self._answered_s[rank] < silence_s or not has_network:
-            return None
-        name, silence = (
-            self._members[rank].config.name,
-            duration_text(now_s - self._answered_s[rank]),
-        )
-        reason = f"{name}: no answer for {silence} ({error.what})"
+    def _make_silence_failure(self, rank: int, error: LabError) -> PartFailure:
+        silence = duration_text(self._silent_s[rank])
+        reason = f"{self._members[rank].config.name}: no answer for {silence} ({error.what})"
         return PartFailure(rank=rank, reason=reason, is_lost=True)
 
 

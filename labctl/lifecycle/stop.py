@@ -14,7 +14,7 @@ from labctl.errors import (
     PolicyError,
 )
 from labctl.events import Note, Question, report_wait
-from labctl.lifecycle import reconcile, up
+from labctl.lifecycle import gang_runs, reconcile, up
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Server, Value
 from labctl.runs import runs
@@ -51,8 +51,10 @@ def stop(context: LabContext) -> StopResult:
     """Cancel the server's runs, stop it, and keep its disk with everything on it.
 
     PolicyError if the user declines, if the server cannot be stopped, or if a keeper has the lab:
-    it would replace the server. NotFoundError if the lab has no server.
+    it would replace the server. NotFoundError if the lab has no server. UsageError if the lab has
+    several servers.
     """
+    gang_runs.require_one_server(context, "stop", "labctl down")
     with context.state.lock(context.lab_id, "stop", wait_s=WAIT_S), explain_open_costs(context):
         reconcile.merge_keeper_records(context)
         server = _find_server(context)
@@ -84,8 +86,9 @@ def start(context: LabContext) -> Server:
     """Start the lab's stopped server and wait until it is ready; one that runs is made ready.
 
     NotFoundError if the lab has no server: this never creates one. BudgetError if the budget is
-    spent. PolicyError if the user declines the price.
+    spent. PolicyError if the user declines the price. UsageError if the lab has several servers.
     """
+    gang_runs.require_one_server(context, "start", "labctl up")
     with context.state.lock(context.lab_id, "start"), explain_open_costs(context, LabError):
         server = _find_server(context)
         if server.state == "stopped":

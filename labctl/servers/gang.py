@@ -12,6 +12,7 @@ from labctl.config import LabConfig
 from labctl.config.member_ids import MOST_SERVERS, make_member_id
 from labctl.errors import UsageError
 from labctl.events import Reporter
+from labctl.model import Server
 from labctl.servers.context import LabContext
 
 # characters of a lab's name, of which a server's is made
@@ -65,6 +66,12 @@ def _is_recorded(context: LabContext, rank: int) -> bool:
     """Whether the server is on record, or an interrupted request may have created it."""
     lab_id = make_member_id(context.lab_id, rank)
     return bool(context.state.list_servers(lab_id) or context.state.list_open_attempts(lab_id))
+
+
+def list_servers(context: LabContext) -> list[Server]:
+    """List the lab's recorded servers, the first one first; NotFoundError without the first."""
+    others = [context.state.get_lab_server(one.lab_id) for one in build_members(context)[1:]]
+    return [context.get_server(), *(server for server in others if server is not None)]
 
 
 def select_server(context: LabContext, rank: int) -> LabContext:

@@ -28,8 +28,8 @@ def build_member_env(member: GangMember | None) -> dict[str, str]:
     if member.interface:
         # Otherwise gloo uses the address of the host name, which is often 127.0.1.1. NCCL takes a
         # name without `=` as a prefix.
-        env |= {"GLOO_SOCKET_IFNAME": member.interface}
-        env |= {"NCCL_SOCKET_IFNAME": f"={member.interface}"}
+        env["GLOO_SOCKET_IFNAME"] = member.interface
+        env["NCCL_SOCKET_IFNAME"] = f"={member.interface}"
     return env
 
 
