@@ -94,6 +94,7 @@ def test_without_a_partition_a_job_goes_to_the_one_that_was_offered(tmp_path: Pa
     ("line", "path", "words"),
     [
         ("    runtime: conda", "server.slurm.runtime", "write one of auto, apptainer"),
+        ("    runtime: docker", "server.slurm.runtime", "outside of the job"),
         ("    base: labs", "server.slurm.base", "write /scratch/$USER/labctl"),
         ("    base: /scratch/$HOME", "server.slurm.base", "write /scratch/$USER/labctl"),
         ("    options: {comment: x}", "server.slurm.options.comment", "labctl sets this option"),
