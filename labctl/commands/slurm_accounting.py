@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from labctl.model import Value
 
@@ -18,6 +18,9 @@ _GPUS = "gres/gpu"
 _FLAGS = "DenyOnLimit"
 # Lines that tell the parts of a script's output apart
 _QOS, _USERS, _USE = "--- qos", "--- users", "--- use"
+# The exit code of PROBE if one of Slurm's two daemons does not answer
+NO_ANSWER = 75
+PROBE = f"{{ sacctmgr -nP show cluster && squeue -h; }} >/dev/null || exit {NO_ANSWER}"
 # times that a script looks whether canceled jobs have ended, five times a second
 MOST_LOOKS = 150
 
@@ -34,12 +37,16 @@ class ClassLimits(Value, frozen=True):
 
 
 class ClassUser(Value, frozen=True):
-    """A user of the class's account. `used_minutes` are minutes of GPUs."""
+    """A user of the class's account. `used_minutes` are minutes of GPUs.
+
+    A closed one can submit no jobs.
+    """
 
     name: str
     qos: str = ""
     gpu_minutes: int | None = None
     used_minutes: int = 0
+    is_closed: bool = False
 
 
 class ClassAccounting(Value, frozen=True):
@@ -59,7 +66,7 @@ def build_query(account: str) -> str:
     return (
         f"echo '{_QOS}' && sacctmgr -nP show qos {account} format=MaxTRESPU,MaxWall && "
         f"echo '{_USERS}' && sacctmgr -nP show assoc account={account} "
-        f"format=User,QOS,GrpTRESMins && "
+        f"format=User,QOS,GrpTRESMins,MaxSubmitJobs && "
         f"echo '{_USE}' && sshare -nP -a -A {account} -o User,GrpTRESRaw"
     )
 
@@ -79,8 +86,8 @@ def parse_accounting(output: str) -> ClassAccounting:
         for gpus, wall in parts[_QOS]
     ]
     users = tuple(
-        ClassUser(name, qos, _parse_gpus(minutes), used.get(name, 0))
-        for name, qos, minutes in parts[_USERS]
+        ClassUser(name, qos, _parse_gpus(minutes), used.get(name, 0), most_jobs == "0")
+        for name, qos, minutes, most_jobs in parts[_USERS]
         if name
     )
     return ClassAccounting(
@@ -91,12 +98,17 @@ def parse_accounting(output: str) -> ClassAccounting:
 
 
 def build_changes(
-    account: str, limits: ClassLimits, names: Iterable[str], present: ClassAccounting
+    account: str,
+    limits: ClassLimits,
+    names: Iterable[str],
+    present: ClassAccounting,
+    ended: Iterable[str] = (),
 ) -> list[str]:
     """Return the commands that make Slurm's accounting what it should be; none if it is that.
 
     `names` are the users that the class should have. Others lose their association, and their jobs;
-    what they have used stays recorded.
+    what they have used stays recorded. `ended` are those of `names` whose accounts have ended: they
+    keep the association, and can submit no jobs.
     """
     commands: list[str] = []
     wall = UNLIMITED if limits.wall_s is None else limits.wall_s // MINUTE_S
@@ -108,7 +120,7 @@ def build_changes(
     if present.users is None:
         commands.append(_sacctmgr("add", "account", account, "Description=course"))
     users = {user.name: user for user in present.users or ()}
-    wanted = list(names)
+    wanted, closed = list(names), set(ended)
     minutes = UNLIMITED if limits.gpu_minutes is None else limits.gpu_minutes
     rules = [f"QOS={account}", f"DefaultQOS={account}", f"GrpTRESMins={_GPUS}={minutes}"]
     if new := [name for name in wanted if name not in users]:
@@ -121,25 +133,39 @@ def build_changes(
     ]:
         where = [f"name={','.join(changed)}", f"account={account}"]
         commands.append(_sacctmgr("modify", "user", "where", *where, "set", *rules))
-    for name in sorted(users.keys() - set(wanted)):
-        commands.append(_build_removal(account, name))
+    present_closed = {name for name, user in users.items() if user.is_closed}
+    if back := [name for name in wanted if name in present_closed - closed]:
+        commands.append(_build_job_limit(account, back, UNLIMITED))
+    if gone := [name for name in wanted if name in closed - present_closed]:
+        commands.append(build_close(account, gone))
+    if removed := sorted(users.keys() - set(wanted)):
+        # Slurm refuses to remove a user with jobs.
+        commands.append(build_close(account, removed))
+        where = [f"name={','.join(removed)}", f"account={account}"]
+        commands.append(_sacctmgr("delete", "user", "where", *where))
     return commands
 
 
-def build_cancel(account: str, name: str) -> str:
-    """Return the script that cancels a user's jobs of the class, and waits for their end."""
-    own = f"-u {shlex.quote(name)} -A {account}"
-    return (
-        f"scancel {own}; looks=0; "
-        f'while [ -n "$(squeue -h {own} -o %i 2>/dev/null)" ] && [ "$looks" -lt {MOST_LOOKS} ]; '
-        "do sleep 0.2; looks=$((looks + 1)); done"
+def build_close(account: str, names: Sequence[str]) -> str:
+    """Return the script that lets users submit no jobs, cancels those they have, and waits.
+
+    It fails, and says why, if Slurm refuses one step, or if a job does not end.
+    """
+    cancels = [f"scancel -u {shlex.quote(name)} -A {account}" for name in names]
+    users = shlex.quote(",".join(names))
+    wait = (
+        f"looks=0; while jobs=$(squeue -h -u {users} -A {account} -o '%i of %u') || exit 1; "
+        f'[ -n "$jobs" ]; do [ "$looks" -lt {MOST_LOOKS} ] || '
+        '{ echo "canceled jobs that have not ended: $jobs" >&2; exit 1; }; '
+        "sleep 0.2; looks=$((looks + 1)); done"
     )
+    steps = [_build_job_limit(account, names, 0), *cancels, f"{{ {wait}; }}"]
+    return " && ".join(steps)
 
 
-def _build_removal(account: str, name: str) -> str:
-    """Slurm refuses to remove a user with jobs, so they are canceled first."""
-    removal = _sacctmgr("delete", "user", f"name={name}", f"account={account}")
-    return f"{{ {build_cancel(account, name)}; {removal}; }}"
+def _build_job_limit(account: str, names: Sequence[str], most: int) -> str:
+    where = [f"name={','.join(names)}", f"account={account}"]
+    return _sacctmgr("modify", "user", "where", *where, "set", f"MaxSubmitJobs={most}")
 
 
 def _sacctmgr(*words: str) -> str:

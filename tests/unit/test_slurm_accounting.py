@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import msgspec
+import pytest
 
 from labctl.commands.slurm_accounting import (
     ClassAccounting,
     ClassLimits,
     ClassUser,
     build_changes,
+    build_close,
     class_account,
     parse_accounting,
 )
@@ -20,9 +25,9 @@ OUTPUT = """\
 --- qos
 gres/gpu=1|02:00:00
 --- users
-|normal|
-lab-ann|course-ml|gres/gpu=1200
-lab-bob|course-ml|
+|normal||
+lab-ann|course-ml|gres/gpu=1200|
+lab-bob|course-ml||
 --- use
 |cpu=2,mem=15000,energy=0,node=1,billing=2,fs/disk=0,vmem=0,pages=0,gres/gpu=31
 lab-ann|cpu=1,mem=14101,energy=0,node=1,billing=1,fs/disk=0,vmem=0,pages=0,gres/gpu=30
@@ -67,8 +72,37 @@ def test_only_what_differs_is_changed() -> None:
 
 
 def test_who_is_not_in_the_class_any_more_loses_jobs_and_association() -> None:
-    present = parse_accounting(OUTPUT.replace("course-ml|\n", "course-ml|gres/gpu=1200\n"))
-    (removal,) = build_changes(ACCOUNT, LIMITS, ["lab-ann"], present)
-    assert "scancel -u lab-bob -A course-ml" in removal
-    assert "sacctmgr -i delete user name=lab-bob account=course-ml" in removal
+    present = parse_accounting(OUTPUT.replace("course-ml||\n", "course-ml|gres/gpu=1200|\n"))
+    close, removal = build_changes(ACCOUNT, LIMITS, ["lab-ann"], present)
+    assert "scancel -u lab-bob -A course-ml" in close
+    assert removal == "sacctmgr -i delete user where name=lab-bob account=course-ml"
     assert build_changes(ACCOUNT, LIMITS, ["lab-ann", "lab-bob"], present) == []
+
+
+def test_an_ended_account_can_submit_nothing_before_its_jobs_are_canceled() -> None:
+    present = parse_accounting(OUTPUT.replace("course-ml||\n", "course-ml|gres/gpu=1200|\n"))
+    both = ["lab-ann", "lab-bob"]
+    (close,) = build_changes(ACCOUNT, LIMITS, both, present, ended=["lab-bob"])
+    limit, cancel, _ = close.split(" && ", 2)
+    assert limit == (
+        "sacctmgr -i modify user where name=lab-bob account=course-ml set MaxSubmitJobs=0"
+    )
+    assert cancel == "scancel -u lab-bob -A course-ml"
+    closed = parse_accounting(OUTPUT.replace("course-ml||\n", "course-ml|gres/gpu=1200|0\n"))
+    assert build_changes(ACCOUNT, LIMITS, both, closed, ended=["lab-bob"]) == []
+    (back,) = build_changes(ACCOUNT, LIMITS, both, closed)
+    assert back.endswith("name=lab-bob account=course-ml set MaxSubmitJobs=-1")
+
+
+@pytest.mark.parametrize(
+    ("program", "fails"), [("sacctmgr", True), ("scancel", True), ("squeue", True), ("", False)]
+)
+def test_a_step_that_slurm_refuses_is_not_hidden(program: str, fails: bool, tmp_path: Path) -> None:
+    for name in ("sacctmgr", "scancel", "squeue"):
+        code = 1 if name == program else 0
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    script = build_close(ACCOUNT, ["lab-bob"])
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", script], env=environ, check=False)
+    assert (done.returncode != 0) == fails
