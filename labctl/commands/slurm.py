@@ -179,9 +179,9 @@ def parse_partitions(output: str) -> list[Partition]:
         marked_name, state, cpus, memory, gres, used = fields
         name = marked_name.rstrip("*")
         before = partitions.get(name, Partition(name=name))
-        kind, count = _parse_gpus(gres)
+        kind, count = parse_gpus(gres)
         is_usable = state.rstrip("*~#!%$@^-") in USABLE_STATES
-        free = count - _parse_gpus(used)[1] if is_usable else 0
+        free = count - parse_gpus(used)[1] if is_usable else 0
         partitions[name] = Partition(
             name=name,
             is_default=marked_name != name,
@@ -214,7 +214,7 @@ def check_token(token: str) -> str:
     return token
 
 
-def _parse_gpus(gres: str) -> tuple[str, int]:
+def parse_gpus(gres: str) -> tuple[str, int]:
     """Parse `gpu:a100:4(S:0-1)` or `gpu:2(IDX:0)` into the kind, "" without one, and the number."""
     kind, total = "", 0
     for match in re.finditer(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", gres):

@@ -52,6 +52,9 @@ def test_a_class_is_made_once_and_changed_where_it_differs(cluster: Cluster) -> 
     assert apply(cluster, limits, ["ann", "student"]) == 2
     both = "cd /tmp; sbatch --account=course-ml --qos=course-ml --gres=gpu:2 --wrap id 2>&1 || true"
     assert "QOSMaxGRESPerUser" in cluster.sh(both, user="ann")
+    # One of the four GPUs has a quarter of the eight processors.
+    cpus = both.replace("--gres=gpu:2", "--cpus-per-task=3")
+    assert "QOSMaxCpuPerUserLimit" in cluster.sh(cpus, user="ann")
 
 
 def test_an_ended_account_runs_nothing_until_its_student_returns(cluster: Cluster) -> None:
