@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -206,12 +207,24 @@ def test_the_directory_of_labs_is_where_the_base_says_and_nowhere_else(tmp_path:
         assert slurm.parse_claims(run(slurm.build_claim(claim, base)).stdout) == [claim]
     (labs,) = (tmp_path / "scratch").glob("*/labs")
     assert (tmp_path / "home" / "labctl").readlink() == labs
+    assert labs.stat().st_mode & 0o777 == 0o700
     refused = run(slurm.build_claim(claim, "~/elsewhere"))
     assert (refused.returncode, refused.stderr.strip()) == (slurm.OTHER_BASE, str(labs))
     (labs / ".slurm" / f"{claim.token}.json").unlink()
     run(slurm.build_removal("digits", "0f1e2d3c4b5a"))
     assert not labs.exists()
     assert not (tmp_path / "home" / "labctl").is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
+def test_a_base_that_somebody_else_made_first_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    claim = LabClaim(token="ab" * 8, lab="digits", lab_id="0f1e2d3c4b5a", created_at=1.0)
+    environ = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+    words = ["sh", "-c", slurm.build_claim(claim, str(tmp_path))]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (slurm.FOREIGN_BASE, "nobody")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_jobs_of_labs_are_known_by_their_comments() -> None:
