@@ -121,9 +121,7 @@ def stop(request: StopServiceRequest) -> StopServiceReply:
         if record:
             _stop_step(record)
             stopped.append(name)
-        for path in (find_service_record(root, name), find_token(root, name)):
-            if path.exists():
-                path.unlink()
+        _forget(root, name)
     return StopServiceReply(tuple(stopped))
 
 
@@ -202,6 +200,7 @@ def _wait_until_ready(
             raise make_service_failure(root, request.name, "exited right after its start")
         if time.monotonic() >= deadline_s:
             _stop_step(record)
+            _forget(root, request.name)
             raise make_service_failure(root, request.name, f"did not answer within {limit_s:g} s")
         time.sleep(POLL_S)
 
@@ -254,6 +253,7 @@ def _stop_step(record: JobServiceRecord) -> None:
 
 
 def _forget(root: Path, name: str) -> None:
-    path = find_service_record(root, name)
-    if path.exists():
-        path.unlink()
+    """Remove the record of a service and its token; the next start makes another one."""
+    for path in (find_service_record(root, name), find_token(root, name)):
+        if path.exists():
+            path.unlink()
