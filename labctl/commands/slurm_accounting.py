@@ -96,7 +96,7 @@ def build_query(account: str) -> str:
     return (
         f"echo '{_QOS}' && sacctmgr -nP show qos {account} format=MaxTRESPU,MaxWall,MaxSubmitPU && "
         f"echo '{_USERS}' && sacctmgr -nP show assoc account={account} "
-        f"format=User,QOS,GrpTRESMins,MaxSubmitJobs && "
+        f"format=User,QOS,GrpTRESMins,GrpSubmitJobs && "
         f"echo '{_USE}' && sshare -nP -a -A {account} -o User,GrpTRESRaw && "
         f"echo '{_NODES}' && sinfo -h -N -o '%n|%c|%m|%Z|%G' | sort -u"
     )
@@ -224,8 +224,9 @@ def build_close(account: str, names: Sequence[str]) -> str:
 
 
 def _build_job_limit(account: str, names: Sequence[str], most: int) -> str:
+    """The QOS has MaxSubmitJobs for each user, and would overrule that of the association."""
     where = [f"name={','.join(names)}", f"account={account}"]
-    return _sacctmgr("modify", "user", "where", *where, "set", f"MaxSubmitJobs={most}")
+    return _sacctmgr("modify", "user", "where", *where, "set", f"GrpSubmitJobs={most}")
 
 
 def _sacctmgr(*words: str) -> str:

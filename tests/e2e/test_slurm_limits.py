@@ -65,7 +65,7 @@ def test_an_ended_account_runs_nothing_until_its_student_returns(cluster: Cluste
     wait_for(lambda: sorted(cluster.squeue("%t")) == ["PD", "R"])
     assert apply(cluster, limits, both, ended=["ann"]) == 1
     assert cluster.squeue() == []
-    assert "AssocMaxSubmitJobLimit" in cluster.sh(f"{submit} 2>&1 || true", user="ann")
+    assert "AssocGrpSubmitJobsLimit" in cluster.sh(f"{submit} 2>&1 || true", user="ann")
     assert apply(cluster, limits, both) == 1
     assert "Submitted" in cluster.sh(submit, user="ann")
     cluster.sh("scancel -u ann")

@@ -110,13 +110,13 @@ def test_an_ended_account_can_submit_nothing_before_its_jobs_are_canceled() -> N
     (close,) = build_changes(ACCOUNT, LIMITS, both, present, ended=["lab-bob"])
     limit, cancel, _ = close.split(" && ", 2)
     assert limit == (
-        "sacctmgr -i modify user where name=lab-bob account=course-ml set MaxSubmitJobs=0"
+        "sacctmgr -i modify user where name=lab-bob account=course-ml set GrpSubmitJobs=0"
     )
     assert cancel == "scancel -u lab-bob -A course-ml"
     closed = parse_accounting(OUTPUT.replace("course-ml||\n", "course-ml|gres/gpu=1200|0\n"))
     assert build_changes(ACCOUNT, LIMITS, both, closed, ended=["lab-bob"]) == []
     (back,) = build_changes(ACCOUNT, LIMITS, both, closed)
-    assert back.endswith("name=lab-bob account=course-ml set MaxSubmitJobs=-1")
+    assert back.endswith("name=lab-bob account=course-ml set GrpSubmitJobs=-1")
 
 
 @pytest.mark.parametrize(
