@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -168,6 +169,39 @@ def test_a_script_without_its_attempt_does_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "began").exists()
 
 
+@pytest.mark.parametrize(("code", "refused"), [(0, False), (1, True)])
+def test_the_log_says_whether_slurm_has_queued_the_job_again(
+    code: int, refused: bool, tmp_path: Path
+) -> None:
+    save = 'trap "echo weights >checkpoints/model; exit 143" TERM; touch ready; '
+    wait = "while :; do sleep 0.1; done"
+    run, directory, programs = (tmp_path / name for name in ("run", "attempt", "bin"))
+    for path in (run / "logs", run / "checkpoints", run / ".labctl", directory, programs):
+        path.mkdir(parents=True)
+    spec = SPEC._replace(command=("sh", "-c", f"cd {run}; {save}{wait}"))
+    attempt = NewAttempt("digits-night-1", tmp_path, run, spec, Environment())
+    (directory / "batch.sh").write_text(slurm_attempts.build_batch_script(directory, attempt))
+    (directory / "enter.sh").write_text('exec "$@"\n')
+    for name, line in (
+        ("squeue", "echo RUNNING"),
+        ("scontrol", f"echo refused >&2; exit {code}"),
+        ("setsid", "exit 0"),
+        ("sleep", 'case $1 in 60) exit 0 ;; *) exec /bin/sleep "$1" ;; esac'),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    environ = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
+    with subprocess.Popen(["sh", str(directory / "batch.sh")], env=environ) as job:
+        while not (run / "ready").exists():
+            time.sleep(0.05)
+        os.utime(directory / "began", (1, 1))  # the checkpoint is newer
+        job.terminate()
+        assert job.wait(60) == 143
+    log = (run / "logs" / "run.log").read_text()
+    assert ("Slurm did not queue job 7 again: refused" in log) == refused
+    assert "is queued again" not in log
+
+
 def test_a_claim_is_written_once_and_found_again(tmp_path: Path) -> None:
     claim = LabClaim(token="a" * 16, lab="digits", lab_id="0f1e2d3c4b5a", created_at=7.5)
     later = msgspec.structs.replace(claim, created_at=8.5)
@@ -289,3 +323,5 @@ def test_only_a_key_may_enter_the_machine_of_a_job_and_it_opens_no_shell(
         "restrict,port-forwarding ssh-ed25519 AAAA\nrestrict,port-forwarding ssh-ed25519 BBBB\n"
     )
     assert directory.stat().st_mode & 0o777 == 0o700
+    config = (directory / "sshd_config").read_text()
+    assert "PermitOpen localhost:* 127.0.0.1:*\n" in config
