@@ -27,13 +27,13 @@ class Place(NamedTuple):
     zone: str
     type: str
 
-    @classmethod
-    def of(cls, offer: Offer) -> Place:
-        return cls(offer.region, offer.zone, offer.type)
-
     def __str__(self) -> str:
         where = self.zone or self.region
         return f"{self.type} in {where}" if where else self.type
+
+
+def _find_place(offer: Offer) -> Place:
+    return Place(offer.region, offer.zone, offer.type)
 
 
 def create_missing_servers(
@@ -90,7 +90,7 @@ def _create(
         return []
     if adoption.is_leased(context):
         return _lease_machines(missing, image)
-    places = {Place.of(server.offer) for server in [*existing, *repeated]}
+    places = {_find_place(server.offer) for server in [*existing, *repeated]}
     return _create_in_one_zone(context, missing, image, places)
 
 
@@ -116,7 +116,7 @@ def _create_in_one_zone(
     first = missing[0]
     need = first.config.server.need
     offers = attempts.list_affordable_offers(first, need)
-    offers = [offer for offer in offers if not places or Place.of(offer) in places]
+    offers = [offer for offer in offers if not places or _find_place(offer) in places]
     full: list[str] = []
     for offer in attempts.confirm_prices(
         first, need, offers[: attempts.MOST_OFFERS], count=len(missing)
@@ -125,7 +125,7 @@ def _create_in_one_zone(
             return _create_all(missing, offer, image)
         except CapacityError as error:
             context.reporter.emit(Note(text=f"{error.what}; no server of this zone is kept"))
-            full.append(str(Place.of(offer)))
+            full.append(str(_find_place(offer)))
         except LabError:
             attempts.remove_unused_resources(first)
             raise

@@ -41,7 +41,7 @@ def build_member(context: LabContext, rank: int, reporter: Reporter | None = Non
     lab_id = make_member_id(context.lab_id, rank)
     sibling = context.make_sibling(member, lab_id, reporter)
     group = context.group or context.lab_id
-    return msgspec.structs.replace(sibling, group=group, rank=rank)
+    return msgspec.structs.replace(sibling, group=group, group_name=config.name, rank=rank)
 
 
 def make_member_name(config: LabConfig, rank: int) -> str:
