@@ -20,6 +20,7 @@ from labctl.events import (
     Step,
     find_password_prompt,
 )
+from labctl.model import Server
 from labctl.parallel import run_parts
 from labctl.servers import gang
 from labctl.servers.context import LabContext
@@ -64,9 +65,11 @@ def build_members(context: LabContext, count: int = 0) -> list[LabContext]:
     return [_label(context, gang.build_member(context, rank)) for rank in ranks]
 
 
-def list_every_member(context: LabContext) -> list[LabContext]:
-    """Also those on record beyond the number that lab.yaml asks for."""
-    surplus = [_label(context, member) for member in gang.list_surplus(context)]
+def list_every_member(
+    context: LabContext, listed: Sequence[Server] | None = None
+) -> list[LabContext]:
+    """Also build those beyond the number in lab.yaml, on record or `listed` by the provider."""
+    surplus = [_label(context, member) for member in gang.list_surplus(context, listed or ())]
     return [*build_members(context), *surplus]
 
 
