@@ -445,6 +445,11 @@ class Lab:
             return ""
         return recovery_lock.find_keeper(self.context)
 
+    @property
+    def can_join_server(self) -> bool:
+        """Whether the provider may have a server that another device or lab of the user started."""
+        return adoption.can_join(self.config.server.provider)
+
     def require_approval(self) -> None:
         """Ask the user to approve this lab.yaml, unless that was done. PolicyError after a no."""
         questions = list_trust_questions(self.config)

@@ -72,7 +72,9 @@ def up(
                         server = attempts.create_server(context, need, image)
                         chosen_need.note_need(context, server)
                         on_create(server)
-                return use_server(context, server)
+                server = use_server(context, server)
+                chosen_need.forget_missing_gpu(context, server)
+                return server
         except KeyboardInterrupt:
             raise _make_interrupt_error(context) from None
 
