@@ -276,6 +276,10 @@ class SharedSeats:
     def s3_profile(self) -> str:
         return accounts.find_s3_profile(self.inner)
 
+    @property
+    def missing_bucket_setup(self) -> str:
+        return accounts.find_missing_bucket_setup(self.inner)
+
     def check(self, need: Need | None = None) -> list[Check]:
         return self.inner.check(need)
 
