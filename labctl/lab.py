@@ -277,10 +277,11 @@ class Lab:
         context = self.context
         run_specs.require_valid(context, command, run_id or "new")
         recorded = context.state.get_run(self.id, run_id) if run_id else None
-        if recover and recorded is not None and gang_follow.has_failed(recorded):
+        if recorded is not None and gang_runs.needs_restart(context, recorded, recover=recover):
             _require_same_command(recorded, command)
             on_start(recorded, True)
-            run = gang_restart.restart(context, run_id, "restarted by its user", recovers=True)
+            reason = "its start was interrupted" if not recover else "restarted by its user"
+            run = gang_restart.restart(context, run_id, reason, recovers=recover).run
         else:
             self._warn_of_command(command, push=push)
             run = gang_runs.start(
@@ -536,5 +537,8 @@ class LabRun:
     def wait(self, on_log: Callable[[bytes], None] = lambda block: None) -> Run:
         """Follow the run to its end, reconnecting if needed, and return it with its exit code."""
         context = self.lab.context
+        if gang_runs.count_parts(context, self.id) > 1:
+            self.last_known = gang_follow.follow_log(context, self.id, on_log=on_log)
+            return self.last_known
         self.last_known = runs.watch(context, context.get_server(), self.id, on_log=on_log)
         return self.last_known

@@ -185,10 +185,10 @@ class CreateServerRequest(Value, frozen=True):
     `token` is random per attempt and makes the call idempotent if the provider supports that.
     `public_key` is the line for authorized_keys. `tags` must reach the provider in the same call.
     Servers of one `group` (such as a course; "" for the lab alone) share what the provider can
-    share: a security group, a key pair. `first_boot` may hold the private half of `host_key`, which
-    is replaced at first contact. `image` is the image that the first run will use ("" if unknown),
-    for a provider that has it at hand. Servers with one `gang` reach one another at every port; ""
-    for a server on its own.
+    share: a security group, a key pair. These bear `group_name`, or `group` if that is "".
+    `first_boot` may hold the private half of `host_key`, which is replaced at first contact.
+    `image` is the image that the first run will use ("" if unknown), for a provider that has it at
+    hand. Servers with one `gang` reach one another at every port; "" for a server on its own.
     """
 
     lab: str
@@ -199,6 +199,7 @@ class CreateServerRequest(Value, frozen=True):
     need: Need
     tags: dict[str, str] = {}
     group: str = ""
+    group_name: str = ""
     host_key: str = ""
     first_boot: str = ""
     image: str = ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl.cli import first_output, rank_logs
     from labctl.cli import runs as run_commands
-    from labctl.lifecycle import gang, gang_follow, reconcile
+    from labctl.lifecycle import gang_follow, gang_runs, reconcile
     from labctl.runs import runs
     from labctl.servers import adoption, watch_reports
     from labctl.servers import disks as server_disks
@@ -363,7 +363,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: st
     if follow:
         waiting.start(run_id)
     try:
-        if follow and gang.has_several_servers(lab.context):
+        if follow and gang_runs.count_parts(lab.context, run_id) > 1:
             shown = gang_follow.follow_log(lab.context, run_id, on_log=log.write, tail=tail)
         else:
             shown = runs.watch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -99,7 +99,7 @@ def down(
         # An unreachable keeper is a refusal, so it must come before the question and the downloads.
         reconcile.merge_keeper_records(context, required=not discard)
         try:
-            server = _find_server(context, discard) or _await_unconfirmed(context)
+            server = find_server(context, discard) or await_unconfirmed(context)
         except (AuthenticationError, ConnectError) as error:
             return _forget_attempts(context, error)
         if server is None:
@@ -178,14 +178,16 @@ def _close_store(context: LabContext) -> None:
         context.reporter.emit(Note(text=text, level="warning"))
 
 
-def _find_server(context: LabContext, discard: bool) -> Server | None:
-    """Return the lab's server.
+def find_server(
+    context: LabContext, discard: bool, listed: Sequence[Server] | None = None
+) -> Server | None:
+    """Return the lab's server; `listed` is the provider's list of servers, if it is known.
 
     One whose host key changed, or a leased one that does not answer, can be removed only with
     `discard`.
     """
     try:
-        return adoption.adopt(context)
+        return adoption.adopt(context, listed)
     except HostKeyError:
         if not discard:
             raise
@@ -199,7 +201,7 @@ def _get_recorded(context: LabContext) -> Server | None:
     return context.state.get_lab_server(context.lab_id)
 
 
-def _await_unconfirmed(context: LabContext) -> Server | None:
+def await_unconfirmed(context: LabContext) -> Server | None:
     """Return the server of a create request whose reply was lost; it may take a while to appear."""
     server: Server | None = None
 

@@ -20,6 +20,7 @@ from labctl.events import (
     Step,
     find_password_prompt,
 )
+from labctl.model import Server
 from labctl.parallel import run_parts
 from labctl.servers import gang
 from labctl.servers.context import LabContext
@@ -55,14 +56,20 @@ class MemberReporter:
         return find_password_prompt(self._reporter)
 
 
-def build_members(context: LabContext) -> list[LabContext]:
-    """Build a context for each server that lab.yaml asks for; the events of each bear its name."""
-    return [_label(context, member) for member in gang.build_members(context)]
+def build_members(context: LabContext, count: int = 0) -> list[LabContext]:
+    """Build a context for each server that lab.yaml asks for; the events of each bear its name.
+
+    With `count`, for the servers of a run that was started when lab.yaml asked for that many.
+    """
+    ranks = range(count or context.config.server.count)
+    return [_label(context, gang.build_member(context, rank)) for rank in ranks]
 
 
-def list_every_member(context: LabContext) -> list[LabContext]:
-    """Also those on record beyond the number that lab.yaml asks for."""
-    surplus = [_label(context, member) for member in gang.list_surplus(context)]
+def list_every_member(
+    context: LabContext, listed: Sequence[Server] | None = None
+) -> list[LabContext]:
+    """Also build those beyond the number in lab.yaml, on record or `listed` by the provider."""
+    surplus = [_label(context, member) for member in gang.list_surplus(context, listed or ())]
     return [*build_members(context), *surplus]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from labctl.errors import CapacityError, LabError, PolicyError
 from labctl.events import Note, report_wait
@@ -19,15 +20,32 @@ from labctl.servers.context import LabContext
 from labctl.text import names_text
 
 
+class Place(NamedTuple):
+    """Where a server is, and what it is: all servers of a lab are alike."""
+
+    region: str
+    zone: str
+    type: str
+
+    def __str__(self) -> str:
+        where = self.zone or self.region
+        return f"{self.type} in {where}" if where else self.type
+
+
+def _find_place(offer: Offer) -> Place:
+    return Place(offer.region, offer.zone, offer.type)
+
+
 def create_missing_servers(
     context: LabContext,
     members: Sequence[LabContext],
     on_create: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Create the servers of those `members` that have none, from offers in one zone.
+    """Create the servers of those `members` that have none, alike and in one zone.
 
     If one cannot be created, those that were just created are ended, and the next zone is tried.
-    CapacityError if no zone has room for all. Servers that exist already stay.
+    CapacityError if no zone has room for all. Servers that exist already stay, and others become
+    like them.
     """
     with report_wait(context.reporter, f"checking {context.provider.name}"):
         listed = context.provider.servers()
@@ -37,14 +55,43 @@ def create_missing_servers(
     if not missing:
         return
     image = images.find_wanted_image(context)
-    missing = [one for one in missing if attempts.repeat_open_attempt(one) is None]
-    zones = {server.offer.zone for server in existing if server.offer.zone}
-    if adoption.is_leased(context):
-        created = _lease_machines(missing, image)
-    else:
-        created = _create_in_one_zone(context, missing, image, zones) if missing else []
+    repeated: list[Server] = []
+    try:
+        _repeat_open_attempts(missing, repeated)
+        created = repeated + _create(context, missing, image, existing, repeated)
+    except LabError as error:
+        _end_servers(missing, repeated)
+        # The zone of an interrupted `up` may be full by now; another one may have room for all.
+        if existing or not repeated or not isinstance(error, CapacityError):
+            raise
+        created = _create(context, missing, image, [], [])
     for server in created:
         on_create(server)
+
+
+def _repeat_open_attempts(missing: Sequence[LabContext], repeated: list[Server]) -> None:
+    """Add to `repeated` the servers that an interrupted `up` asked for."""
+    for one in missing:
+        if server := attempts.repeat_open_attempt(one):
+            repeated.append(server)
+
+
+def _create(
+    context: LabContext,
+    missing: Sequence[LabContext],
+    image: str,
+    existing: Sequence[Server],
+    repeated: Sequence[Server],
+) -> list[Server]:
+    """Create a server for each of those that also lack a repeated one."""
+    ready = {server.lab_id for server in repeated}
+    missing = [one for one in missing if one.lab_id not in ready]
+    if not missing:
+        return []
+    if adoption.is_leased(context):
+        return _lease_machines(missing, image)
+    places = {_find_place(server.offer) for server in [*existing, *repeated]}
+    return _create_in_one_zone(context, missing, image, places)
 
 
 def _lease_machines(missing: Sequence[LabContext], image: str) -> list[Server]:
@@ -60,16 +107,16 @@ def _lease_machines(missing: Sequence[LabContext], image: str) -> list[Server]:
 
 
 def _create_in_one_zone(
-    context: LabContext, missing: Sequence[LabContext], image: str, zones: set[str]
+    context: LabContext, missing: Sequence[LabContext], image: str, places: set[Place]
 ) -> list[Server]:
     """Create all servers from the first offer that has capacity for them.
 
-    `zones` are those of the servers that exist already; without any, every zone will do.
+    `places` are those of the servers that exist already; without any, every offer will do.
     """
     first = missing[0]
     need = first.config.server.need
     offers = attempts.list_affordable_offers(first, need)
-    offers = [offer for offer in offers if not zones or offer.zone in zones]
+    offers = [offer for offer in offers if not places or _find_place(offer) in places]
     full: list[str] = []
     for offer in attempts.confirm_prices(
         first, need, offers[: attempts.MOST_OFFERS], count=len(missing)
@@ -78,28 +125,28 @@ def _create_in_one_zone(
             return _create_all(missing, offer, image)
         except CapacityError as error:
             context.reporter.emit(Note(text=f"{error.what}; no server of this zone is kept"))
-            full.append(f"{offer.type} in {offer.zone}" if offer.zone else offer.type)
+            full.append(str(_find_place(offer)))
         except LabError:
             attempts.remove_unused_resources(first)
             raise
     attempts.remove_unused_resources(first)
-    raise _make_capacity_error(context, len(missing), full, zones)
+    raise _make_capacity_error(context, len(missing), full, places)
 
 
 def _make_capacity_error(
-    context: LabContext, count: int, full: list[str], zones: set[str]
+    context: LabContext, count: int, full: list[str], places: set[Place]
 ) -> LabError:
-    what = f"{context.provider.name} has no zone with room for {count} servers of {context.name}"
-    if zones:
-        where = names_text(sorted(zones), 3)
+    provider = context.provider.name
+    if places:
+        alike = names_text(sorted(map(str, places)), 3)
         return CapacityError(
-            f"{what} in {where}",
-            why=f"the lab's other servers are in {where}, and all must be in one zone",
+            f"{provider} has no room for {count} more x {alike}",
+            why=f"the lab's other servers are {alike}, and all must be alike and in one zone",
             hint=f"{context.subject.up}   # again in some minutes\n"
             f"{context.subject.down} && {context.subject.up}   # or all of them in another zone",
         )
     return CapacityError(
-        what,
+        f"{provider} has no zone with room for {count} servers of {context.name}",
         why="\n".join(f"not {count} x {kind}" for kind in full) or "there are no offers",
         hint=f"{context.subject.offers}   # other types; or lower `count:` in "
         f"{context.subject.config_file}",

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from labctl.errors import PolicyError
-from labctl.events import Note, Question
+from labctl.errors import BusyError, LabError, PolicyError
+from labctl.events import Note, Question, report_wait
 from labctl.lifecycle import down, gang
 from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Server
+from labctl.runs import runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
-from labctl.text import names_text, price_or_free_text
+from labctl.text import price_or_free_text
 
 # Below the lab's directory: the files of the servers beside the first, each like a lab's.
 SERVERS = ".labctl/servers"
@@ -28,20 +29,27 @@ def down_all(
     first error is raised after all servers have been tried. The first server goes last: what the
     servers share, such as a firewall, goes with it.
     """
-    members = [_choose_directory(one) for one in gang.list_every_member(context)]
-    if consent is None:
-        _ask_for_consent(context, members, discard)
-    elif server := context.state.get_lab_server(context.lab_id):
-        consent(members[0], server, _list_active(context), discard)
+    # `up` holds the same lock while it creates servers.
+    with context.state.lock(f"{context.lab_id}-servers", "down", wait_s=wait_s):
+        listed = _list_at_provider(context)
+        members = [_choose_directory(one) for one in gang.list_every_member(context, listed)]
+        servers = _find_servers(members, listed, discard=discard, wait_s=wait_s)
+        _require_consent(context, members, servers, discard, consent)
 
-    def agree(one: LabContext, server: Server, running: list[str], loses_results: bool) -> None:
-        """All servers were agreed to before."""
+        def agree(one: LabContext, server: Server, running: list[str], loses: bool) -> None:
+            """PolicyError for a server that was found only after the question."""
+            if server.id not in {known.id for known in servers.values()}:
+                raise PolicyError(
+                    f"{server.alias} was not removed",
+                    why=f"{server.id} appeared only after you agreed to remove the others",
+                    hint="labctl down",
+                )
 
-    def down_one(one: LabContext) -> down.DownResult:
-        return down.down(one, discard=discard, consent=agree, wait_s=wait_s)
+        def down_one(one: LabContext) -> down.DownResult:
+            return down.down(one, discard=discard, consent=agree, wait_s=wait_s)
 
-    others = run_for_each(members[1:], down_one)
-    outcomes = [*run_for_each(members[:1], down_one), *others]
+        others = run_for_each(members[1:], down_one)
+        outcomes = [*run_for_each(members[:1], down_one), *others]
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
@@ -50,6 +58,41 @@ def down_all(
         text = f"the files of the servers beside the first are in {SERVERS}"
         context.reporter.emit(Note(text=text))
     return _add_up(results)
+
+
+def _list_at_provider(context: LabContext) -> list[Server] | None:
+    """List the servers of the lab's provider; None if it does not answer.
+
+    What is on record can be removed even then, such as the lease of a machine that is off.
+    """
+    try:
+        with report_wait(context.reporter, f"checking {context.provider.name}"):
+            return list(context.provider.servers())
+    except LabError:
+        return None
+
+
+def _find_servers(
+    members: Sequence[LabContext], listed: list[Server] | None, *, discard: bool, wait_s: float
+) -> dict[str, Server]:
+    """Find each member's server, by lab id: another machine may have created it.
+
+    One that cannot be checked is as recorded; its `down` says why that is.
+    """
+
+    def find(one: LabContext) -> Server | None:
+        with one.state.lock(one.lab_id, "down", wait_s=wait_s):
+            found = down.find_server(one, discard, listed)
+            return found or down.await_unconfirmed(one)
+
+    servers = {}
+    for one, outcome in zip(members, run_for_each(members, find), strict=True):
+        if isinstance(outcome.error, BusyError):
+            raise outcome.error
+        recorded = one.state.get_lab_server(one.lab_id) if outcome.error else None
+        if server := outcome.value or recorded:
+            servers[one.lab_id] = server
+    return servers
 
 
 def _choose_directory(context: LabContext) -> LabContext:
@@ -66,17 +109,53 @@ def _choose_directory(context: LabContext) -> LabContext:
     )
 
 
-def _ask_for_consent(context: LabContext, members: Sequence[LabContext], discard: bool) -> None:
-    servers = [server for one in members for server in context.state.list_servers(one.lab_id)]
-    if not servers:
+def _require_consent(
+    context: LabContext,
+    members: Sequence[LabContext],
+    servers: Mapping[str, Server],
+    discard: bool,
+    consent: down.Consent | None,
+) -> None:
+    """PolicyError unless all of these servers may be removed, before any of them is."""
+    owners = [one for one in members if one.lab_id in servers]
+    if not owners:
         return
-    running = _list_active(context)
+    running = _list_running(context, owners, servers)
+    is_lossy = discard and not all(adoption.is_fresh(one, servers[one.lab_id]) for one in owners)
+    if consent is not None:
+        consent(owners[0], servers[owners[0].lab_id], running, is_lossy)
+    else:
+        _ask_for_consent(context, list(servers.values()), running, is_lossy)
+
+
+def _list_running(
+    context: LabContext, owners: Sequence[LabContext], servers: Mapping[str, Server]
+) -> list[str]:
+    """List the lab's active runs, as the servers that answer say."""
+
+    def refresh(one: LabContext) -> None:
+        if servers[one.lab_id].state != "stopped":
+            runs.refresh(one, servers[one.lab_id])
+
+    with report_wait(context.reporter, f"reading the runs on {context.name}"):
+        run_for_each(owners, refresh)
+    active = [
+        run.id
+        for one in owners
+        for run in context.state.list_runs(one.lab_id)
+        if run.state in ("starting", "running") and run.server_id == servers[one.lab_id].id
+    ]
+    return list(dict.fromkeys(active))
+
+
+def _ask_for_consent(
+    context: LabContext, servers: Sequence[Server], running: Sequence[str], is_lossy: bool
+) -> None:
     verb = "is" if len(running) == 1 else "are"
     live = f"{', '.join(running)} {verb} still running and would be canceled; " if running else ""
-    is_lossy = discard and not all(adoption.is_fresh(context, server) for server in servers)
     lost = "Results that were not pulled will be LOST. " if is_lossy else ""
     action = "end the leases of" if adoption.is_leased(context) else "remove the servers"
-    names = names_text([server.alias for server in servers], 5)
+    names = ", ".join(server.alias for server in servers)
     question = f"{lost}{live}{action} {names} ({servers[0].provider})?"
     if not context.reporter.confirm(Question(question=question)):
         price = sum(server.offer.price_usd_per_hour for server in servers)
@@ -85,12 +164,6 @@ def _ask_for_consent(context: LabContext, members: Sequence[LabContext], discard
             why=f"{names} are still running ({price_or_free_text(price)} in total)",
             hint="labctl down --yes",
         )
-
-
-def _list_active(context: LabContext) -> list[str]:
-    """List the lab's active runs, as last recorded."""
-    every = context.state.list_runs(context.lab_id)
-    return [run.id for run in every if run.state in ("starting", "running")]
 
 
 def _add_up(results: Sequence[down.DownResult]) -> down.DownResult:

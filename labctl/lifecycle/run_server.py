@@ -83,7 +83,8 @@ def _require_unused(
     server_id: str,
 ) -> None:
     uses = _list_uses(context, server, is_own=is_own)
-    if server_id not in ("", server.id):
+    # The first server has the run; without it, the others of the lab are of no use.
+    if server_id not in ("", server.id) and not context.rank:
         uses.append(f"the run was on {server_id}, which has ended; this is a new server")
     if uses:
         raise ServerInUseError(
@@ -94,6 +95,8 @@ def _require_unused(
 def _list_uses(context: LabContext, server: Server, *, is_own: bool) -> list[str]:
     """Describe what uses the server; its runs are as last recorded."""
     uses = []
+    # The servers of a lab that has several are used together.
+    lab_id = context.lab_id if context.rank is None else context.group
     active = [
         run.id
         for run in context.state.list_runs(context.lab_id)
@@ -102,13 +105,13 @@ def _list_uses(context: LabContext, server: Server, *, is_own: bool) -> list[str
     if active and server.state != "stopped":
         verb = "is" if len(active) == 1 else "are"
         uses.append(f"{names_text(active, 5)} {verb} still running on it")
-    elif is_used(context.state, context.lab_id, "run"):
+    elif is_used(context.state, lab_id, "run"):
         uses.append("another `labctl run` of this lab is using it")
     if is_own:
         return uses
     if open_forwards := [one.service for one in list_forwards(context.state, server.id)]:
         uses.append(f"a background forward is open: {names_text(open_forwards, 5)}")
-    if is_used(context.state, context.lab_id, "forward"):
+    if is_used(context.state, lab_id, "forward"):
         uses.append("`labctl forward` or `labctl serve` is open in a terminal")
     return uses
 

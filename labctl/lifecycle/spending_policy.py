@@ -49,4 +49,10 @@ def _restore_server_options(context: LabContext, run_id: str) -> tuple[LabConfig
     if run is None:
         return context.config, context.config.server.need
     config = chosen_need.restore_need(context, run.server_id)
-    return config, guard.restore_limits(context, config.server.need, run.server_id)
+    need = config.server.need
+    restored = guard.restore_limits(context, need, run.server_id)
+    if need.budget_usd is None and restored.budget_usd is not None and context.rank is None:
+        # Each of several servers has an equal part.
+        budget_usd = restored.budget_usd * config.server.count
+        restored = msgspec.structs.replace(restored, budget_usd=budget_usd)
+    return config, restored

@@ -363,6 +363,7 @@ def _build_request(
         need=need,
         tags=tags,
         group=context.group,
+        group_name=context.group_name,
         image=image,
         gang=context.group if context.rank is not None else "",
     )

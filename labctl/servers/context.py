@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from labctl.config import LabConfig, Paths, find_user_name, student_key
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import ConnectError, NotFoundError
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter, report_wait
@@ -37,8 +38,9 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     Nothing here touches the network before it is used.
 
     `everywhere` makes the provider search every region of the account. Labs of one `group` share a
-    key pair and whatever else the provider can share. `owner` is the owner that is recorded at the
-    provider, the user's name if ""; `place` tells apart the machines that the owner works from.
+    key pair and whatever else the provider can share; these bear `group_name`, or `group` if that
+    is "". `owner` is the owner that is recorded at the provider, the user's name if ""; `place`
+    tells apart the machines that the owner works from.
     `saver_s` is how long before a limit the server's runs must stop, so that a keeper can fetch
     what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
     whose files are not needed, such as a server for grading. `in_process` keeps connections to
@@ -54,6 +56,7 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     reporter: Reporter
     everywhere: bool = False
     group: str = ""
+    group_name: str = ""
     owner: str = ""
     place: str = ""
     saver_s: float = 0.0
@@ -165,7 +168,10 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
         # Attempts of all labs: a course's labs share one provider, and an open attempt is rare.
         regions = [a.offer.region for a in self.state.list_open_attempts() if a.provider == name]
         regions += [
-            s.offer.region for s in self.state.list_servers(self.lab_id) if s.provider == name
+            server.offer.region
+            for lab_id in list_lab_ids(self.lab_id)
+            for server in self.state.list_servers(lab_id)
+            if server.provider == name
         ]
         disks = [kept.disk for kept in list_kept_disks(self.state, self.lab_id)]
         regions += [disk.region for disk in disks if disk.provider == name]

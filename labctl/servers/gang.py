@@ -6,6 +6,8 @@ are created, guarded, found again and ended exactly as it is. They share its key
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from labctl.config import LabConfig
@@ -13,6 +15,7 @@ from labctl.config.member_ids import MOST_SERVERS, make_member_id
 from labctl.errors import UsageError
 from labctl.events import Reporter
 from labctl.model import Server
+from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 
 # characters of a lab's name, of which a server's is made
@@ -38,7 +41,7 @@ def build_member(context: LabContext, rank: int, reporter: Reporter | None = Non
     lab_id = make_member_id(context.lab_id, rank)
     sibling = context.make_sibling(member, lab_id, reporter)
     group = context.group or context.lab_id
-    return msgspec.structs.replace(sibling, group=group, rank=rank)
+    return msgspec.structs.replace(sibling, group=group, group_name=config.name, rank=rank)
 
 
 def make_member_name(config: LabConfig, rank: int) -> str:
@@ -51,15 +54,20 @@ def build_members(context: LabContext) -> list[LabContext]:
     return [build_member(context, rank) for rank in range(context.config.server.count)]
 
 
-def list_surplus(context: LabContext) -> list[LabContext]:
-    """List those servers on record beyond the number in lab.yaml, which may have been lowered.
+def list_surplus(context: LabContext, listed: Sequence[Server] = ()) -> list[LabContext]:
+    """List the servers beyond the number in lab.yaml, which may have been lowered.
 
-    A context of one server has none.
+    They are on record, or in `listed`, the provider's list. A context of one server has none.
     """
     if context.rank is not None:
         return []
+    shown = {server.lab_id for server in listed if server.state not in ENDED}
     ranks = range(context.config.server.count, MOST_SERVERS)
-    return [build_member(context, rank) for rank in ranks if _is_recorded(context, rank)]
+    return [
+        build_member(context, rank)
+        for rank in ranks
+        if make_member_id(context.lab_id, rank) in shown or _is_recorded(context, rank)
+    ]
 
 
 def _is_recorded(context: LabContext, rank: int) -> bool:

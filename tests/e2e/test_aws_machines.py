@@ -13,6 +13,7 @@ from lab_servers import wait_for
 from msgspec.structs import replace
 from warm_labctl import COMMAND_S
 
+from labctl.rehearsal.scenario import Capacity
 from labctl.runs import images
 from labctl.runs.image_cache import ImageCache
 from labctl.state import State
@@ -239,17 +240,49 @@ def cut_off(bed: Bed, instance: str) -> None:
 
 
 @pytest.mark.long
-def test_servers_of_a_gang_reach_one_another_and_nobody_else_does(machines: Bed) -> None:
-    lab = machines.lab()
+def write_gang(lab: AwsLab) -> None:
     text = (lab.root / "lab.yaml").read_text().replace("gpu: auto", "gpu: auto, count: 2")
     (lab.root / "lab.yaml").write_text(text.replace("budget: 5", "budget: 20, executor: process"))
+
+
+def find_zones(machines: Bed) -> set[str]:
+    reservations = machines.client("ec2").describe_instances(InstanceIds=machines.living())
+    return {
+        instance["Placement"]["AvailabilityZone"]
+        for one in reservations["Reservations"]
+        for instance in one["Instances"]
+    }
+
+
+def test_a_gang_leaves_the_zone_that_has_room_for_one(machines: Bed) -> None:
+    lab = machines.lab()
+    write_gang(lab)
+    first_zone = lab.json("offers")["offers"][0]["zone"]
+    ec2 = machines.client("ec2")
+    with machines.set(capacity=(Capacity(zone=first_zone, left=1),)):
+        assert "no server of this zone is kept" in lab.labctl("up", "--yes")
+    assert len(machines.living()) == 2
+    (zone,) = find_zones(machines)
+    assert zone != first_zone
+    groups = ec2.describe_security_groups()["SecurityGroups"]
+    names = [
+        tag["Value"]
+        for one in [*groups, *ec2.describe_key_pairs()["KeyPairs"]]
+        for tag in one.get("Tags", ())
+        if tag["Key"] == "labctl:lab"
+    ]
+    assert names == ["digits", "digits"]
+    assert len(lab.json("orphans", code=1)["orphans"]["here"]) == 2
+    assert "digits-1" in lab.labctl("orphans", code=1)
+    lab.labctl(*DOWN)
+
+
+def test_servers_of_a_gang_reach_one_another_and_nobody_else_does(machines: Bed) -> None:
+    lab = machines.lab()
+    write_gang(lab)
     assert "2 servers of digits are ready" in lab.labctl("up", "--yes")
     first, second = machines.living()
-    ec2 = machines.client("ec2")
-    (reservation,) = ec2.describe_instances(InstanceIds=[first])["Reservations"]
-    (other,) = ec2.describe_instances(InstanceIds=[second])["Reservations"]
-    zones = {one["Instances"][0]["Placement"]["AvailabilityZone"] for one in (reservation, other)}
-    assert len(zones) == 1
+    assert len(find_zones(machines)) == 1
     stranger = machines.lab("stranger")
     stranger.labctl("up", "--yes")
     (third,) = set(machines.living()) - {first, second}

@@ -28,15 +28,17 @@ class ZonedCloud(DiskCloud):
 
     def offers(self, need: Need) -> list[Offer]:
         return [
-            Offer(provider=self.name, type="small", zone=zone, price_usd_per_hour=self.price)
+            Offer(provider=self.name, type=kind, zone=zone, price_usd_per_hour=self.price)
             for zone in self.room
+            for kind in self.kinds
         ]
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         with self._counting:
             here = [one for one in self.machines.values() if one.offer.zone == offer.zone]
             self.most_at_once = max(self.most_at_once, len(self.machines))
-            if len(here) >= self.room[offer.zone]:
+            is_repeated = f"srv-{request.token}" in self.machines
+            if len(here) >= self.room[offer.zone] and not is_repeated:
                 raise CapacityError(f"no room in {offer.zone}")
             return super().create(offer, request)
 
@@ -128,9 +130,72 @@ def test_a_missing_server_is_created_where_the_others_are(lab: World) -> None:
     lab.cloud.terminate(lost.id)
     lab.cloud.room["b"] = 3
     lab.cloud.terminate(next(iter(lab.cloud.machines)))
-    with pytest.raises(CapacityError, match="in b"):
+    with pytest.raises(CapacityError, match="has no room for 1 more x small in b"):
         create(lab)
     assert list_zones(lab) == ["b"] * 3
+
+
+def test_a_missing_server_is_created_like_the_others(lab: World) -> None:
+    lab.cloud.kinds = ["small", "large"]
+    context = create(lab)
+    lost = context.state.get_lab_server(make_member_id(LAB_ID, 2))
+    assert lost is not None
+    lab.cloud.terminate(lost.id)
+    lab.cloud.kinds = ["large", "small"]
+    create(lab)
+    assert [server.offer.type for server in lab.cloud.machines.values()] == ["small"] * 4
+    lab.cloud.terminate(next(iter(lab.cloud.machines)))
+    lab.cloud.kinds = ["large"]
+    with pytest.raises(CapacityError) as caught:
+        create(lab)
+    assert "other servers are small in a" in caught.value.why
+    assert len(lab.cloud.machines) == 3
+
+
+def interrupt_after_two(lab: World) -> None:
+    """Interrupt `up` after two of the requests, so that their replies are lost."""
+
+    def interrupt(request: CreateServerRequest) -> None:
+        if request.lab in ("digits-2", "digits-3"):
+            raise KeyboardInterrupt
+
+    lab.cloud.at_create = interrupt
+    lab.cloud.interrupt_after_create = True
+    with pytest.raises(KeyboardInterrupt):
+        create(lab)
+    lab.cloud.at_create = lambda request: None
+    lab.cloud.interrupt_after_create = False
+    # Only the attempts know of the servers: the provider does not list them yet.
+    lab.cloud.invisible_finds = 1
+
+
+def test_servers_of_an_interrupted_up_are_completed_and_reported(lab: World) -> None:
+    interrupt_after_two(lab)
+    created: list[Server] = []
+    context = lab.context()
+    gang_creation.create_missing_servers(context, gang.build_members(context), created.append)
+    assert len(lab.cloud.machines) == 4
+    assert len(list_zones(lab)) == 4
+    assert {server.id for server in created} == set(lab.cloud.machines)
+
+
+def test_those_of_an_interrupted_up_are_ended_if_their_zone_is_full(lab: World) -> None:
+    interrupt_after_two(lab)
+    for attempt in lab.context().state.list_open_attempts():
+        if attempt.request.lab in ("digits-2", "digits-3"):
+            lab.context().state.end_attempt(attempt.token, "refused")
+    lab.cloud.room["a"] = 0
+    lab.cloud.invisible_finds = 1
+    create(lab)
+    assert list_zones(lab) == ["b"] * 4
+
+
+def test_those_of_an_interrupted_up_are_ended_if_no_zone_has_room(lab: World) -> None:
+    interrupt_after_two(lab)
+    lab.cloud.room = {"a": 2, "b": 3}
+    with pytest.raises(CapacityError):
+        create(lab)
+    assert not lab.cloud.machines
 
 
 def test_a_refused_price_creates_nothing(lab: World) -> None:

@@ -193,7 +193,8 @@ class Launcher:
         """Find image and subnet, and create what is missing of key and security group."""
         shared_tags = lab_tags
         if request.group:
-            shared_tags = tags.make_lab_tags(request.group, request.group, self._owner)
+            name = request.group_name or request.group
+            shared_tags = tags.make_lab_tags(name, request.group, self._owner)
         ec2 = self._clients.get_ec2(offer.region)
         with ThreadPoolExecutor(3) as threads:
             image = threads.submit(self._find_image, offer)
