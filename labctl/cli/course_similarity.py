@@ -54,8 +54,8 @@ def similarity_command(ctx: click.Context, name: str, previous: Path | None, jso
 
     The result does not prove misconduct: review it before you draw a conclusion. Renamed variables
     and comments do not hide equal code. Code that was handed out does not count, nor code that more
-    than a quarter of the submissions have. The pages stay below .course, and students never see
-    them.
+    than five submissions and more than a quarter of them have. The pages stay below .course, and
+    students never see them.
 
     \b
     labctl course similarity hw3

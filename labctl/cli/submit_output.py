@@ -267,6 +267,8 @@ def print_regrades(regrades: Sequence[RegradeRecord]) -> None:
             continue
         word = "accepted" if request.accepted else "declined"
         click.echo(indent_words(f"{word}: {clean(request.answer)}", "  "))
+        if request.accepted:
+            click.echo("  staff releases the new grade separately")
 
 
 def print_total(total: TotalRecord) -> None:

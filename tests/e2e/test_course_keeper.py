@@ -289,6 +289,12 @@ def test_marks_an_answer_and_saved_results_reach_their_student(bed: CourseBed) -
     assert "hw3: 7 of 10 points" in shown
     assert "short" in shown
     assert "declined: see the note" in shown
+    bed.labctl("alice", *words, "--ask-regrade", "why 7, once more?", cwd=lab)
+    accept = ("--answer", "you are right", "--accept", "--mark", "text", "9")
+    run_as_staff(bed, "regrades", "hw3", "alice", *accept)
+    shown = bed.labctl("alice", *words, "--grade", cwd=lab)[0]
+    assert "hw3: 7 of 10 points" in shown
+    assert "  accepted: you are right\n  staff releases the new grade separately" in shown
 
     log = bed.course.path / SEATS / "alice" / "runs" / "r1" / "logs" / "train.log"
     log.parent.mkdir(parents=True)

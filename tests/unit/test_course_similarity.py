@@ -128,6 +128,7 @@ def test_renamed_code_is_shown_side_by_side_and_the_starter_is_not_counted(
     assert "winner" in page
     index = result.page.read_text()
     assert "not proof of misconduct" in index
+    assert "more than five submissions and more than a quarter of them" in " ".join(index.split())
     assert 'href="1.html"' in index
     again = find(folder)
     assert again.pairs == result.pairs, "the shares of the same code are the same each time"
