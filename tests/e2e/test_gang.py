@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,3 +158,30 @@ def test_a_server_that_falls_silent_ends_the_run_on_all(gang: LabDirectory) -> N
     finally:
         subprocess.run([*network, "connect", "bridge", second], check=True)
     gang.labctl("cancel", "silent", code=None)
+
+
+def test_push_cp_and_forward_reach_every_server(gang: LabDirectory) -> None:
+    gang.labctl("up", "--yes")
+    (gang.root / "version.py").write_text("print('pushed')\n")
+    pushed = gang.labctl("push").stdout
+    trees = [line.partition(" (")[0] for line in pushed.splitlines()]
+    assert trees[1] == f"two-1:{trees[0]}"
+    assert "uploaded" in trees[0]
+    gang.labctl("run", "--no-push", "--id", "pushed", "--", "python3", "version.py")
+    assert gang.labctl("logs", "pushed", "--rank", "1").stdout == "pushed\n"
+    gang.labctl("cp", "--server", "1", "version.py", "two:page.txt")
+    serve = "python3 -m http.server 8123 >/dev/null 2>&1 </dev/null &"
+    gang.labctl("ssh", "--server", "1", "--", "sh", "-c", serve)
+    url = gang.json("forward", "8123", "--server", "1", "--detach")["forwards"][0]["url"]
+    with urllib.request.urlopen(f"{url.rstrip('/')}/page.txt") as page:
+        assert page.read() == b"print('pushed')\n"
+    assert "8123" in gang.labctl("forward", "--stop").stdout
+
+
+def test_run_down_removes_all_servers_and_exits_as_the_command(gang: LabDirectory) -> None:
+    gang.labctl("down", "--yes")
+    gang.labctl("run", "--up", "--down", "--id", "whole", "--", "sh", "-c", "exit 3", code=3)
+    status = gang.json("status", "-r")
+    assert status["server"] is None
+    assert status["servers"] == []
+    assert "two" not in gang.labctl("orphans", code=None).stdout
