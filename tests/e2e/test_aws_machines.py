@@ -273,8 +273,10 @@ def test_a_gang_leaves_the_zone_that_has_room_for_one(machines: Bed) -> None:
     ]
     assert names == ["digits", "digits"]
     assert len(lab.json("orphans", code=1)["orphans"]["here"]) == 2
-    assert "digits-1" in lab.labctl("orphans", code=1)
-    lab.labctl(*DOWN)
+    lab.labctl(*ORPHANS)
+    assert machines.living() == []
+    status = lab.json("status")
+    assert (status["server"], status["servers"]) == (None, [])
 
 
 def test_servers_of_a_gang_reach_one_another_and_nobody_else_does(machines: Bed) -> None:
