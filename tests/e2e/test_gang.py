@@ -178,6 +178,18 @@ def test_push_cp_and_forward_reach_every_server(gang: LabDirectory) -> None:
     assert "8123" in gang.labctl("forward", "--stop").stdout
 
 
+def test_cancel_ends_what_it_can_and_names_the_missing_server(gang: LabDirectory) -> None:
+    gang.labctl("up", "--yes")
+    gang.labctl("run", "--detach", "--id", "half", "--", "sleep", "600")
+    first, second = list_servers(gang)
+    subprocess.run(["docker", "rm", "-f", "-v", second], capture_output=True, check=True)
+    done = gang.labctl("cancel", "half", code=None)
+    assert done.code != 0
+    assert "the run may still be active on two-1\n" in done.stderr
+    path = "/home/student/labctl/two/runs/half/.labctl/record.json"
+    assert json.loads(inside(first, f"cat {path}", user="student")[1])["state"] == "cancelled"
+
+
 def test_run_down_removes_all_servers_and_exits_as_the_command(gang: LabDirectory) -> None:
     gang.labctl("down", "--yes")
     gang.labctl("run", "--up", "--down", "--id", "whole", "--", "sh", "-c", "exit 3", code=3)
