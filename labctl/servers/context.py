@@ -38,9 +38,9 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     Nothing here touches the network before it is used.
 
     `everywhere` makes the provider search every region of the account. Labs of one `group` share a
-    key pair and whatever else the provider can share, with the name `group_name`, or `group` if
-    that is "". `owner` is the owner that is recorded at the provider, the user's name if "";
-    `place` tells apart the machines that the owner works from.
+    key pair and whatever else the provider can share; these bear `group_name`, or `group` if that
+    is "". `owner` is the owner that is recorded at the provider, the user's name if ""; `place`
+    tells apart the machines that the owner works from.
     `saver_s` is how long before a limit the server's runs must stop, so that a keeper can fetch
     what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
     whose files are not needed, such as a server for grading. `in_process` keeps connections to
