@@ -280,10 +280,11 @@ class Lab:
         context = self.context
         run_specs.require_valid(context, command, run_id or "new")
         recorded = context.state.get_run(self.id, run_id) if run_id else None
-        if recover and recorded is not None and gang_follow.has_failed(recorded):
+        if recorded is not None and gang_runs.needs_restart(context, recorded, recover=recover):
             _require_same_command(recorded, command)
             on_start(recorded, True)
-            run = gang_restart.restart(context, run_id, "restarted by its user", recovers=True)
+            reason = "its start was interrupted" if not recover else "restarted by its user"
+            run = gang_restart.restart(context, run_id, reason, recovers=recover).run
         else:
             self._warn_of_command(command, push=push)
             run = gang_runs.start(
@@ -447,6 +448,11 @@ class Lab:
             return ""
         return recovery_lock.find_keeper(self.context)
 
+    @property
+    def can_join_server(self) -> bool:
+        """Whether the provider may have a server that another device or lab of the user started."""
+        return adoption.can_join(self.config.server.provider)
+
     def require_approval(self) -> None:
         """Ask the user to approve this lab.yaml, unless that was done. PolicyError after a no."""
         questions = list_trust_questions(self.config)
@@ -534,5 +540,8 @@ class LabRun:
     def wait(self, on_log: Callable[[bytes], None] = lambda block: None) -> Run:
         """Follow the run to its end, reconnecting if needed, and return it with its exit code."""
         context = self.lab.context
+        if gang_runs.count_parts(context, self.id) > 1:
+            self.last_known = gang_follow.follow_log(context, self.id, on_log=on_log)
+            return self.last_known
         self.last_known = runs.watch(context, context.get_server(), self.id, on_log=on_log)
         return self.last_known

@@ -27,12 +27,11 @@ from labctl.cli.wrapping import print_message
 from labctl.courses import collect
 from labctl.courses.grades import list_grades
 from labctl.courses.grading.record import OUTPUT, TESTS_OUTPUT
-from labctl.courses.grading.results import late_text
 from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.text import bytes_text, count_text
+from labctl.text import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,11 +165,11 @@ def _received_text(received: str, zone: tzinfo) -> str:
 
 def _late_text(submission: collect.SeatSubmission) -> str:
     if submission.in_grace_s:
-        return f"{late_text(submission.in_grace_s)}, in the grace period"
+        return f"{duration_text(submission.in_grace_s)}, in the grace period"
     if not submission.late_s:
         return ""
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
-    return late_text(submission.late_s) + penalty
+    return duration_text(submission.late_s) + penalty
 
 
 @click.command("grade", short_help="Run every submitted model on the hidden test set.")

@@ -10,6 +10,7 @@ from labctl.errors import UsageError
 from labctl.lab import Lab
 from labctl.lifecycle import gang
 from labctl.runs import runs
+from labctl.servers.job_queue import build_job_request, count_gpus
 
 
 def print_rank_logs(lab: Lab, run: str, rank: str, follow: bool, tail: int) -> None:
@@ -51,7 +52,12 @@ def count_processes(lab: Lab) -> int:
     if not launch.launcher:
         return 1
     context = lab.context
-    return launch.processes or max(1, len(context.load_facts(context.get_server()).gpus))
+    if launch.processes:
+        return launch.processes
+    server = context.get_server()
+    if context.config.submits_jobs:
+        return max(1, count_gpus(build_job_request(context, server)))
+    return max(1, len(context.load_facts(server).gpus))
 
 
 def _print_log(lab: Lab, run_id: str, server: int, process: int, follow: bool, tail: int) -> None:

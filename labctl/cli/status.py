@@ -13,7 +13,7 @@ from labctl.cli.exit_codes import INTERRUPTED, clean, end_interrupted_line
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
 from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
-from labctl.errors import BusyError, NotFoundError, ProviderError
+from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.text import bytes_text, dollars_text, duration_text, elapsed_text, price_text
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl.cli import first_output, rank_logs
     from labctl.cli import runs as run_commands
-    from labctl.lifecycle import gang, gang_follow, reconcile
+    from labctl.lifecycle import gang_follow, gang_runs, reconcile
     from labctl.runs import runs
     from labctl.servers import adoption, watch_reports
     from labctl.servers import disks as server_disks
@@ -50,8 +50,8 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     """Show the server, its runs, time limits and cost.
 
     It lists the runs that have not ended and the newest of the others; --all lists all of them. It
-    shows the last known state. With --refresh or --why, or if a keeper watches over the lab,
-    labctl queries the provider and the server first.
+    shows the last known state. With --refresh or --why, if a keeper watches over the lab, or if a
+    course may have a server for it, labctl queries the provider and the server first.
 
     \b
     labctl status --refresh
@@ -59,7 +59,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     """
     status, is_current = _read_status(ctx, refresh or why, why, json_)
     problem = status["provider_problem"]
-    exit_code = BusyError.exit_code if problem else 0
+    exit_code = BusyError.exit_code if problem and (refresh or why) else 0
     if json_:
         print_json(status)
         ctx.exit(exit_code)
@@ -93,16 +93,19 @@ def _read_status(
 ) -> tuple[dict[str, Any], bool]:
     """Return the status, and whether the provider was queried for it."""
     lab = open_lab(ctx, quiet=json_, record_only=not refresh)
-    if refresh or not lab.keeper:
+    if refresh:
         try:
-            return lab.status(refresh=refresh, why=why), refresh
+            return lab.status(refresh=True, why=why), True
         except BusyError as error:
             return {**lab.status(), "provider_problem": error.what}, False
-    # A keeper acts on the lab, so this machine's record may be out of date.
+    recorded = lab.status()
+    if not lab.keeper and (recorded["server"] is not None or not lab.can_join_server):
+        return recorded, False
+    # A keeper acts on the lab, or the user's other device has a server: the record does not tell.
     lab = open_lab(ctx, quiet=json_)
     try:
         return lab.status(refresh=True), True
-    except (BusyError, ProviderError) as error:
+    except LabError as error:
         print_message(f"showing the last known state: {clean(error.what)}")
         return {**lab.status(), "keeper": lab.keeper}, False
 
@@ -367,7 +370,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: st
     if follow:
         waiting.start(run_id)
     try:
-        if follow and gang.has_several_servers(lab.context):
+        if follow and gang_runs.count_parts(lab.context, run_id) > 1:
             shown = gang_follow.follow_log(lab.context, run_id, on_log=log.write, tail=tail)
         else:
             shown = runs.watch(

@@ -15,6 +15,8 @@ CLAIMS = "labctl/.slurm"
 NO_ANSWER = 75
 # The exit code of a script that finds the directory of labs elsewhere; its error is where.
 OTHER_BASE = 76
+# The exit code of a script for which the directory of labs is somebody else's; its error is whose.
+FOREIGN_BASE = 77
 VERSION = f"squeue --me -h >/dev/null || exit {NO_ANSWER}; squeue --version"
 # Each line is one claim. A home that cannot be read now is not an empty one.
 LIST_CLAIMS = (
@@ -80,7 +82,7 @@ def build_claim(claim: LabClaim, base: str = "") -> str:
     """Return the script that writes a claim, unless it exists, and prints it.
 
     With `base`, ~/labctl is a link to that directory. The script exits with OTHER_BASE if it is
-    something else already.
+    something else already, and with FOREIGN_BASE if another account owns the directory.
     """
     token, body = check_token(claim.token), shlex.quote(msgspec.json.encode(claim).decode())
     return (
@@ -97,6 +99,9 @@ def _build_link(base: str) -> str:
     words = base.replace("~", "$HOME", 1) if base.startswith("~/") else base
     return (
         f'USER=$(id -un); base="{words}"; mkdir -p "$base" || exit 1; '
+        # On a scratch file system, anybody can make a directory of this name first.
+        f'[ -O "$base" ] || {{ stat -L -c %U "$base" >&2; exit {FOREIGN_BASE}; }}; '
+        'chmod 700 "$base" || exit 1; '
         'if [ "$base" != ~/labctl ] && [ ! -e ~/labctl ]; then ln -sfn "$base" ~/labctl; fi; '
         'if [ "$(cd ~/labctl && pwd -P)" != "$(cd "$base" && pwd -P)" ]; then '
         f"(cd ~/labctl && pwd -P) >&2; exit {OTHER_BASE}; fi; "
@@ -179,9 +184,9 @@ def parse_partitions(output: str) -> list[Partition]:
         marked_name, state, cpus, memory, gres, used = fields
         name = marked_name.rstrip("*")
         before = partitions.get(name, Partition(name=name))
-        kind, count = _parse_gpus(gres)
+        kind, count = parse_gpus(gres)
         is_usable = state.rstrip("*~#!%$@^-") in USABLE_STATES
-        free = count - _parse_gpus(used)[1] if is_usable else 0
+        free = count - parse_gpus(used)[1] if is_usable else 0
         partitions[name] = Partition(
             name=name,
             is_default=marked_name != name,
@@ -214,7 +219,7 @@ def check_token(token: str) -> str:
     return token
 
 
-def _parse_gpus(gres: str) -> tuple[str, int]:
+def parse_gpus(gres: str) -> tuple[str, int]:
     """Parse `gpu:a100:4(S:0-1)` or `gpu:2(IDX:0)` into the kind, "" without one, and the number."""
     kind, total = "", 0
     for match in re.finditer(r"\bgpu(?::([A-Za-z][\w.-]*))?:(\d+)", gres):

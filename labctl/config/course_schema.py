@@ -168,6 +168,14 @@ def parse_minutes(text: str) -> int:
     return int(text)
 
 
+def parse_wall(text: str) -> int:
+    """Parse the longest time of a job, which Slurm knows in minutes."""
+    seconds = parse_duration(text)
+    if seconds % 60:
+        raise ValueError(f"{quote(text)} is not in whole minutes: write 2m or 2h")
+    return seconds
+
+
 class SharedConfig(Value, frozen=True):
     """Accounts on shared servers instead of a server for each student.
 
@@ -182,7 +190,7 @@ class SharedConfig(Value, frozen=True):
     gpus: Annotated[int, Parsed(parse_count)] = 1
     gpu_lease: Duration = 4 * 3600
     gpu_minutes: Annotated[int | None, Parsed(parse_minutes)] = None
-    wall: Annotated[int | None, Parsed(parse_duration)] = None
+    wall: Annotated[int | None, Parsed(parse_wall)] = None
 
     @property
     def has_queue(self) -> bool:

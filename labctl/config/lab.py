@@ -381,6 +381,7 @@ class LabConfigReader:
     def check_job_executor(self, file: LabFile) -> None:
         """Report settings that a job of a cluster cannot have."""
         no_deadline = "a login node has no deadline; `time` under `slurm` limits each job"
+        self.check_job_gpu(file)
         self.refuse_settings(
             ("server.executor", "each run is a job of the cluster; leave this out"),
             *((f"server.{key}", no_deadline) for key in ("ttl", "max_ttl", "idle", "budget")),
@@ -396,11 +397,21 @@ class LabConfigReader:
             why = "only a course grants servers with Slurm; for a cluster, write `provider: slurm`"
             self.refuse_settings(("server.executor", why))
             return
+        self.check_job_gpu(file)
         self.refuse_settings(
             ("image", "needs a container; runs on this course's server use its programs"),
             ("limits.shm", "needs a container"),
             ("store", "the course saves results"),
         )
+
+    def check_job_gpu(self, file: LabFile) -> None:
+        """Report a minimum of GPU memory, which Slurm does not know."""
+        message = (
+            "Slurm does not know the memory of GPUs; write a type that the cluster has: a100:2"
+        )
+        if file.server.gpu.min_memory_bytes:
+            self.problems.append(make_problem(self.find_leaf("server.gpu"), "server.gpu", message))
+        self.refuse_settings(("server.gpu_memory", message))
 
     def refuse_settings(self, *reasons: tuple[str, str]) -> None:
         """Report each of these settings that lab.yaml or another layer has, with its reason."""

@@ -57,6 +57,11 @@ def local_time_text(at: float, zone: tzinfo) -> str:
     return f"{datetime.fromtimestamp(at, zone):%a %d %b %Y %H:%M} {zone}"
 
 
+def machine_time_text(at: float) -> str:
+    """Write a Unix time in this machine's zone: Sat 28 Nov 2026 23:59 CET."""
+    return f"{datetime.fromtimestamp(at).astimezone():%a %d %b %Y %H:%M %Z}"
+
+
 def parse_zone_name(text: str) -> str:
     """Check the name of a time zone, which this machine need not know."""
     if not re.fullmatch(r"[A-Za-z0-9_+/-]{1,64}", text):

@@ -35,15 +35,20 @@ class ClassQueue:
         """Give every account of the roster its association and limits, and nobody else.
 
         Returns the number of changes; a second call makes none. An account that has ended keeps its
-        association: otherwise its used minutes would be forgotten.
+        association, and can submit no jobs: without it, its used minutes would be forgotten.
         """
         labs = {seat.lab_id for seat in self.folder.list_seats()}
-        names = {
-            account.account
+        accounts = [
+            account
             for account in self.seating.list_all()
             if account.lab_id in labs and (account.state != "wanted" or account.account in coming)
-        }
-        return update_accounting(context, server, self.folder.config, sorted(names))
+        ]
+        names = {account.account for account in accounts}
+        ended = {account.account for account in accounts if account.state in ("leaving", "gone")}
+        # A student who returns has the same account again.
+        ended -= {account.account for account in accounts if account.state == "there"} | set(coming)
+        config = self.folder.config
+        return update_accounting(context, server, config, sorted(names), sorted(ended))
 
     def update_or_repair(self, context: LabContext, server: Server) -> None:
         """Do `update`; if Slurm does not answer, start what of it does not run, and do it again."""
@@ -58,17 +63,23 @@ class ClassQueue:
             )
             self.update(context, server)
 
-    def cancel_jobs(self, context: LabContext, server: Server, names: Sequence[str]) -> None:
-        """Cancel the jobs of accounts that end. What they have used stays counted.
+    def close(self, context: LabContext, server: Server, names: Sequence[str]) -> None:
+        """Let accounts that end submit no jobs, and cancel those they have.
 
-        A failure is only reported: the end of an account kills its processes in any case.
+        What they have used stays counted. A failure is only reported: the end of an account kills
+        its processes in any case, and the next `update` tries again.
         """
-        account = slurm_accounting.class_account(self.folder.config.name)
-        script = "; ".join(slurm_accounting.build_cancel(account, name) for name in names)
+        course = self.folder.config.name
         try:
-            _run(context, server, script, APPLY_S)
+            users = read_accounting(context, server, course).users or ()
+            if known := [name for name in names if any(user.name == name for user in users)]:
+                account = slurm_accounting.class_account(course)
+                _run(context, server, slurm_accounting.build_close(account, known), APPLY_S)
         except LabError as error:
-            text = f"jobs in the queue were not canceled: {describe_error(error)}"
+            text = (
+                f"jobs of {', '.join(names)} may still be in the queue: {describe_error(error)}; "
+                "labctl course up cancels them"
+            )
             context.reporter.emit(Note(text=text, level="warning"))
 
     def record_gpu_minutes(self, context: LabContext, server: Server) -> None:
@@ -92,19 +103,24 @@ def read_accounting(context: LabContext, server: Server, course: str) -> ClassAc
 
 
 def update_accounting(
-    context: LabContext, server: Server, config: CourseConfig, names: Sequence[str]
+    context: LabContext,
+    server: Server,
+    config: CourseConfig,
+    names: Sequence[str],
+    ended: Sequence[str] = (),
 ) -> int:
     """Give these accounts their associations and limits, and take them from all others.
 
-    Returns the number of changes; a second call makes none. LabError if Slurm refuses one.
+    Those of `ended` can submit no jobs. Returns the number of changes; a second call makes none.
+    LabError if Slurm refuses one.
     """
     account, limits = slurm_accounting.class_account(config.name), build_limits(config)
     present = read_accounting(context, server, config.name)
-    changes = slurm_accounting.build_changes(account, limits, names, present)
+    changes = slurm_accounting.build_changes(account, limits, names, present, ended)
     if changes:
         _run(context, server, " && ".join(changes), APPLY_S)
         present = read_accounting(context, server, config.name)
-        if slurm_accounting.build_changes(account, limits, names, present):
+        if slurm_accounting.build_changes(account, limits, names, present, ended):
             raise LabError(
                 f"Slurm on {server.alias} did not take over the limits of {config.name}",
                 why="its accounting differs from course.yaml after the change",
@@ -114,16 +130,27 @@ def update_accounting(
 
 
 def _run(context: LabContext, server: Server, script: str, timeout_s: float) -> str:
-    """Run a script on the server as root, and return what it prints."""
+    """Run a script on the server as root, and return what it prints.
+
+    BusyError if Slurm does not answer there, LabError if the script fails for another reason.
+    """
     sudo = "" if server.endpoint.user == "root" else "sudo -n "
     transport = context.connections.open(server)
-    line = f"{sudo}sh -c {shlex.quote(script)}"
-    result = transport.run(line, timeout_s=timeout_s, check=False)
+    result = transport.run(f"{sudo}sh -c {shlex.quote(script)}", timeout_s=timeout_s, check=False)
     if result.code:
-        raise BusyError(
+        why = result.stderr.strip()[-1000:] or result.stdout.strip()[-1000:]
+        probe = f"{sudo}sh -c {shlex.quote(slurm_accounting.PROBE)}"
+        answer = transport.run(probe, timeout_s=QUERY_S, check=False)
+        if answer.code == slurm_accounting.NO_ANSWER:
+            raise BusyError(
+                f"Slurm on {server.alias} does not answer",
+                why=answer.stderr.strip()[-1000:] or why,
+                hint=f"systemctl status slurmctld slurmdbd   # on {server.endpoint.host}",
+            )
+        raise LabError(
             f"Slurm on {server.alias} does not do what {context.name} needs",
-            why=result.stderr.strip()[-1000:] or result.stdout.strip()[-1000:],
-            hint=f"systemctl status slurmctld slurmdbd   # on {server.endpoint.host}",
+            why=why,
+            hint=f"sacctmgr show assoc; squeue   # as root on {server.endpoint.host}",
         )
     output: str = result.stdout
     return output

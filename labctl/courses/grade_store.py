@@ -15,8 +15,8 @@ from labctl.config.identity import write_private
 from labctl.courses.grading import record as records
 from labctl.courses.grading.combine import ProgramOutput
 from labctl.courses.grading.record import FILE, OUTPUT, RESULTS, TESTS_OUTPUT, GradeRecord
-from labctl.courses.grading.results import earlier_lateness_note, lateness_note
 from labctl.courses.grading.results import encode as encode_results
+from labctl.courses.grading.results import lateness_note, list_earlier_lateness_notes
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
 
@@ -140,12 +140,16 @@ def _is_written_for(data: bytes, record: GradeRecord) -> bool:
     """Tell whether this results.json is what this or an earlier version wrote for the record."""
     assert record.raw is not None
     results = records.build_results(record)
-    lateness = (record.raw.score, record.points, record.penalty, record.late_s)
-    output = results.output
+    free_days = record.free_days.text
+    lateness = (record.raw.score, record.points, record.penalty, record.late_s, free_days)
+    versions = [results]
     if note := lateness_note(*lateness):
-        output = output.removesuffix(note) + earlier_lateness_note(*lateness)
-    earlier = msgspec.structs.replace(results, output=output)
-    return any(_is_same_json(data, encode_results(version)) for version in (results, earlier))
+        text = results.output.removesuffix(note)
+        versions += [
+            msgspec.structs.replace(results, output=text + earlier)
+            for earlier in list_earlier_lateness_notes(*lateness)
+        ]
+    return any(_is_same_json(data, encode_results(version)) for version in versions)
 
 
 def _sha256(data: bytes) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.config.times import machine_time_text
 from labctl.courses.join_codes import (
     LONGEST,
     SHORTEST,
@@ -29,7 +30,7 @@ from labctl.courses.records.gitignore import JOIN_FILES, ignore_in_git
 from labctl.errors import ConfigError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
-from labctl.submissions.receipt import is_signed, sign_bytes, utc_text
+from labctl.submissions.receipt import is_signed, sign_bytes
 from labctl.submissions.receiver import Receiver
 from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
 
@@ -203,7 +204,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
         )
     if file.join.expires < (time.time() if now is None else now):
         raise PolicyError(
-            f"this join file expired on {utc_text(file.join.expires)}",
+            f"this join file expired on {machine_time_text(file.join.expires)}",
             hint="ask your instructor for another, made with:\nlabctl course invite",
         )
     return file.join

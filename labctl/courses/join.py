@@ -12,6 +12,7 @@ import msgspec
 
 from labctl.config import Paths, expand_user, load_lab, student_key, trust
 from labctl.config.identity import replace_file
+from labctl.config.times import machine_time_text
 from labctl.courses.course_lab_file import update_lab_file
 from labctl.courses.invitation import MOST_BYTES, JoinInvitation, derive_enrollment_key, read_join
 from labctl.courses.keys import JOIN_REQUEST
@@ -41,7 +42,6 @@ from labctl.servers.connections import Connections
 from labctl.servers.host_keys import ensure_key_pair, fingerprint
 from labctl.servers.provider_traits import read_provider_traits
 from labctl.submissions.assignment import SSH_PLACE
-from labctl.submissions.receipt import utc_text
 from labctl.transports.forced_command import LineChannel
 from labctl.wire.codec import MessageError
 from labctl.wire.keeper import (
@@ -208,7 +208,7 @@ def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporte
     )
     detail = (
         f"keeper    {invitation.keeper}\nhost key  {fingerprint(invitation.host_key)}\n"
-        f"signed by {invitation.receiver}\nvalid to  {utc_text(invitation.expires)}"
+        f"signed by {invitation.receiver}\nvalid to  {machine_time_text(invitation.expires)}"
     )
     if not reporter.confirm(Question(question=question, detail=detail, default=True)):
         raise PolicyError(

@@ -49,8 +49,8 @@ def read_saved_part(
 
     NotFoundError for anything that is not a regular file among the seat's saved runs.
     """
-    runs, path = _locate(folder, seat, request.path)
     try:
+        runs, path = _locate(folder, seat, request.path)
         if not _is_offered(request.path) or find_link_on_way(runs, path) is not None:
             raise FileNotFoundError
         descriptor = os.open(runs / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -82,11 +82,16 @@ def _find_run_directories(folder: CourseFolder, seat: Seat) -> dict[str, Path]:
 
 
 def _locate(folder: CourseFolder, seat: Seat, path: str) -> tuple[Path, str]:
-    """Return the directory with the saved runs to which a path belongs, and the path below it."""
+    """Return the directory with the saved runs to which a path belongs, and the path below it.
+
+    A run may be called like a lab.
+    """
     directories = _find_run_directories(folder, seat)
     lab, slash, rest = path.partition("/")
     runs = directories.get(lab + slash) if slash else None
-    return (runs, rest) if runs is not None else (directories[""], path)
+    if runs is None or (directories[""] / path).is_file():
+        return directories[""], path
+    return runs, rest
 
 
 def _is_offered(path: str) -> bool:

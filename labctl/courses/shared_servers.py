@@ -188,7 +188,7 @@ class SharedServers:
         step = Step(name=f"accounts on {server.alias}", detail=names)
         context.reporter.emit(step)
         if self.sharing.has_queue and leaving:
-            self.queue.cancel_jobs(context, server, [old.account for old in leaving])
+            self.queue.close(context, server, [old.account for old in leaving])
         share(
             server,
             accounts,
@@ -275,6 +275,10 @@ class SharedSeats:
     @property
     def s3_profile(self) -> str:
         return accounts.find_s3_profile(self.inner)
+
+    @property
+    def missing_bucket_setup(self) -> str:
+        return accounts.find_missing_bucket_setup(self.inner)
 
     def check(self, need: Need | None = None) -> list[Check]:
         return self.inner.check(need)
@@ -380,7 +384,9 @@ class SharedSeats:
         return PolicyError(
             f"all {count * places} places on the course's shared servers are taken",
             why=f"no other server can be created: {error.what}: {error.why}",
-            hint="labctl course down --only NAME   # frees a place. Or raise "
+            hint="labctl course down --only NAME   # frees a place"
+            if self.hosts.sharing.has_queue
+            else "labctl course down --only NAME   # frees a place. Or raise "
             "shared.accounts_per_server in course.yaml",
         )
 

@@ -61,6 +61,12 @@ def build_command(config: LabConfig, gpu_count: int) -> tuple[str, ...]:
 
     UsageError if there would be only one process.
     """
+    if config.submits_jobs:
+        raise UsageError(
+            "bandwidth cannot measure here: each run is a job of Slurm",
+            why="the login node does not know which GPUs and links a job will get",
+            hint="labctl run -- nvidia-smi topo -m   # shows how the GPUs of a job are connected",
+        )
     processes = config.launch.processes or gpu_count or 1
     if processes * config.server.count < 2:
         raise UsageError(

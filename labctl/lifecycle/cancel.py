@@ -24,8 +24,8 @@ def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
     A run whose server has ended counts as ended, although its record may not say so.
     """
     run = runs.find_run(context, run_id)
-    if gang.has_several_servers(context):
-        return gang_runs.cancel(gang.build_members(context), run.id, grace_s)
+    if (count := gang_runs.count_parts(context, run.id)) > 1:
+        return gang_runs.cancel(gang.build_members(context, count), run.id, grace_s)
     current = context.state.get_lab_server(context.lab_id)
     # The server does not know a run that ended on an earlier one; a lost run may have moved here.
     is_final = run.has_ended and run.state != "lost"

@@ -57,9 +57,13 @@ class MemberReporter:
         return find_password_prompt(self._reporter)
 
 
-def build_members(context: LabContext) -> list[LabContext]:
-    """Build a context for each server that lab.yaml asks for; the events of each bear its name."""
-    return [_label(context, member) for member in gang.build_members(context)]
+def build_members(context: LabContext, count: int = 0) -> list[LabContext]:
+    """Build a context for each server that lab.yaml asks for; the events of each bear its name.
+
+    With `count`, for the servers of a run that was started when lab.yaml asked for that many.
+    """
+    ranks = range(count or context.config.server.count)
+    return [_label(context, gang.build_member(context, rank)) for rank in ranks]
 
 
 def list_every_member(

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from labctl.errors import LockHeldError
 from labctl.events import Note
-from labctl.lifecycle import gang, gang_restart
+from labctl.lifecycle import gang, gang_restart, gang_runs
+from labctl.lifecycle.follow import FIRST_PAUSE_S, LONGEST_PAUSE_S, TEMPORARY, mirror_outputs
+from labctl.lifecycle.gang_restart import Restart
 from labctl.lifecycle.gang_watch import GangWatch, PartFailure
 from labctl.lifecycle.server_loss import ServerGoneError
 from labctl.model import Run
+from labctl.retry import retry_on
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 
 # Kind of the ledger's line about a run that was started again on all of its servers.
 RESTARTED = "restarted"
-# seconds that a failure may take to be seen after the log of the first part has ended
-SEEN_WITHIN_S = 30.0
 
 
 def follow(
@@ -38,10 +41,11 @@ def follow(
     """
     try:
         with context.state.lock(f"{context.lab_id}-watch", f"follow {run_id}", wait_s=0.0):
-            return _follow_and_restart(context, run_id, recovers, on_log, tail)
+            follower = _Follower(context, run_id, recovers, on_log)
+            with mirror_outputs(follower.first, run_id):
+                return follower.follow(tail)
     except LockHeldError as error:
-        text = f"{error.what}; this one only shows the log"
-        context.reporter.emit(Note(text=text))
+        context.reporter.emit(Note(text=f"{error.what}; this one only shows the log"))
         first = gang.build_members(context)[0]
         return runs.watch(first, first.get_server(), run_id, tail=tail, on_log=on_log)
 
@@ -58,85 +62,116 @@ def follow_log(
     return follow(context, run_id, recovers=False, on_log=on_log, tail=tail)
 
 
-def _follow_and_restart(
-    context: LabContext,
-    run_id: str,
-    recovers: bool,
-    on_log: Callable[[bytes], None],
-    tail: int,
-) -> Run:
-    members = gang.build_members(context)
-    offset = 0
-    while True:
-        run, failure, offset = _follow_attempt(members, run_id, offset, tail, on_log)
-        tail = 0
-        if failure is None or failure.is_canceled:
-            return run
-        if not _can_restart(context, run_id, failure, recovers):
-            return _save_failure(context, run, failure)
-        context.reporter.emit(
-            Note(text=f"{failure.reason}; starting {run_id} again", level="warning")
-        )
-        gang_restart.restart(context, run_id, failure.reason, recovers=recovers)
-        kind = "recovered" if failure.is_lost else RESTARTED
-        context.state.record(
-            kind, lab_id=context.lab_id, run_id=run_id, detail={"told": failure.reason}
-        )
-
-
 def has_failed(run: Run) -> bool:
     """Whether a run on several servers ended by a failure, so that it can start again."""
     return run.has_ended and run.exit_code != 0 and run.state != "cancelled"
 
 
-def _can_restart(context: LabContext, run_id: str, failure: PartFailure, recovers: bool) -> bool:
-    if failure.is_lost:
-        return recovers
-    if failure.run is not None and failure.run.is_auxiliary:
-        return False
-    done = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=RESTARTED)
-    return len(done) < context.config.launch.restarts
+class _Follower:
+    """Follows one run of a lab with several servers, through all of its attempts."""
 
+    def __init__(
+        self,
+        context: LabContext,
+        run_id: str,
+        recovers: bool,
+        on_log: Callable[[bytes], None],
+    ) -> None:
+        self.context, self.run_id, self.recovers, self.on_log = context, run_id, recovers, on_log
+        self.members = gang.build_members(context, gang_runs.count_parts(context, run_id))
+        self.first = self.members[0]
+        self.started_at = time.time()
 
-def _follow_attempt(
-    members: list[LabContext],
-    run_id: str,
-    offset: int,
-    tail: int,
-    on_log: Callable[[bytes], None],
-) -> tuple[Run, PartFailure | None, int]:
-    """Follow one attempt; return the first part, what failed, and where its log goes on (bytes)."""
-    first, length = members[0], offset
+    def follow(self, tail: int) -> Run:
+        offset = 0
+        while True:
+            run, failure = self._follow_attempt(offset, tail)
+            if failure is None or failure.is_final:
+                return run
+            if not self._can_restart(failure):
+                return self._save_failure(run, failure)
+            text = f"{failure.reason}; starting {self.run_id} again"
+            self.context.reporter.emit(Note(text=text, level="warning"))
+            restarted = self._restart(failure)
+            if restarted is None:
+                return runs.find_run(self.first, self.run_id)
+            self._record(failure, restarted)
+            offset, tail = restarted.log_offset, 0
 
-    def count(block: bytes) -> None:
-        nonlocal length
-        length += len(block)
-        on_log(block)
+    def _follow_attempt(self, offset: int, tail: int) -> tuple[Run, PartFailure | None]:
+        """Follow one attempt to the end of all parts; return the first part, and what failed."""
+        silence_s = self.context.config.launch.silence_s
+        with GangWatch(self.members, self.run_id, silence_s) as watch:
+            with suppress(ServerGoneError):  # the watch has seen why
+                runs.watch(
+                    self.first,
+                    self.first.get_server(),
+                    self.run_id,
+                    offset=offset,
+                    tail=tail,
+                    on_log=self.on_log,
+                    on_cut=watch.check_link,
+                )
+            failure = watch.await_end()
+        return runs.find_run(self.first, self.run_id), failure
 
-    silence_s = first.config.launch.silence_s
-    with GangWatch(members, run_id, silence_s) as watch:
-        try:
-            run = runs.watch(
-                first,
-                first.get_server(),
-                run_id,
-                offset=offset,
-                tail=tail,
-                on_log=count,
-                on_cut=watch.check_link,
+    def _can_restart(self, failure: PartFailure) -> bool:
+        if failure.is_lost:
+            return self.recovers
+        if failure.run is not None and failure.run.is_auxiliary:
+            return False
+        done = self.context.state.list_events(
+            lab_id=self.context.lab_id, run_id=self.run_id, kind=RESTARTED
+        )
+        return len(done) < self.context.config.launch.restarts
+
+    def _restart(self, failure: PartFailure) -> Restart | None:
+        """Start the run again, also after a while; None if its user has canceled it meanwhile."""
+
+        def restart() -> Restart | None:
+            if self._is_canceled():
+                return None
+            done = gang_restart.restart(
+                self.context, self.run_id, failure.reason, recovers=self.recovers
             )
-        except ServerGoneError:
-            run = runs.find_run(first, run_id)
-        if run.exit_code == 0:
-            return run, None, length
-        failure = watch.await_failure(silence_s)
-    return runs.find_run(first, run_id), failure, length
+            if self._is_canceled():
+                gang_runs.cancel(self.members, self.run_id, gang_runs.GRACE_S)
+                return None
+            return done
 
+        def announce(error: BaseException) -> None:
+            text = f"{self.run_id} cannot start again yet: {error}; trying again"
+            self.context.reporter.emit(Note(text=text, level="warning"))
 
-def _save_failure(context: LabContext, run: Run, failure: PartFailure) -> Run:
-    """Record that the run failed because one of its parts did; return it."""
-    code = failure.run.exit_code if failure.run else None
-    state = "lost" if failure.is_lost else "exited"
-    result = msgspec.structs.replace(run, state=state, exit_code=code or 1, summary=failure.reason)
-    context.state.save_run(result)
-    return result
+        retry = retry_on(
+            TEMPORARY,
+            pause_s=FIRST_PAUSE_S,
+            longest_pause_s=LONGEST_PAUSE_S,
+            before_pause=announce,
+        )
+        restarted: Restart | None = retry(restart)
+        return restarted
+
+    def _is_canceled(self) -> bool:
+        return gang_runs.is_canceled_since(self.context, self.run_id, self.started_at)
+
+    def _record(self, failure: PartFailure, restarted: Restart) -> None:
+        """Write the new attempt to the ledger."""
+        detail = {"told": failure.reason, "step": restarted.step}
+        self.context.state.record(
+            "recovered" if failure.is_lost else RESTARTED,
+            lab_id=self.context.lab_id,
+            server_id=restarted.run.server_id,
+            run_id=self.run_id,
+            detail=detail,
+        )
+
+    def _save_failure(self, run: Run, failure: PartFailure) -> Run:
+        """Record that the run failed because one of its parts did; return it."""
+        code = failure.run.exit_code if failure.run else None
+        state = "lost" if failure.is_lost else "exited"
+        result = msgspec.structs.replace(
+            run, state=state, exit_code=code or 1, summary=failure.reason
+        )
+        self.context.state.save_run(result)
+        return result

@@ -6,12 +6,20 @@ the others, which all read the same one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
 from labctl.events import report_wait
-from labctl.lifecycle import gang, gang_runs, restore, up
+from labctl.lifecycle import gang, gang_runs, recover, restore, up
 from labctl.lifecycle.restore import RunTree, SavedRun
-from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
+from labctl.lifecycle.server_loss import (
+    FailedChecks,
+    ServerGoneError,
+    require_alive,
+    require_not_removed,
+)
 from labctl.lifecycle.spending_policy import make_recovery_context
 from labctl.model import Run, Server
 from labctl.retry import poll_until
@@ -21,31 +29,60 @@ from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
-from labctl.wire.runs import RESUME_RUN, GangMember, ResumeRunRequest, RunSpec
+from labctl.wire.runs import RESUME_RUN, GangMember, ResumeRunReply, ResumeRunRequest, RunSpec
 
 ANSWER_S, POLL_S = 5.0, 5.0
 
 
-def restart(context: LabContext, run_id: str, reason: str, *, recovers: bool) -> Run:
-    """Start the run's next attempt on all servers; return the part of rank 0.
-
-    With `recovers`, servers that are gone are replaced within the agreed price. Safe to repeat: an
-    attempt that exists already is completed.
+class Restart(NamedTuple):
+    """A started attempt: the part of rank 0, the byte of its log at which the gap is marked, and
+    the step of the checkpoint that it resumes from, None without one.
     """
-    members = gang.build_members(context)
-    if recovers:
-        _await_conclusion(context, members)
-        up.up(make_recovery_context(context, run_id))
-    saved = _save_first_part(members[0], run_id)
-    with share_transfers():
-        tree = restore.build_tree(members[0], run_id)
-        gang.call_for_each(members[1:], lambda one: _provide_files(one, saved, tree))
-    specs = {one.lab_id: _make_spec(one, saved.spec) for one in members}
 
-    def resume(one: LabContext, server: Server, spec: RunSpec, member: GangMember) -> GangMember:
-        return _resume(one, server, spec, member, reason)
+    run: Run
+    log_offset: int = 0
+    step: float | None = None
 
-    return gang_runs.start_parts(members, specs, resume)
+
+def restart(context: LabContext, run_id: str, reason: str, *, recovers: bool) -> Restart:
+    """Start the run's next attempt on all servers.
+
+    With `recovers`, servers that are gone are replaced within the agreed price. Safe to repeat.
+    BusyError if another process starts the run again; ServerRemovedError if the user has removed a
+    server; PolicyError if it was recovered in vain too often.
+    """
+    with context.state.lock(f"{context.lab_id}-restart", f"restart {run_id}", wait_s=0.0):
+        members = gang.build_members(context, gang_runs.count_parts(context, run_id))
+        if recovers:
+            recover.require_progress(context, run_id)
+            _require_not_removed(members)
+            _await_conclusion(context, members)
+            _require_not_removed(members)
+            up.up(make_recovery_context(context, run_id))
+        # Parts that still run, perhaps on a server that was silent, belong to the attempt before.
+        gang_runs.end_parts(members, run_id, reason)
+        saved = _save_first_part(members[0], run_id)
+        with share_transfers():
+            tree = restore.build_tree(members[0], run_id)
+            gang.call_for_each(members[1:], lambda one: _provide_files(one, saved, tree))
+        specs = {one.lab_id: _make_spec(one, saved.spec) for one in members}
+        replies: dict[str, ResumeRunReply] = {}
+
+        def resume(
+            one: LabContext, server: Server, spec: RunSpec, member: GangMember
+        ) -> GangMember:
+            reply = replies[one.lab_id] = _resume(one, server, spec, member, reason)
+            return reply.member or member
+
+        run = gang_runs.start_parts(members, specs, resume)
+        first = replies[members[0].lab_id]
+        return Restart(run, first.offset, first.step)
+
+
+def _require_not_removed(members: Sequence[LabContext]) -> None:
+    """ServerRemovedError if `labctl down` has removed one of the servers."""
+    for one in members:
+        require_not_removed(one, one.state.get_lab_server(one.lab_id))
 
 
 def _await_conclusion(context: LabContext, members: list[LabContext]) -> None:
@@ -87,11 +124,10 @@ def _provide_files(context: LabContext, saved: SavedRun, tree: RunTree) -> None:
     if is_new:
         lab_files.push_data(context, server)
     kinds = ("checkpoints/", "code/") if is_new else ("checkpoints/",)
-    files = [file for file in tree.files if file.path.startswith(kinds)]
-    if files:
-        part = msgspec.structs.replace(saved, spec=_make_spec(context, saved.spec))
-        chosen = RunTree(root=tree.root, files=tuple(files), index=tree.index)
-        restore.send_tree(context, server, part, chosen, completes=True)
+    files = tuple(file for file in tree.files if file.path.startswith(kinds))
+    part = msgspec.structs.replace(saved, spec=_make_spec(context, saved.spec))
+    chosen = RunTree(root=tree.root, files=files, index=tree.index)
+    restore.send_tree(context, server, part, chosen, completes=True)
 
 
 def _make_spec(context: LabContext, spec: RunSpec) -> RunSpec:
@@ -101,7 +137,7 @@ def _make_spec(context: LabContext, spec: RunSpec) -> RunSpec:
 
 def _resume(
     context: LabContext, server: Server, spec: RunSpec, member: GangMember, reason: str
-) -> GangMember:
+) -> ResumeRunReply:
     remote = context.open_agent(server)
     secrets = runs.read_secrets(context)
     request = ResumeRunRequest(spec, secrets, f"{reason}; starting again", member)
@@ -109,6 +145,6 @@ def _resume(
         reply = remote.call(RESUME_RUN, request)
         if reply.run is not None:
             runs.record_run(context, server, reply.run)
-            return reply.member or member
+            return reply
         images.ensure_image(context, server, remote, spec.image, of_run=spec.id)
     raise runs.make_missing_image_error(spec.image)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from labctl.errors import LabError, UsageError
+from labctl.errors import ConnectError, LabError, UsageError
 from labctl.lifecycle import gang, restore
 from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Run, Server
-from labctl.runs import first_run, run_specs, runs
+from labctl.runs import first_run, provenance, run_specs, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
@@ -30,6 +30,8 @@ from labctl.wire.verbs import Empty
 
 # seconds between SIGTERM and SIGKILL: the others can save nothing, since they wait for one another
 GRACE_S = 10
+# Kinds of the ledger's lines about a run: on how many servers it is, and that its user canceled it.
+PARTS, CANCELED = "parts", "parts canceled"
 # Creates, or finds, a server's part of a run.
 CreatePart = Callable[[LabContext, Server, RunSpec, GangMember], GangMember]
 
@@ -56,6 +58,37 @@ def require_supported(context: LabContext, *, tty: bool, keeper: str, gpus: int)
             require_one_server(context, option, instead)
 
 
+def count_parts(context: LabContext, run_id: str) -> int:
+    """Return on how many servers the run was started; 1 for any other run."""
+    lines = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=PARTS, limit=1)
+    return int(lines[0].detail["count"]) if lines else 1
+
+
+def needs_restart(context: LabContext, run: Run, *, recover: bool) -> bool:
+    """Whether the next attempt of a run must start on all servers, instead of the first one.
+
+    That is so if only some parts have ended, since a process died while it started the run again;
+    with `recover`, also after a failure that ended all.
+    """
+    count = count_parts(context, run.id)
+    if count == 1:
+        return False
+
+    def fetch(one: LabContext) -> Run | None:
+        server = one.state.get_lab_server(one.lab_id)
+        record = runs.fetch_run(one, server, run.id) if server else None
+        return runs.record_run(one, server, record) if server and record else None
+
+    parts = [outcome.value for outcome in run_for_each(gang.build_members(context, count), fetch)]
+    first = parts[0]
+    if first is not None and first.state == "starting" and None in parts:
+        return False  # the first start was interrupted, and can be completed
+    if first is not None and (first.exit_code == 0 or first.state == "cancelled"):
+        return False
+    have_ended = [part is None or part.has_ended for part in parts]
+    return recover if all(have_ended) else any(have_ended)
+
+
 def start(
     context: LabContext,
     command: tuple[str, ...],
@@ -69,20 +102,29 @@ def start(
     Repeated after an interrupt at whatever moment, this completes the start.
     """
     members = gang.build_members(context)
+    first = members[0]
     specs = gang.call_for_each(members, partial(_build_spec, command=command, run_id=run_id))
-    restore.keep_code(members[0], specs[0])
     by_id = {spec.lab_id: spec for spec in specs}
     if push:
         with share_transfers():
             gang.call_for_each(members, lambda one: _push(one, by_id[one.lab_id]))
     replies: dict[str, StartRunReply] = {}
+    with provenance.GitQuery(context.config.root) as git:
 
-    def create(one: LabContext, server: Server, spec: RunSpec, member: GangMember) -> GangMember:
-        reply = replies[one.lab_id] = runs.create_held(one, server, spec, member)
-        return reply.member or member
+        def create(
+            one: LabContext, server: Server, spec: RunSpec, member: GangMember
+        ) -> GangMember:
+            reply = replies[one.lab_id] = runs.create_held(one, server, spec, member)
+            if one is first and not reply.found:
+                # What a restart needs is the code of the run, whatever is edited meanwhile.
+                restore.keep_code(first, spec)
+                detail = {"count": len(members)}
+                context.state.record(PARTS, lab_id=first.lab_id, run_id=run_id, detail=detail)
+                provenance.record_origin(first, runs.find_run(first, run_id), spec, git)
+            return reply.member or member
 
-    run = start_parts(members, by_id, create)
-    on_start(run, replies[members[0].lab_id].found)
+        run = start_parts(members, by_id, create)
+    on_start(run, replies[first.lab_id].found)
     return run
 
 
@@ -105,9 +147,11 @@ def start_parts(
 ) -> Run:
     """Create the next attempt on every server, then start all of them; return that of rank 0.
 
-    `specs` are by lab id. Nothing starts before all of them exist.
+    `specs` are by lab id. Nothing starts before all of them exist, that of rank 0 starts last, and
+    if one cannot start, all are ended.
     """
     first, *others = members
+    run_id = specs[first.lab_id].id
     addresses = gang.call_for_each(members, find_address)
     meeting = GangMember(0, len(members), addresses[0].address, addresses[0].port)
 
@@ -116,14 +160,23 @@ def start_parts(
         part = meeting._replace(rank=rank, interface=addresses[rank].interface)
         return create(one, one.get_server(), specs[one.lab_id], part)
 
-    # A part of rank 0 that exists already has its port.
+    def start_part(one: LabContext) -> Run:
+        return runs.start_held(one, one.get_server(), run_id)
+
+    # A part of rank 0 that exists already has its port. If it has begun, all others had before it.
     meeting = create_part(first, meeting)
-    if others:
+    run = runs.find_run(first, run_id)
+    if run.state != "starting":
+        return run
+    try:
         gang.call_for_each(others, lambda one: create_part(one, meeting))
-    run_id = specs[first.lab_id].id
-    return gang.call_for_each(members, lambda one: runs.start_held(one, one.get_server(), run_id))[
-        0
-    ]
+        gang.call_for_each(others, start_part)
+        return start_part(first)
+    except ConnectError:
+        raise  # a repeated call completes the start
+    except LabError as error:
+        end_parts(members, run_id, f"not all servers could start it: {error.what}")
+        raise
 
 
 def find_address(context: LabContext) -> FindAddressReply:
@@ -134,8 +187,11 @@ def find_address(context: LabContext) -> FindAddressReply:
 def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Run, bool]:
     """Cancel the run on all of these servers; return the part of rank 0, and whether it had ended.
 
-    An error is raised after all servers have been tried.
+    A process that starts it again meanwhile learns of it from the ledger. An error is raised after
+    all servers have been tried.
     """
+    first = members[0]
+    first.state.record(CANCELED, lab_id=first.lab_id, run_id=run_id)
 
     def cancel_part(one: LabContext) -> tuple[Run, bool]:
         return runs.cancel(one, one.get_server(), run_id, grace_s)
@@ -148,6 +204,12 @@ def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Ru
         assert outcome.value is not None
         results.append(outcome.value)
     return results[0]
+
+
+def is_canceled_since(context: LabContext, run_id: str, at: float) -> bool:
+    """Whether a user has canceled the run after `at` (Unix time)."""
+    lines = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=CANCELED, limit=1)
+    return bool(lines) and lines[0].at >= at
 
 
 def end_parts(members: Sequence[LabContext], run_id: str, reason: str) -> None:

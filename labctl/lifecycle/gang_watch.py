@@ -38,20 +38,23 @@ class PartFailure(Value, frozen=True):
     is_lost: bool = False
 
     @property
-    def is_canceled(self) -> bool:
-        return self.run is not None and self.run.state == "cancelled"
+    def is_final(self) -> bool:
+        """Whether a user or a limit (ttl, budget) ended it, so that it must not start again."""
+        return self.run is not None and bool(self.run.state == "cancelled" or self.run.stopped_by)
 
 
 class GangWatch:
     """Checks the parts regularly in a thread, from the beginning of a `with` block to its end.
 
     `failure` is the first one seen. It is set once the parts on the other servers have been ended.
+    `is_done` is set once all parts have ended well.
     A server counts as lost if its provider says so, or if it does not answer for `silence_s`. Only
     the time in which another one answers counts, since the network of this machine may be down.
     """
 
     def __init__(self, members: Sequence[LabContext], run_id: str, silence_s: float) -> None:
         self.failure: PartFailure | None = None
+        self.is_done = False
         self._members = list(members)
         self._run_id = run_id
         self._silence_s = silence_s
@@ -75,13 +78,12 @@ class GangWatch:
             raise ServerGoneError(self.failure.reason)
         runs.refresh_address(context, server)
 
-    def await_failure(self, timeout_s: float) -> PartFailure | None:
-        """Wait until a part has failed, at most `timeout_s`; return the failure, None without one.
+    def await_end(self) -> PartFailure | None:
+        """Wait until all parts have ended; return the failure, None without one.
 
-        The log of one part ends before this has seen why.
+        The log of one part ends before those of the others, and before this has seen why.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while self.failure is None and time.monotonic() < deadline_s:
+        while self.failure is None and not self.is_done:
             self._is_over.wait(0.1)
         return self.failure
 
@@ -92,14 +94,16 @@ class GangWatch:
                 gang_runs.end_parts(others, self._run_id, failure.reason)
                 self.failure = failure
                 return
+            if self.is_done:
+                return
 
     def _find_confirmed_failure(self) -> PartFailure | None:
         """Return what failed. A lost server can make another part fail before anyone misses it."""
         failure = self.find_failure(self._silence_s)
-        if failure is None or failure.is_lost or failure.is_canceled:
+        if failure is None or failure.is_lost or failure.is_final:
             return failure
         self._is_over.wait(CONFIRM_S)
-        return self.find_failure(CONFIRM_S) or failure
+        return self.find_failure(CONFIRM_S)
 
     def find_failure(self, silence_s: float) -> PartFailure | None:
         """Check every part once; return the failure that matters: not those that it caused.
@@ -107,7 +111,10 @@ class GangWatch:
         A server that has not answered for `silence_s` has failed.
         """
         outcomes = run_for_each(self._members, self._check_part)
-        failures = [outcome.value for outcome in outcomes if outcome.value is not None]
+        parts = [outcome.value for outcome in outcomes if outcome.value is not None]
+        failures = [part for part in parts if isinstance(part, PartFailure)]
+        ended = [part for part in parts if isinstance(part, Run) and part.has_ended]
+        self.is_done = len(ended) == len(self._members)
         now_s = time.monotonic()
         since_s, self._checked_s = now_s - self._checked_s, now_s
         if all(outcome.error is not None for outcome in outcomes):
@@ -121,7 +128,8 @@ class GangWatch:
                 failures.append(self._make_silence_failure(rank, outcome.error))
         return _merge_failures(failures)
 
-    def _check_part(self, context: LabContext) -> PartFailure | None:
+    def _check_part(self, context: LabContext) -> PartFailure | Run:
+        """Return the part as it is now, or its failure."""
         rank, name = context.rank or 0, context.config.name
         server = context.state.get_lab_server(context.lab_id)
         if server is None:
@@ -140,7 +148,7 @@ class GangWatch:
             )
         run = runs.record_run(context, server, record)
         if not run.has_ended or run.exit_code == 0:
-            return None
+            return run
         return PartFailure(
             rank=rank, reason=f"{name}: {run.summary}", run=run, is_lost=run.state == "lost"
         )
@@ -155,12 +163,12 @@ def _merge_failures(failures: Sequence[PartFailure]) -> PartFailure | None:
     """Return the failure that came first, with the reasons of all of them; None without any.
 
     One failure makes the others fail within a second, which is the resolution of their times. A
-    lost server is a cause and no consequence.
+    lost server is a cause and no consequence, and what a user or a limit ended stays ended.
     """
 
-    def rate(failure: PartFailure) -> tuple[bool, float]:
+    def rate(failure: PartFailure) -> tuple[bool, bool, float]:
         ended_at = failure.run.ended_at if failure.run else None
-        return not failure.is_lost, ended_at or 0.0
+        return not failure.is_final, not failure.is_lost, ended_at or 0.0
 
     ordered = sorted(failures, key=rate)
     if not ordered:

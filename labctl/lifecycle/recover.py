@@ -130,7 +130,7 @@ def recover(
     last_step = recorded.progress.get("step") if recorded else None
     with hold_recovery_lock(context, run_id, wait=wait) as lock:
         # Check first: for a run that cannot resume, no server is created or ended.
-        _require_progress(context, run_id)
+        require_progress(context, run_id)
         _require_unfinished(context, run_id, restore.read_saved_run(context, run_id).run)
         save_and_terminate(context, run_id)
         lock.renew()
@@ -176,7 +176,7 @@ def _record(context: LabContext, recovery: Recovery) -> None:
     )
 
 
-def _require_progress(context: LabContext, run_id: str) -> None:
+def require_progress(context: LabContext, run_id: str) -> None:
     """PolicyError if the last MOST_IN_VAIN recoveries all resumed from the same step."""
     recoveries = context.state.list_events(
         lab_id=context.lab_id, run_id=run_id, kind="recovered", limit=MOST_IN_VAIN

@@ -150,18 +150,19 @@ def send_tree(
     A run that is there already stays as it is; with `completes`, it gets the checkpoints.
     """
     run_id, remote = saved.spec.id, context.open_agent(server)
-    with hold_transfers(context.config.root, "push", context.reporter):
-        push_tree(
-            remote,
-            context.config.name,
-            context.lab_id,
-            f"restore/{run_id}",
-            tree.root,
-            tree.files,
-            context.reporter,
-            force=True,
-            index=tree.index,
-        )
+    if tree.files:
+        with hold_transfers(context.config.root, "push", context.reporter):
+            push_tree(
+                remote,
+                context.config.name,
+                context.lab_id,
+                f"restore/{run_id}",
+                tree.root,
+                tree.files,
+                context.reporter,
+                force=True,
+                index=tree.index,
+            )
     created_at = saved.run.created_at if saved.run else 0.0
     attempts = (
         len(context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind="recovered")) + 1

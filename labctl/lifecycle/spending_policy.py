@@ -10,15 +10,14 @@ from labctl.model import Need, Server
 from labctl.servers import chosen_need, guard
 from labctl.servers.attempts import max_confirmed_usd_per_hour
 from labctl.servers.context import LabContext
-
-EVENT = "recoverable"
+from labctl.servers.provider_choice import RECOVERABLE
 
 
 def record_price_limit(context: LabContext, server: Server, run_id: str) -> None:
     """Record the price limit of another server for this run, derived from this server's price."""
     detail = {"most_usd_per_hour": max_confirmed_usd_per_hour(server.offer)}
     context.state.record(
-        EVENT, lab_id=context.lab_id, server_id=server.id, run_id=run_id, detail=detail
+        RECOVERABLE, lab_id=context.lab_id, server_id=server.id, run_id=run_id, detail=detail
     )
 
 
@@ -30,7 +29,7 @@ def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
     limit was recorded for this run, the user is asked about every price.
     """
     agreements = context.state.list_events(
-        lab_id=context.lab_id, run_id=run_id, kind=EVENT, limit=1
+        lab_id=context.lab_id, run_id=run_id, kind=RECOVERABLE, limit=1
     )
     config, need = _restore_server_options(context, run_id)
     if need.max_price_usd_per_hour is None and agreements:
@@ -50,4 +49,10 @@ def _restore_server_options(context: LabContext, run_id: str) -> tuple[LabConfig
     if run is None:
         return context.config, context.config.server.need
     config = chosen_need.restore_need(context, run.server_id)
-    return config, guard.restore_limits(context, config.server.need, run.server_id)
+    need = config.server.need
+    restored = guard.restore_limits(context, need, run.server_id)
+    if need.budget_usd is None and restored.budget_usd is not None and context.rank is None:
+        # Each of several servers has an equal part.
+        budget_usd = restored.budget_usd * config.server.count
+        restored = msgspec.structs.replace(restored, budget_usd=budget_usd)
+    return config, restored

@@ -242,6 +242,9 @@ def _list_stop_reasons(
     }
     left = {name: left_s for name, left_s in clocks.items() if left_s is not None}
     passed = [name for name in sorted(left, key=left.__getitem__) if watched_at + left[name] <= now]
+    # A busy server may be idle later. For any other, the report says which limit comes first.
+    if report.ends_by in passed and not report.busy:
+        return [report.ends_by]
     # The report of a busy server has no idle clock.
     return passed or (["idle"] if context.config.server.need.idle_s else [])
 

@@ -73,7 +73,9 @@ def up(
                         server = attempts.create_server(context, need, image)
                         chosen_need.note_need(context, server)
                         on_create(server)
-                return use_server(context, server)
+                server = use_server(context, server)
+                chosen_need.forget_missing_gpu(context, server)
+                return server
         except KeyboardInterrupt:
             raise _make_interrupt_error(context) from None
 
@@ -81,10 +83,15 @@ def up(
 def _up_several(context: LabContext, on_create: Callable[[Server], None]) -> Server:
     """Get all servers of the lab ready, side by side; return that of rank 0."""
     members = gang.build_members(context)
+
+    def note_created(server: Server) -> None:
+        chosen_need.note_need(context, server)
+        on_create(server)
+
     with context.state.lock(f"{context.lab_id}-servers", "up"):
         try:
             provider_choice.note_choice(context)
-            gang_creation.create_missing_servers(context, members, on_create)
+            gang_creation.create_missing_servers(context, members, note_created)
             return gang.call_for_each(members, partial(up, explains_costs=False))[0]
         except KeyboardInterrupt:
             raise _make_interrupt_error(context) from None

@@ -14,7 +14,7 @@ from labctl.runs import images, server_environments
 from labctl.runs.launch import build_launch_command
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option, select_gpus
-from labctl.servers.job_queue import build_job_request
+from labctl.servers.job_queue import build_job_request, count_gpus
 from labctl.wire.runs import RunSpec
 
 
@@ -40,11 +40,16 @@ def build_spec(
     require_valid(context, command, run_id)
     config = context.config
     gpus = choose_server_gpus_option(context, server)
-    if gpu_count:
+    job = build_job_request(context, server)
+    if config.submits_jobs:
+        refuse_gpu_count(gpu_count)
+        gpu_count = count_gpus(job)
+    elif gpu_count:
         gpus = select_gpus(context.load_facts(server), gpu_count)
         launch = msgspec.structs.replace(config.launch, launcher="torchrun", processes=gpu_count)
         config = msgspec.structs.replace(config, launch=launch)
-    gpu_count = gpu_count or (len(context.load_facts(server).gpus) if gpus else 0)
+    elif gpus:
+        gpu_count = len(context.load_facts(server).gpus)
     return RunSpec(
         id=run_id,
         lab=config.name,
@@ -61,8 +66,19 @@ def build_spec(
         tty=tty,
         data=config.server_data,
         executor=config.server.executor,
-        job=build_job_request(context, server),
+        job=job,
     )
+
+
+def refuse_gpu_count(gpu_count: int) -> None:
+    """UsageError if a number of GPUs was typed for a run that is a job."""
+    if gpu_count:
+        raise UsageError(
+            f"--gpus {gpu_count} cannot be used here: each run is a job of Slurm",
+            why="a job gets all GPUs that it asks for, and lab.yaml says how many those are",
+            hint=f"labctl run --gpu any:{gpu_count}   # needs `launch: {{with: torchrun}}` for "
+            "a process on each",
+        )
 
 
 def find_run_image(context: LabContext) -> str:

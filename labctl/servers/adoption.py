@@ -68,6 +68,13 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
     return server
 
 
+def can_join(provider: str) -> bool:
+    """Whether the provider with this name may have a server that `up` would join."""
+    with suppress(UsageError):  # the provider is not installed
+        return issubclass(get_provider_class(provider), Joinable)
+    return False
+
+
 def find_joinable(context: LabContext) -> Server | None:
     """Return the running server that `up` would join although another lab holds it; else None."""
     provider = context.provider

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from labctl.config import LabConfig
-from labctl.model import Need, Server
+from labctl.model import GpuNeed, Need, Server
 from labctl.servers.context import LabContext
 
 # Kind of the ledger's line about a server that was created with options.
@@ -40,6 +40,20 @@ def note_need(context: LabContext, server: Server) -> None:
     }
     if chosen:
         context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=chosen)
+
+
+def forget_missing_gpu(context: LabContext, server: Server) -> None:
+    """Record that the user uses the server without the GPU that `--gpu` asked for.
+
+    This is so if it has none, and an `up` without `--gpu` has succeeded.
+    """
+    if context.config.server.need.gpu.is_required or context.config.submits_jobs:
+        return
+    for line in context.state.list_events(server_id=server.id, kind=EVENT, limit=1):
+        gpu = msgspec.convert(line.detail.get("gpu", {}), GpuNeed)
+        if gpu.is_required and not context.load_facts(server).gpus:
+            chosen = {field: value for field, value in line.detail.items() if field != "gpu"}
+            context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=chosen)
 
 
 def restore_need(context: LabContext, server_id: str) -> LabConfig:

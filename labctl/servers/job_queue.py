@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from labctl.commands.slurm import parse_gpus
 from labctl.model import Offer, Server
 from labctl.providers import BuildsJobs, SubmitsJobs
 from labctl.servers.context import LabContext
@@ -23,6 +24,11 @@ def build_job_request(context: LabContext, server: Server) -> JobRequest:
         return JobRequest()
     request = provider.build_job_request(context.config.server.need, server.offer)
     return request if context.config.job_image else request._replace(runtime="")
+
+
+def count_gpus(request: JobRequest) -> int:
+    """Return the number of GPUs that a job gets on its machine."""
+    return parse_gpus(request.gpus)[1]
 
 
 def list_modules(context: LabContext) -> tuple[str, ...]:

@@ -172,7 +172,9 @@ def _answer_request(
     if isinstance(request, AskRegradeRequest):
         if course is None:
             raise PolicyError(
-                "this receiver takes no regrade requests", why="it does not belong to a course"
+                "this receiver takes no regrade requests",
+                why="it does not belong to a course",
+                hint="labctl submit --grade   # your grade; ask your instructor about it",
             )
         return AskRegradeReply(course().record_request(name, student, request.text))
     bundle = (name, student, request.sha256, request.size)

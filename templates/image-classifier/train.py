@@ -326,9 +326,9 @@ class Training:
         processes = f", {self.ranks.count} processes" if self.ranks.count > 1 else ""
         self._say(
             f"run {self.here.run_id}: {len(self.images):,} images of {self.data}, "
-            f"{parameters:,} parameters, {self.device}, {number}, "
-            f"batches of {self.batch_size}{added}{processes}"
+            f"{parameters:,} parameters"
         )
+        self._say(f"on {self.device}, {number}, batches of {self.batch_size}{added}{processes}")
 
 
 def groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

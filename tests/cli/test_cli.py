@@ -452,6 +452,12 @@ def test_a_stopped_server_shows_none_of_the_clocks_that_rest(labctl: Any, home: 
     [
         ({"ttl_left_s": 600.0, "idle_left_s": -1.0}, "it was idle"),
         ({"ttl_left_s": -1.0, "idle_left_s": -2.0}, "it was idle or its ttl ended"),
+        ({"ttl_left_s": -1.0, "idle_left_s": -2.0, "ends_by": "idle"}, "it was idle"),
+        ({"ttl_left_s": -2.0, "idle_left_s": -1.0, "ends_by": "ttl"}, "its ttl ended"),
+        (
+            {"ttl_left_s": -1.0, "idle_left_s": -2.0, "ends_by": "ttl", "busy": ("typing",)},
+            "it was idle or its ttl ended",
+        ),
         ({"ttl_left_s": 600.0, "ending": "budget"}, "its budget was spent"),
         ({"ttl_left_s": 600.0, "busy": ("run night is running",)}, ""),
     ],

@@ -208,7 +208,7 @@ def test_a_changed_bundle_makes_collect_fail(
     assert "Times are in UTC." in said.out
     assert "alice  Alice  in" in said.out
     assert "grace period 10 min" in said.err
-    assert "1 d 1 h, 20% off" in said.out
+    assert "25 h, 20% off" in said.out
     assert "1 of 2 submitted, 1 of them late." in said.out
     assert "no seat in this course: zoe" in said.err
     assert (why in said.err) is damaged

@@ -11,7 +11,8 @@ import pytest
 
 from labctl import Lab
 from labctl.lifecycle import up
-from labctl.model import Endpoint, Offer, Server
+from labctl.model import Endpoint, Offer, Run, RunState, Server
+from labctl.servers.provider_choice import RECOVERABLE
 
 Labctl = Callable[..., Any]
 # Nothing listens on port 1.
@@ -66,3 +67,16 @@ def test_without_the_server_lab_yaml_selects_again(server: Server, home: Path) -
 def test_a_variable_selects_all_the_same(server: Server, home: Path) -> None:
     environ = {"HOME": str(home), "LABCTL_PROVIDER": "local"}
     assert Lab.load(home / "digits", environ=environ).config.server.provider == "local"
+
+
+@pytest.mark.parametrize(("state", "selected"), [("lost", "static"), ("exited", "local")])
+def test_a_run_to_recover_keeps_the_provider_of_its_lost_server(
+    server: Server, home: Path, state: RunState, selected: str
+) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    records = lab.context.state
+    records.save_run(Run(id="night", lab_id=lab.id, server_id=server.id, state=state))
+    records.record(RECOVERABLE, lab_id=lab.id, server_id=server.id, run_id="night")
+    records.drop_server(server.id)
+    records.close()
+    assert Lab.load(home / "digits", environ={"HOME": str(home)}).config.server.provider == selected

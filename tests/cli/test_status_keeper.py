@@ -39,7 +39,10 @@ def test_refresh_shows_what_is_known_and_that_the_keeper_did_not_answer(
     assert said.out.startswith("ml-alice: no server")
     body = json.loads(labctl("status", "--refresh", "--json").out)
     assert body["provider_problem"] == "127.0.0.1 refuses connections to port 1"
-    assert labctl("status").code == 0
+    said = labctl("status")
+    assert said.code == 0, "a keeper that is down is asked, but was not asked for"
+    assert "127.0.0.1 refuses connections to port 1" in said.err
+    assert said.out.startswith("ml-alice: no server")
 
 
 def test_refresh_without_a_network_shows_what_is_known(home: Path, labctl: Labctl) -> None:

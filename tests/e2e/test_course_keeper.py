@@ -97,7 +97,7 @@ def test_a_student_joins_and_has_a_server_until_down(bed: CourseBed) -> None:
         assert (server.provider, server.lab) == ("course", "ml-2026-alice")
         assert bed.labctl("alice", "ssh", "--", "echo", "I am in", cwd=lab)[0] == "I am in\n"
         laptop = _join_again(bed, "alice", "alices-laptop")
-        said = bed.labctl("alices-laptop", "status", "--refresh", cwd=laptop)[0]
+        said = bed.labctl("alices-laptop", "status", cwd=laptop)[0]
         assert "your server is running, but this lab does not use it yet (" in said
         assert "labctl up      use it here too" in said
         bed.labctl("alices-laptop", "up", "--yes", cwd=laptop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab_directory import LabDirectory, make_lab
-from lab_servers import ROOT, inside
+from lab_servers import ROOT, inside, wait_for
 from transcripts import Session, make_program, replay
 
 pytestmark = pytest.mark.engine
@@ -23,16 +24,28 @@ server: {provider: local, count: 2, executor: process}
 run: python3 train.py
 launch: {restarts: 1, silence: 10s}
 """
-# Each process sends a byte to the other at every step. The first saves the step, and both must
-# read the same one.
+# Each process sends the step to the other and must read the same one. The first saves checkpoints,
+# and all must find the same newest one.
 TRAIN = """\
-import os, socket, sys, time
+import json, os, socket, sys, time
 from pathlib import Path
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-saved = Path(os.environ["LABCTL_CHECKPOINT_DIR"], "step")
-step = int(saved.read_text()) if saved.exists() else 0
+here = Path(os.environ["LABCTL_CHECKPOINT_DIR"])
+
+
+def save(step):
+    new = here / ".new"
+    new.mkdir()
+    (new / "step").write_text(str(step))
+    files = {"step": {"size": len(str(step))}}
+    (new / "manifest.json").write_text(json.dumps({"files": files, "step": step}))
+    new.rename(here / f"step-{step:04d}")
+
+
+saved = sorted(here.glob("step-*/manifest.json"))
+step = json.loads(saved[-1].read_text())["step"] if saved else 0
 print(f"rank {rank} of {size} over {os.environ['GLOO_SOCKET_IFNAME']} from step {step}", flush=True)
 if rank == 0:
     peer = socket.create_server(place).accept()[0]
@@ -47,9 +60,8 @@ for step in range(step + 1, int(sys.argv[1]) + 1):
     peer.sendall(step.to_bytes(4, "big"))
     if int.from_bytes(peer.recv(4), "big") != step:
         sys.exit("the other process is elsewhere")
-    if rank == 0:
-        saved.with_suffix(".new").write_text(str(step))
-        saved.with_suffix(".new").replace(saved)
+    if rank == 0 and (step < 10 or step % 20 == 0):
+        save(step)
     print("step", step, flush=True)
     if Path("/tmp/fail").exists() and rank == 1:
         Path("/tmp/fail").unlink()
@@ -67,6 +79,7 @@ def gang(
     (lab.root / "lab.yaml").write_text(LAB_YAML)
     (lab.root / "train.py").write_text(TRAIN)
     try:
+        lab.labctl("up", "--yes")
         yield lab
     finally:
         lab.labctl("down", "--yes", "--discard")
@@ -120,6 +133,9 @@ def test_a_run_that_fails_more_often_than_it_may_says_where(gang: LabDirectory) 
     done = gang.labctl("run", "--id", "hopeless", "--", *words, code=9)
     assert "run hopeless: two-1: failed with exit code 9" in done.stderr
     assert [record["exit_code"] for record in end_on_both(gang, "hopeless")] == [143, 9]
+    # To look at the log of a run that has ended starts nothing.
+    gang.labctl("logs", "-f", "hopeless")
+    assert [record["exit_code"] for record in end_on_both(gang, "hopeless")] == [143, 9]
 
 
 def test_cancel_ends_all_parts(gang: LabDirectory) -> None:
@@ -140,9 +156,58 @@ def test_a_lost_server_is_replaced_and_the_run_resumes(gang: LabDirectory) -> No
     assert "starting again (attempt 2)" in log
     assert log.endswith("step 40\n")
     assert log.count("step 3\n") == 1
+    assert log.count("step 40\n") == 1
     servers = list_servers(gang)
     assert servers[0] == first
     assert servers[1] != second
+
+
+@pytest.mark.long
+def test_without_its_first_server_a_run_resumes_from_what_was_copied_here(
+    gang: LabDirectory,
+) -> None:
+    words = ("run", "--recover", "--id", "headless", "--", "python3", "train.py", "400")
+    process = gang.start(*words)
+    process.said("step 260\n")  # 26 s or more: the outputs are copied every 20 s
+    first, second = list_servers(gang)
+    subprocess.run(["docker", "rm", "-f", "-v", first], capture_output=True, check=True)
+    log = process.end().stdout
+    (resumed,) = re.findall(r"rank 0 of 2 over eth0 from step (\d+)\n", log)[1:]
+    assert int(resumed) > 50
+    other = gang.labctl("logs", "headless", "--rank", "1").stdout
+    assert f"rank 1 of 2 over eth0 from step {resumed}\n" in other
+    assert log.endswith("step 400\n")
+    assert list_servers(gang)[1] == second
+
+
+@pytest.mark.long
+def test_a_second_terminal_only_shows_the_log(gang: LabDirectory) -> None:
+    gang.labctl("ssh", "--server", "1", "--", "rm", "-f", "/tmp/fail")
+    process = gang.start("run", "--id", "watched", "--", "python3", "train.py", "60")
+    process.said("step 5\n")
+    second = gang.start("logs", "-f", "watched")
+    second.said("this one only shows the log")
+    gang.labctl("ssh", "--server", "1", "--", "touch", "/tmp/fail")
+    log = process.end().stdout
+    assert log.count("starting again (attempt 2)") == 1
+    assert log.endswith("step 60\n")
+    second.end(code=None)
+
+
+@pytest.mark.long
+def test_a_start_that_was_cut_off_is_completed_by_the_same_command(gang: LabDirectory) -> None:
+    """The laptop is closed between the claim and the start: then no half of a run remains."""
+    words = ("run", "--id", "cut", "--", "python3", "train.py", "3")
+    process = gang.start(*words)
+    claim = "/home/student/labctl/two/runs/cut/.labctl/gang.json"
+    wait_for(lambda: inside(list_servers(gang)[0], f"test -e {claim}", user="student")[0] == 0)
+    process.popen.kill()
+    process.end(None)
+    log = gang.labctl(*words).stdout
+    assert log.endswith("step 3\n")
+    states = [record["state"] for record in end_on_both(gang, "cut")]
+    assert states == ["exited", "exited"]
+    assert [record["exit_code"] for record in end_on_both(gang, "cut")] == [0, 0]
 
 
 @pytest.mark.long

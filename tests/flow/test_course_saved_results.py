@@ -110,6 +110,12 @@ def test_results_of_the_labs_that_students_created_are_fetched_too(
         own = "hw1-ml-bob-5d1f0c/r2/logs/train.log"
         assert found.downloaded == (own, "r2/logs/empty", "r2/logs/train.log")
         assert (found.directory / own).read_text() == "of bob's own lab"
+    # A run of the seat's own lab may be called like the other lab.
+    same = handler.folder.path / SEATS / "owls" / "runs" / lab.name / "logs"
+    same.mkdir(parents=True)
+    (same / "train.log").write_text("of a run")
+    found = fetch_saved_results(lab_of(handler, tmp_path, "bob"))
+    assert found.downloaded == (f"{lab.name}/logs/train.log",)
     for student, path in (
         ("bob", "hw1-ml-bob-5d1f0c/../.labctl/index.json"),
         ("bob", "hw1-ml-bob-5d1f0c"),

@@ -38,6 +38,7 @@ from labctl.model import (
     ServerFacts,
 )
 from labctl.servers import attempts, reachability
+from labctl.servers.chosen_need import choose_need, restore_need
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.transports import Result
 
@@ -59,6 +60,23 @@ def test_the_first_makes_a_server_and_the_second_finds_it(lab: World) -> None:
     assert context.state.list_open_attempts() == []
     kinds = [line.kind for line in context.state.list_events(lab_id=LAB_ID)]
     assert kinds == ["attempt", "created", "ready", "gpu note", "ready"], "one note, not two"
+
+
+def test_a_recovery_does_not_need_a_gpu_that_the_user_went_on_without(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider offers a T4, and the server that it creates has no GPU."""
+    offer = Offer(provider="cloud", type="small", gpu_name="T4", gpu_count=1)
+    monkeypatch.setattr(lab.cloud, "offers", lambda need: [offer])
+    context = lab.context()
+    wanted = choose_need(context.config, Need(gpu=GpuNeed(kind="T4"), spot="prefer"))
+    with pytest.raises(LabError, match="GPU"):
+        provision.up(context.make_sibling(wanted, LAB_ID, reporter=Recorded()))
+    server = context.get_server()
+    assert restore_need(context, server.id).server.need.gpu.kind == "T4"
+    up(lab)
+    need = restore_need(context, server.id).server.need
+    assert (need.gpu.is_required, need.spot) == (False, "prefer")
 
 
 def test_the_intent_is_on_disk_before_the_provider_is_asked(lab: World) -> None:

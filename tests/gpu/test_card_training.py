@@ -77,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> tuple[Pat
 def test_the_whole_training(trained: tuple[Path, str], figure: NoteFigure) -> None:
     run, output = trained
     metrics = json.loads((run / "logs" / "metrics.json").read_text())
-    assert re.search(r"parameters, cuda, (bfloat16|float16), batches of 32", output)
+    assert re.search(r"on cuda, (bfloat16|float16), batches of 32", output)
     assert metrics["accuracy"] > 0.95
     assert json.loads((run / "logs" / "evaluation.json").read_text())["where"] == "server"
     figure("training, first line", output.splitlines()[0])

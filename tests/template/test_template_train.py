@@ -313,8 +313,17 @@ def test_on_a_laptop_everything_lies_beside_the_code(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "dataset", "logs"]
 
 
-def test_the_line_of_a_long_epoch_fits_80_columns(tmp_path: Path, small: Path) -> None:
+def test_the_lines_of_a_long_epoch_and_before_it_fit_80_columns(
+    tmp_path: Path, small: Path
+) -> None:
     output = finish(start("train.py", "--epochs", "1", run=tmp_path / "run", data=small))
+    about, settings = output.splitlines()[:2]
+    about = about.replace(str(small), "/lab/data/digits")
+    about = about.replace("run run-1:", "run 1128-034916-b4aa:")
+    expected = r"run 1128-034916-b4aa: \d+ images of /lab/data/digits, [\d,]+ parameters"
+    assert re.fullmatch(expected, about)
+    assert len(about) + len(",000") <= 80
+    assert settings == "on cpu, float32, batches of 32"
     (line,) = re.findall("^epoch .*", output, re.MULTILINE)
     longest = re.sub(r"epoch \S+  step \S+", "epoch 100/100  step 1000/1000", line)
     longest = re.sub(r"\d+ (\w+/s)$", r"99999 \1", longest)

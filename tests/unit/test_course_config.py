@@ -171,6 +171,7 @@ assignments:
         ("shared: {gpu_minutes: 60}\ncourse: a\n", "1 shared.gpu_minutes", "`engine: slurm`"),
         ("shared: {engine: slurm, gpu_lease: 1h}\ncourse: a\n", "1 shared.gpu_lease", "`engine: b"),
         ("shared: {engine: slurm}\nimage: x\ncourse: a\n", "2 image", "programs of the server"),
+        ("shared: {engine: slurm, wall: 90s}\ncourse: a\n", "1 shared.wall", "whole minutes"),
         ("shared: {engine: pbs}\ncourse: a\n", "1 shared.engine", "pbs"),
         ("course: a\nserver: {executor: slurm}\n", "2 server.executor", "only a course grants"),
     ],

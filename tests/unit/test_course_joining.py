@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 import time
@@ -92,17 +93,33 @@ def test_a_join_file_says_where_and_holds_no_private_key(
 def test_the_question_names_the_course_and_the_directory(
     folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path
 ) -> None:
+    said = join_as_student(written(folder, keys), tmp_path)
+    question = "join the course ml as alice, in the directory ml? no (not a terminal"
+    assert question in " ".join(said.split())
+
+
+def join_as_student(file: Path, home: Path, **environ: str) -> str:
+    """What `labctl join FILE` prints without a terminal."""
     done = subprocess.run(
-        [sys.executable, "-m", "labctl", "join", str(written(folder, keys))],
-        cwd=tmp_path,
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        [sys.executable, "-m", "labctl", "join", str(file)],
+        cwd=home,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin", **environ},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
     )
-    question = "join the course ml as alice, in the directory ml? no (not a terminal"
-    assert question in " ".join(done.stderr.split())
+    return done.stderr
+
+
+@pytest.mark.parametrize(("zone", "name"), [("Europe/Berlin", "CES?T"), ("UTC", "UTC")])
+def test_a_join_file_says_until_when_in_the_time_zone_of_the_machine(
+    folder: CourseFolder, keys: AuthorizedKeys, tmp_path: Path, zone: str, name: str
+) -> None:
+    said = join_as_student(written(folder, keys, valid_s=86_400), tmp_path, TZ=zone)
+    assert re.search(rf"valid to +\w{{3}} \d\d \w{{3}} \d{{4}} \d\d:\d\d {name}\n", said)
+    said = join_as_student(written(folder, keys, valid_s=-1), tmp_path, TZ=zone)
+    assert re.search(rf"expired on \w{{3}} .* \d\d:\d\d {name}\n", said)
 
 
 def test_a_checks_key_is_nobodys_and_goes_with_the_check(

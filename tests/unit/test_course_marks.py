@@ -243,7 +243,7 @@ def test_a_release_names_what_is_not_marked_and_publishes_the_total(folder: Cour
     assert feedback is not None
     assert (feedback.score, feedback.points) == (61, 90)
     assert "code: 20 of 20 (ann): fine" in feedback.text
-    assert "1 h 0 min late, -10%: final score 61" in feedback.text
+    assert "1 h late, -10%: final score 61" in feedback.text
     assert "<td>code</td><td>20</td><td>20</td><td>fine - marked by ann</td>" in feedback.page
     assert Receiver(folder.drop).feedback("hw3", "carol") is None
 

@@ -163,7 +163,9 @@ def test_a_receiver_without_a_course_takes_no_requests(released: CourseFolder) -
     sink = io.BytesIO()
     line = encode_request(ASK_REGRADE, AskRegradeRequest("essay", "x"))
     serve(Receiver(released.drop), "alice", io.BytesIO(line), sink)
-    assert "takes no regrade requests" in json.loads(sink.getvalue())["error"]["what"]
+    error = json.loads(sink.getvalue())["error"]
+    assert "takes no regrade requests" in error["what"]
+    assert error["hint"].startswith("labctl submit --grade")
 
 
 def test_of_two_prepared_answers_the_later_saves_neither_itself_nor_its_mark(

@@ -21,6 +21,7 @@ from labctl.courses.grading.results import (
     parse_results,
     select_shown,
     subtract_penalty,
+    without_lateness_note,
 )
 from labctl.model import FileEntry
 from labctl.runs.evaluation import Evaluation
@@ -92,13 +93,28 @@ def test_lateness_stands_beside_the_score_and_is_taken_off_once() -> None:
     assert subtract_penalty(5, 100, 20) == 0
     found = build_results(record(raw=GradeResults(score=50), penalty=20, late_s=90_000))
     assert found.score == 50
-    assert "1 d 1 h late, -20%: final score 30" in found.output
+    assert "25 h late, -20%: final score 30" in found.output
     stamp = found.extra_data["labctl"]
     assert (stamp["counts"], stamp["submission"]) == (30, 2)
     assert list(stamp) == [
         *("points", "penalty", "late_s", "counts", "submission", "received", "bundle_sha256"),
         "claim",
     ]
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "25 h 2 min late, -20%: final score 30",
+        "1 d 1 h late, -20%: final score 30",
+        "20% of the points off, handed in 1 d 1 h late: 30 count",
+    ],
+)
+def test_a_stored_lateness_note_of_any_version_is_recognized(note: str) -> None:
+    output = without_lateness_note(
+        f"well done\n{note}", score=50, points=100, penalty=20, late_s=90_120
+    )
+    assert output == "well done"
 
 
 @pytest.mark.parametrize(

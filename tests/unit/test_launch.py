@@ -83,7 +83,7 @@ def test_the_command_of_an_earlier_run_is_not_launched_twice(tmp_path: Path) -> 
         ("launch: {with: torchrun, per_server: many}", "not a number of processes"),
         ("launch: {with: torchrun, per_server: 0}", "not a number of processes"),
         ("launch: {with: torchrun, restarts: -1}", "not a number of restarts"),
-        ("launch: {restarts: 2}", "need `with: torchrun`"),
+        ("launch: {restarts: 2}", "needs `with: torchrun`, or several servers"),
         ("launch: torchrun", "expected a mapping"),
     ],
 )

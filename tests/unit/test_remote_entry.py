@@ -86,6 +86,13 @@ def test_the_exit_code_is_passed_on_and_written(
     assert not (run / ".labctl" / "exit.new").exists()
 
 
+def test_the_memory_of_the_machine_is_not_that_of_a_container_in_a_job(
+    shell: str, run: Path
+) -> None:
+    assert begin(shell, run, "true", SLURM_JOB_ID="7").wait(120) == 0
+    assert (ended(run)["peak_memory_bytes"], ended(run)["oom_kills"]) == (0, 0)
+
+
 def test_a_command_that_is_not_there(shell: str, run: Path) -> None:
     assert begin(shell, run, "no-such-program").wait(120) == 127
     assert "no-such-program" in log(run)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from engine_socket import EngineSocket, engine_socket
 
 from labctl.agent.host.engine import EngineRequestError
 from labctl.agent.host.engine_objects import NewContainer, NewHostConfig, PortBinding
-from labctl.agent.runs.service_ports import create_and_start, is_free
+from labctl.agent.runs.service_ports import create_and_start, is_free, is_own_listener
 
 
 @pytest.fixture
@@ -81,3 +83,29 @@ def test_a_service_that_cannot_start_leaves_no_container(engine: EngineSocket, p
     with pytest.raises(EngineRequestError):
         create_and_start("web", build_body(port), port)
     assert [method for method, _, _ in engine.asked][-1] == "DELETE"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::"])
+def test_a_port_is_this_accounts_if_it_listens_there(address: str, port: int) -> None:
+    assert not is_own_listener(port)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family):
+        assert is_own_listener(port)
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        assert not is_own_listener(port)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another account")
+def test_a_port_that_a_neighbour_took_is_not_this_accounts(port: int) -> None:
+    lines = f"""
+import socket
+server = socket.create_server(("127.0.0.1", {port}))
+print(flush=True)
+server.accept()
+"""
+    words = ["/usr/bin/python3", "-c", lines]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, user=65534) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert not is_own_listener(port)
+        other.kill()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -167,6 +169,39 @@ def test_a_script_without_its_attempt_does_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "began").exists()
 
 
+@pytest.mark.parametrize(("code", "refused"), [(0, False), (1, True)])
+def test_the_log_says_whether_slurm_has_queued_the_job_again(
+    code: int, refused: bool, tmp_path: Path
+) -> None:
+    save = 'trap "echo weights >checkpoints/model; exit 143" TERM; touch ready; '
+    wait = "while :; do sleep 0.1; done"
+    run, directory, programs = (tmp_path / name for name in ("run", "attempt", "bin"))
+    for path in (run / "logs", run / "checkpoints", run / ".labctl", directory, programs):
+        path.mkdir(parents=True)
+    spec = SPEC._replace(command=("sh", "-c", f"cd {run}; {save}{wait}"))
+    attempt = NewAttempt("digits-night-1", tmp_path, run, spec, Environment())
+    (directory / "batch.sh").write_text(slurm_attempts.build_batch_script(directory, attempt))
+    (directory / "enter.sh").write_text('exec "$@"\n')
+    for name, line in (
+        ("squeue", "echo RUNNING"),
+        ("scontrol", f"echo refused >&2; exit {code}"),
+        ("setsid", "exit 0"),
+        ("sleep", 'case $1 in 60) exit 0 ;; *) exec /bin/sleep "$1" ;; esac'),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    environ = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
+    with subprocess.Popen(["sh", str(directory / "batch.sh")], env=environ) as job:
+        while not (run / "ready").exists():
+            time.sleep(0.05)
+        os.utime(directory / "began", (1, 1))  # the checkpoint is newer
+        job.terminate()
+        assert job.wait(60) == 143
+    log = (run / "logs" / "run.log").read_text()
+    assert ("Slurm did not queue job 7 again: refused" in log) == refused
+    assert "is queued again" not in log
+
+
 def test_a_claim_is_written_once_and_found_again(tmp_path: Path) -> None:
     claim = LabClaim(token="a" * 16, lab="digits", lab_id="0f1e2d3c4b5a", created_at=7.5)
     later = msgspec.structs.replace(claim, created_at=8.5)
@@ -206,12 +241,24 @@ def test_the_directory_of_labs_is_where_the_base_says_and_nowhere_else(tmp_path:
         assert slurm.parse_claims(run(slurm.build_claim(claim, base)).stdout) == [claim]
     (labs,) = (tmp_path / "scratch").glob("*/labs")
     assert (tmp_path / "home" / "labctl").readlink() == labs
+    assert labs.stat().st_mode & 0o777 == 0o700
     refused = run(slurm.build_claim(claim, "~/elsewhere"))
     assert (refused.returncode, refused.stderr.strip()) == (slurm.OTHER_BASE, str(labs))
     (labs / ".slurm" / f"{claim.token}.json").unlink()
     run(slurm.build_removal("digits", "0f1e2d3c4b5a"))
     assert not labs.exists()
     assert not (tmp_path / "home" / "labctl").is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
+def test_a_base_that_somebody_else_made_first_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    claim = LabClaim(token="ab" * 8, lab="digits", lab_id="0f1e2d3c4b5a", created_at=1.0)
+    environ = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+    words = ["sh", "-c", slurm.build_claim(claim, str(tmp_path))]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (slurm.FOREIGN_BASE, "nobody")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_jobs_of_labs_are_known_by_their_comments() -> None:
@@ -276,3 +323,5 @@ def test_only_a_key_may_enter_the_machine_of_a_job_and_it_opens_no_shell(
         "restrict,port-forwarding ssh-ed25519 AAAA\nrestrict,port-forwarding ssh-ed25519 BBBB\n"
     )
     assert directory.stat().st_mode & 0o777 == 0o700
+    config = (directory / "sshd_config").read_text()
+    assert "PermitOpen localhost:* 127.0.0.1:*\n" in config

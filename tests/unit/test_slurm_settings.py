@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from labctl.config import LabConfig, load_lab
-from labctl.errors import ConfigError
+from labctl.errors import ConfigError, UsageError
+from labctl.insight import bandwidth
 from labctl.model import GpuNeed, Need, Offer
 from labctl.providers import ProviderContext
 from labctl.providers.slurm import SlurmProvider, SlurmSettings
+from labctl.runs.run_specs import refuse_gpu_count
+from labctl.servers.job_queue import count_gpus
 from labctl.servers.provider_traits import read_provider_traits
 from labctl.wire.runs import JobRequest
 
@@ -94,6 +97,7 @@ def test_without_a_partition_a_job_goes_to_the_one_that_was_offered(tmp_path: Pa
     ("line", "path", "words"),
     [
         ("    runtime: conda", "server.slurm.runtime", "write one of auto, apptainer"),
+        ("    runtime: docker", "server.slurm.runtime", "outside of the job"),
         ("    base: labs", "server.slurm.base", "write /scratch/$USER/labctl"),
         ("    base: /scratch/$HOME", "server.slurm.base", "write /scratch/$USER/labctl"),
         ("    options: {comment: x}", "server.slurm.options.comment", "labctl sets this option"),
@@ -107,6 +111,8 @@ def test_without_a_partition_a_job_goes_to_the_one_that_was_offered(tmp_path: Pa
         ("image: /shared/image", "image", "write /path/on/the/cluster/image.sif"),
         ("limits: {shm: 1GB}", "limits.shm", "share the memory of the job"),
         ("store: s3://bucket/a", "store", "login node"),
+        ("  gpu: '>=24GB'", "server.gpu", "write a type that the cluster has"),
+        ("  gpu_memory: 24GB", "server.gpu_memory", "write a type that the cluster has"),
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_where_it_stands(
@@ -124,3 +130,16 @@ def test_a_cluster_without_a_login_node_is_refused(tmp_path: Path) -> None:
     config = load(tmp_path, "lab: digits\nserver: {provider: slurm}\n")
     with pytest.raises(Exception, match="names no login node"):
         make_provider(config, tmp_path).check_settings()
+
+
+def test_a_job_uses_the_gpus_that_it_asks_for_and_not_those_of_the_login_node(
+    tmp_path: Path,
+) -> None:
+    config = load(tmp_path, SLURM)
+    request = make_provider(config, tmp_path).build_job_request(config.server.need, OFFER)
+    assert count_gpus(request) == 2
+    assert count_gpus(JobRequest()) == 0
+    with pytest.raises(UsageError, match="each run is a job"):
+        refuse_gpu_count(2)
+    with pytest.raises(UsageError, match="each run is a job"):
+        bandwidth.build_command(config, 8)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from ...wire.runs import ProcessRecord
 from .paths import labctl_home
 
+# seconds after which a process that does not end waits for a device
+KILLED_WITHIN_S = 10.0
 POLL_S = 0.05
 
 
@@ -64,9 +66,16 @@ def list_session(process: ProcessRecord) -> dict[int, SessionMember]:
 
 
 def kill_session(process: ProcessRecord) -> None:
-    for pid in list_session(process):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    """Send SIGKILL to all of a session until it has ended, for KILLED_WITHIN_S at most.
+
+    A process that is killed is still there for a moment, longer on a busy machine.
+    """
+    deadline_s = time.monotonic() + KILLED_WITHIN_S
+    while (pids := list_session(process)) and time.monotonic() < deadline_s:
+        for pid in pids:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
 
 
 def stop_session(process: ProcessRecord, grace_s: float) -> None:

@@ -64,8 +64,8 @@ if [ "$code" -gt 128 ]; then
 fi
 first() { for file in "$@"; do [ -r "$file" ] && { cat "$file"; return; }; done; echo 0; }
 peak=0 kills=
-# Without a container these files are about the whole machine.
-if [ -z "$LABCTL_ATTEMPT" ]; then
+# Without a container, and in those of a job, these files are about the whole machine or another group.
+if [ -z "$LABCTL_ATTEMPT$SLURM_JOB_ID" ]; then
   peak=$(first /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in_bytes)
   kills=$( { cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null || :; } |
     while read -r key count; do [ "$key" = oom_kill ] && echo "$count"; done)

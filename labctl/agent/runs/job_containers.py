@@ -2,11 +2,13 @@
 
 The runtime is one of the user's own account, and the container is a part of the job. A command
 beside the run gets a container of its own, with the same directories.
+
+Docker is not one of the runtimes: its daemon starts containers outside of the job, so they would
+not be limited to its GPUs, and would not end with it.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import NamedTuple
 
@@ -16,9 +18,9 @@ from .containers import HOME_ENV, build_run_env
 from .executor import JobImage, NewAttempt
 
 APPTAINER, SINGULARITY, PODMAN = "apptainer", "singularity", "podman"
-PYXIS, DOCKER = "pyxis", "docker"
+PYXIS = "pyxis"
 # In the order in which they are looked for.
-RUNTIMES = (APPTAINER, SINGULARITY, PODMAN, PYXIS, DOCKER)
+RUNTIMES = (APPTAINER, SINGULARITY, PODMAN, PYXIS)
 # Of the job: they are passed on if they are set.
 _JOB_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME", "SLURM_JOB_ID", "LABCTL_ENTER")
 _ENTRY = ("sh", "/lab/run/.labctl/entry.sh")
@@ -29,7 +31,6 @@ fail() { echo "labctl: $1" >&2; exit 126; }
 has() {
   case $1 in
     pyxis) srun --help 2>/dev/null | grep -q -e --container-image ;;
-    docker) docker info >/dev/null 2>&1 ;;
     none) true ;;
     *) command -v "$1" >/dev/null 2>&1 ;;
   esac
@@ -131,7 +132,7 @@ def _list_mounts(attempt: NewAttempt) -> tuple[JobMount, ...]:
 def _build_start_line(runtime: str, container: JobContainer) -> str:
     """Return the last line. $tty and $pty are options where a terminal is attached."""
     before, after = build_container_words(runtime, container)
-    if runtime in (PODMAN, DOCKER):
+    if runtime == PODMAN:
         return f'run_engine {shlex.join(before)} --name "$name" $tty {shlex.join(after)} "$@"'
     pty = "$pty " if runtime == PYXIS else ""
     return f'exec {shlex.join(before)} {pty}{shlex.join(after)} "$@"'
@@ -146,7 +147,7 @@ def build_container_words(runtime: str, container: JobContainer) -> tuple[list[s
         return _build_apptainer_words(runtime, container)
     if runtime == PYXIS:
         return _build_pyxis_words(container)
-    return _build_engine_words(runtime, container)
+    return _build_podman_words(container)
 
 
 def _build_apptainer_words(runtime: str, container: JobContainer) -> tuple[list[str], list[str]]:
@@ -184,20 +185,15 @@ def _name_for_enroot(image: str) -> str:
     return f"{host}#{name}" if is_host else image
 
 
-def _build_engine_words(engine: str, container: JobContainer) -> tuple[list[str], list[str]]:
-    """Podman and Docker differ in the user, the GPUs, and in images that are files."""
+def _build_podman_words(container: JobContainer) -> tuple[list[str], list[str]]:
+    """The control group of the job stays in force, and the user is that of the job."""
     variables = [f"{name}={value}" for name, value in sorted(container.variables.items())]
     envs = [word for each in (*variables, *container.inherited) for word in ("--env", each)]
     volumes = [word for mount in container.mounts for word in ("--volume", mount.render())]
     image = container.image
-    if engine == PODMAN:
-        # The control group of the job stays in force, and the user is that of the job.
-        own = ["--userns=keep-id", "--cgroups=disabled"]
-        own += ["--device=nvidia.com/gpu=all"] if container.has_gpu else []
-        image = f"docker-archive:{image}" if image.startswith("/") else image
-    else:
-        own = [f"--user={os.getuid()}:{os.getgid()}"]
-        own += ["--gpus=all"] if container.has_gpu else []
+    image = f"docker-archive:{image}" if image.startswith("/") else image
+    own = ["--userns=keep-id", "--cgroups=disabled"]
+    own += ["--device=nvidia.com/gpu=all"] if container.has_gpu else []
     after = [*own, "--network=host", f"--workdir={WORK}", *envs, *volumes]
     entry, script = _ENTRY
-    return [engine, "run", "--rm", "-i"], [*after, f"--entrypoint={entry}", image, script]
+    return [PODMAN, "run", "--rm", "-i"], [*after, f"--entrypoint={entry}", image, script]

@@ -7,6 +7,7 @@ ports of that machine's loopback, and no shell. Its keys are below ~/labctl/.nod
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shlex
 from pathlib import Path
@@ -26,6 +27,7 @@ UsePAM no
 PidFile none
 AuthenticationMethods publickey
 AllowTcpForwarding local
+PermitOpen localhost:* 127.0.0.1:*
 AllowStreamLocalForwarding local
 AllowAgentForwarding no
 X11Forwarding no
@@ -49,9 +51,13 @@ def build_node_access(job_id: str, run: str, client_key: str) -> NodeAccess:
     directory.mkdir(mode=0o700, exist_ok=True)
     host_key = _ensure_host_key(directory)
     keys = directory / "authorized_keys"
-    line = f"restrict,port-forwarding {match.group()}\n"
-    if line not in (known := read_text(keys) + "\n"):
-        write_text(keys, known.lstrip() + line, 0o600)
+    line = f"restrict,port-forwarding {match.group()}"
+    # Two clients may come at the same time.
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lines = read_text(keys).splitlines()
+        if line not in lines:
+            write_text(keys, "\n".join([*lines, line, ""]), 0o600)
     write_text(directory / "sshd_config", _CONFIG.format(directory=directory), 0o600)
     serve = ["sh", "-c", _SERVE, "sshd", str(directory / "sshd_config")]
     return NodeAccess(shlex.join(build_stream_words(job_id, serve)), host_key, run)

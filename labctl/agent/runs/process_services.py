@@ -43,7 +43,7 @@ from .executor import Environment
 from .healthcheck import is_http_ready, is_listening
 from .known_services import JUPYTER, KNOWN, build_jupyter, build_tensorboard
 from .process_executor import link_server_data, spawn_session
-from .service_ports import find_free_port, is_free
+from .service_ports import find_free_port, is_free, is_own_listener
 from .services import READY_S, ensure_token, find_token, get_port, hash_settings, lock_service
 
 GRACE_S = 10
@@ -207,7 +207,12 @@ def _wait_until_ready(root: Path, record: ProcessServiceRecord, request: Service
     while True:
         if not is_alive(_first_process(record)):
             raise make_service_failure(root, request.name, "exited right after its start")
-        if is_http_ready(record.port) if is_preset else is_listening(record.port):
+        if is_preset:
+            # Another account that took the port first would receive the token of Jupyter.
+            is_ready = is_own_listener(record.port) and is_http_ready(record.port)
+        else:
+            is_ready = is_listening(record.port)
+        if is_ready:
             return
         if time.monotonic() >= deadline_s:
             stop_session(_first_process(record), GRACE_S)

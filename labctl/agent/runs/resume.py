@@ -12,7 +12,7 @@ from ...wire.runs import (
     ResumeRunReply,
     ResumeRunRequest,
 )
-from ..host.paths import LIMIT, drop_tree, lab_dir, require_name, run_dir, write_json
+from ..host.paths import LIMIT, drop_tree, lab_dir, read_json, require_name, run_dir, write_json
 from ..host.server_data import resolve_all
 from ..reply import Failure
 from ..watchdog.reclaim_record import find_newest_complete
@@ -107,14 +107,26 @@ def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
 
 
 def _add_outputs(pushed: Path, directory: Path) -> None:
-    """Move the checkpoints that were pushed to the run, in place of its own; drop the rest."""
-    target = directory / "checkpoints"
+    """Make the run's checkpoints those that were pushed, so that all its parts read the same one.
+
+    Earlier copies are dropped. What the part wrote itself is kept beside them.
+    """
+    target, listing = directory / "checkpoints", directory / ".labctl" / "copied.json"
+    copied = read_json(listing).get("names", [])
+    names = sorted(path.name for path in (pushed / "checkpoints").glob("*"))
+    aside = directory / f"own-checkpoints-{len(list_attempts(directory))}"
+    for path in sorted(target.glob("*")):
+        if path.name not in copied:
+            aside.mkdir(exist_ok=True)
+            path.rename(aside / path.name)
+        elif path.is_dir() and not path.is_symlink():
+            drop_tree(path)
+        else:
+            path.unlink()
     target.mkdir(exist_ok=True)
-    for path in sorted((pushed / "checkpoints").glob("*")):
-        old = target / path.name
-        if old.is_dir() and not old.is_symlink():
-            drop_tree(old)
-        path.rename(old)
+    for name in names:
+        (pushed / "checkpoints" / name).rename(target / name)
+    write_json(listing, {"names": names})
     if pushed.is_dir():
         drop_tree(pushed)
 

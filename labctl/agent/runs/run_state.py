@@ -140,7 +140,8 @@ def _describe_failed_gang(directory: Path, record: RunRecord) -> RunRecord:
     reason = read_text(directory / ".labctl" / "cancel").strip()
     if record.state != "cancelled" or not reason:
         return record
-    return record._replace(state="exited", summary=reason)
+    # It may have ended with 0 at the SIGTERM, as a program does that saves first.
+    return record._replace(state="exited", exit_code=record.exit_code or 1, summary=reason)
 
 
 def _describe_gpu_loss(directory: Path, record: RunRecord) -> RunRecord:

@@ -5,10 +5,20 @@ So `ssh -L 6006:localhost:6006` finds TensorBoard, as people know it from other 
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+from pathlib import Path
 
 from ..host import engine
 from ..host.engine_objects import NewContainer, PortBinding
+
+# the state of a listening socket in /proc/net/tcp
+_LISTENS = "0A"
+_LOOPBACK = f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"
+_IPV4_PREFIX = f"{'0' * 16}{int.from_bytes(bytes(2) + bytes([255, 255]), sys.byteorder):08X}"
+# its addresses that accept a connection to the loopback: 127.0.0.1, 0.0.0.0, and both as IPv6
+_ADDRESSES = {_LOOPBACK, "0" * 8, _IPV4_PREFIX + _LOOPBACK, "0" * 32}
 
 
 def create_and_start(name: str, body: NewContainer, port: int) -> None:
@@ -38,6 +48,26 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def is_own_listener(port: int) -> bool:
+    """Return whether only this account listens on a port of the loopback.
+
+    Another account of the machine may have taken the port after it was free.
+    """
+    owners = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for row in rows:
+            # https://docs.kernel.org/networking/proc_net_tcp.html: addresses are hexadecimal.
+            _, local, _, state, _, _, _, uid = row.split()[:8]
+            address, _, number = local.rpartition(":")
+            if state == _LISTENS and address in _ADDRESSES and int(number, 16) == port:
+                owners.add(int(uid))
+    return owners == {os.getuid()}
 
 
 def find_free_port() -> int:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from ...wire.services import ServiceStepReply, ServiceStepRequest
 from ..reply import send_reply
 from .healthcheck import is_http_ready, is_listening
-from .service_ports import find_free_port, is_free
+from .service_ports import find_free_port, is_free, is_own_listener
 
 POLL_S = 0.1
 
@@ -49,7 +49,8 @@ def serve(request: ServiceStepRequest) -> None:
 def _report_port(process: subprocess.Popen[bytes], port: int, request: ServiceStepRequest) -> None:
     answers = is_http_ready if request.test else is_listening
     while process.poll() is None:
-        if answers(port):
+        # Another account that took the port first would receive the token of Jupyter.
+        if is_own_listener(port) and answers(port):
             send_reply(ServiceStepReply(port=port))
             return
         time.sleep(POLL_S)

@@ -50,9 +50,13 @@ if [ -n "$asked" ] && [ "$code" -ne 0 ] && [ ! -e "$meta/cancel" ] &&
   if saved; then
     why="must make room"
     [ "$reason" = room ] || why="is near its time limit"
-    say "job $SLURM_JOB_ID $why; it saved a checkpoint and is queued again"
+    say "job $SLURM_JOB_ID $why; it saved a checkpoint, and labctl asks Slurm to queue it again"
     # Slurm ends this script.
-    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+    if refusal=$(scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+      sleep 60
+    else
+      say "Slurm did not queue job $SLURM_JOB_ID again: $refusal"
+    fi
   fi
   echo "$reason" >"$attempt/stopped"
 fi

@@ -173,10 +173,12 @@ class SlurmExecutor:
 
 def find_newest_job(lab_id: str) -> tuple[str, str]:
     """Find the newest running run of a lab: its id, and its job's. Failure (missing) if none."""
-    for attempt in SlurmExecutor().list_live(lab_id):
-        record = read_attempt(attempt.name)
-        if record is not None and record.job_id:
-            return attempt.run, record.job_id
+    live = [read_attempt(attempt.name) for attempt in SlurmExecutor().list_live(lab_id)]
+    submitted = [record for record in live if record is not None and record.job_id]
+    if submitted:
+        # Not the time of its directory: each start of a job changes that.
+        newest = max(submitted, key=lambda record: record.created_at)
+        return newest.run, newest.job_id
     raise Failure(
         "missing",
         "no run of this lab is running on the cluster",

@@ -41,7 +41,7 @@ from ..host.paths import (
 )
 from ..host.sessions import read_stat
 from ..program import PROGRAM
-from ..reply import MARK
+from ..reply import MARK, Failure
 from . import slurm_commands, slurm_queue
 from .environments import use_environment
 from .executor import Environment
@@ -117,13 +117,13 @@ def stop(request: StopServiceRequest) -> StopServiceReply:
     for name in list_service_names(root):
         if request.name not in ("", name):
             continue
-        record = _read_live(root, name)
-        if record:
-            _stop_step(record)
-            stopped.append(name)
-        for path in (find_service_record(root, name), find_token(root, name)):
-            if path.exists():
-                path.unlink()
+        # Somebody may be starting it now.
+        with lock_service(root, name):
+            record = _read_live(root, name)
+            if record:
+                _stop_step(record)
+                stopped.append(name)
+            _forget(root, name)
     return StopServiceReply(tuple(stopped))
 
 
@@ -202,6 +202,7 @@ def _wait_until_ready(
             raise make_service_failure(root, request.name, "exited right after its start")
         if time.monotonic() >= deadline_s:
             _stop_step(record)
+            _forget(root, request.name)
             raise make_service_failure(root, request.name, f"did not answer within {limit_s:g} s")
         time.sleep(POLL_S)
 
@@ -243,7 +244,7 @@ def _is_live(record: JobServiceRecord) -> bool:
 
 
 def _stop_step(record: JobServiceRecord) -> None:
-    """Cancel a step, and wait for its end: its port is free then."""
+    """Cancel a step, and wait for its end: its port is free then. Failure if it does not end."""
     deadline_s = time.monotonic() + ENDS_WITHIN_S
     while time.monotonic() < deadline_s:
         steps = [step for step in slurm_queue.list_steps() if step.name == record.step]
@@ -251,9 +252,14 @@ def _stop_step(record: JobServiceRecord) -> None:
             return
         slurm_queue.call(slurm_commands.build_cancel_words(steps[0].id))
         time.sleep(1)
+    name = record.step[len(STEP) + 1 :].rpartition("-")[0]
+    what = f"the service {name} has not ended within {ENDS_WITHIN_S:g} s"
+    why = f"Slurm still has its step in job {record.job_id}"
+    raise Failure("service", what, why, f"labctl cancel {record.run}   # ends its job")
 
 
 def _forget(root: Path, name: str) -> None:
-    path = find_service_record(root, name)
-    if path.exists():
-        path.unlink()
+    """Remove the record of a service and its token; the next start makes another one."""
+    for path in (find_service_record(root, name), find_token(root, name)):
+        if path.exists():
+            path.unlink()

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from labctl.model import Value
+from labctl.text import duration_text
 
 MOST_BYTES = 1024 * 1024
 MOST_TESTS = 500
@@ -200,7 +201,11 @@ def lateness_note(
     if not penalty and not free_days:
         return ""
     counts = subtract_penalty(score, points, penalty)
-    reasons = [f"{late_text(late_s)} late", free_days, f"-{penalty}%" if penalty else ""]
+    return _format_lateness_note(duration_text(late_s), counts, penalty, free_days)
+
+
+def _format_lateness_note(late: str, counts: float, penalty: int, free_days: str) -> str:
+    reasons = [f"{late} late", free_days, f"-{penalty}%" if penalty else ""]
     return f"{', '.join(filter(None, reasons))}: final score {counts:g}"
 
 
@@ -209,32 +214,31 @@ def without_lateness_note(
 ) -> str:
     """Remove the note of `lateness_note` from the end of a stored output.
 
-    It also removes the note in the wording of earlier versions.
+    It also removes the note in the wordings of earlier versions.
     """
     if not penalty and not free_days:
         return output.rstrip()
-    note = lateness_note(score, points, penalty, late_s, free_days)
-    earlier = earlier_lateness_note(score, points, penalty, late_s)
-    return output.removesuffix(note).removesuffix(earlier).rstrip()
+    lateness = (score, points, penalty, late_s, free_days)
+    for note in (lateness_note(*lateness), *list_earlier_lateness_notes(*lateness)):
+        if output.endswith(note):
+            return output.removesuffix(note).rstrip()
+    return output.rstrip()
 
 
-def earlier_lateness_note(score: float, points: float, penalty: int, late_s: int) -> str:
-    """Return the note in the wording that earlier versions stored."""
+def list_earlier_lateness_notes(
+    score: float, points: float, penalty: int, late_s: int, free_days: str = ""
+) -> list[str]:
+    """Return the note in the wordings that earlier versions stored, the newest first."""
     counts = subtract_penalty(score, points, penalty)
-    late = _late_text_in_minutes(late_s)
-    return f"{penalty}% of the points off, handed in {late} late: {counts:g} count"
-
-
-def late_text(late_s: int) -> str:
-    """Return how late a submission is: in seconds below a minute, without minutes from a day on."""
-    return f"{late_s} s" if 0 < late_s < 60 else _late_text_in_minutes(late_s)
-
-
-def _late_text_in_minutes(late_s: int) -> str:
     days, seconds = divmod(late_s, 86_400)
     hours, minutes = divmod(seconds // 60, 60)
     parts = [f"{days} d"] * bool(days) + [f"{hours} h"] * bool(hours)
-    return " ".join([*parts, *[f"{minutes} min"] * (not days)])
+    late = " ".join([*parts, *[f"{minutes} min"] * (not days)])
+    in_seconds = f"{late_s} s" if 0 < late_s < 60 else late
+    return [
+        _format_lateness_note(in_seconds, counts, penalty, free_days),
+        f"{penalty}% of the points off, handed in {late} late: {counts:g} count",
+    ]
 
 
 def encode(results: GradeResults) -> bytes:

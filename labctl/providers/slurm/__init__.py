@@ -219,6 +219,12 @@ class SlurmProvider:
                 why=f"it is at {result.stderr.strip()}, and all labs of an account share it",
                 hint="labctl orphans   # lists the labs there; write their base, or end them first",
             )
+        if result.code == slurm.FOREIGN_BASE:
+            raise UsageError(
+                f"the base {self.settings.base} on {self.login.name} belongs to another account",
+                why=f"its owner is {result.stderr.strip()}, who could read and change your labs",
+                hint="labctl up   # after you have written another `base` in lab.yaml",
+            )
         if result.code:
             raise ProviderError(
                 f"{self.login.name} cannot be used as a login node of Slurm",

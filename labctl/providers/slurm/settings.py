@@ -25,7 +25,7 @@ RESERVED = {
     *("array", "chdir", "comment", "error", "export", "job-name", "open-mode", "output"),
     *("no-requeue", "parsable", "requeue", "signal", "test-only", "wait", "wrap"),
 }
-RUNTIMES = ("auto", "apptainer", "pyxis", "podman", "docker", "none")
+RUNTIMES = ("auto", "apptainer", "pyxis", "podman", "none")
 
 
 def parse_word(text: str) -> str:
@@ -59,6 +59,11 @@ def parse_base(text: str) -> str:
 
 
 def parse_runtime(text: str) -> str:
+    if text == "docker":
+        raise ValueError(
+            "docker would run the image outside of the job, with GPUs of other jobs: "
+            "write apptainer, podman or pyxis"
+        )
     if text not in RUNTIMES:
         raise ValueError(f"{quote(text)} is not a runtime: write one of {', '.join(RUNTIMES)}")
     return text
