@@ -69,6 +69,7 @@ with lazy_imports(__name__):
         forget,
         gang,
         gang_follow,
+        gang_push,
         gang_restart,
         gang_runs,
         keeper_host,
@@ -192,11 +193,13 @@ class Lab:
         self._warn_of_command(command, push=True)
 
     def push(self, *, force: bool = False) -> list[PushedTree]:
-        """Send code and data to the server.
+        """Send code and data to the server, or to all of several.
 
         PolicyError if files were edited on the server, unless `force` is set.
         """
         check_files(self.config)
+        if gang.has_several_servers(self.context):
+            return gang_push.push_to_all(self.context, force=force)
         return lab_files.push(self.context, self.context.get_server(), force=force)
 
     def run(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from labctl.cli.completion_values import complete_files
-from labctl.cli.options import json_option, open_lab
+from labctl.cli.options import SERVER, json_option, open_lab
 from labctl.cli.screen import print_json
 from labctl.errors import UsageError
 from labctl.sync.single_file import download_file, upload_file
@@ -15,11 +15,12 @@ from labctl.text import bytes_text
 
 
 @click.command("cp")
+@SERVER
 @json_option
 @click.argument("source", shell_complete=complete_files)
 @click.argument("target", shell_complete=complete_files)
 @click.pass_context
-def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> None:
+def cp_command(ctx: click.Context, source: str, target: str, rank: int, json_: bool) -> None:
     """Copy one file to or from the lab's server.
 
     Write the path on the server as LAB:PATH. A relative PATH is below the home directory there.
@@ -37,8 +38,9 @@ def cp_command(ctx: click.Context, source: str, target: str, json_: bool) -> Non
             why=f"got {source} and {target}",
             hint=f"labctl cp FILE {prefix}PATH",
         )
-    server = lab.context.get_server()
-    transport, reporter = lab.context.open_agent(server).transport, lab.context.reporter
+    context = lab.select_server(rank).context
+    server = context.get_server()
+    transport, reporter = context.open_agent(server).transport, context.reporter
     if target.startswith(prefix):
         path = _find_server_path(target, prefix) or "."
         size_bytes = upload_file(transport, Path(source), path, reporter, server.alias)

@@ -9,9 +9,10 @@ import click
 from labctl.cli.browser import open_in_browser
 from labctl.cli.completion_values import complete_services
 from labctl.cli.interrupt import wait_until_interrupted
-from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
+from labctl.cli.options import SCREEN, SERVER, json_option, open_lab, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.wrapping import print_message
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 
@@ -45,6 +46,7 @@ _HOLDERS = {
 @click.option(
     "--all", "all_", is_flag=True, help="With --stop: stop the background forwards of all labs."
 )
+@SERVER
 @yes_option
 @json_option
 @click.pass_context
@@ -57,6 +59,7 @@ def forward_command(
     list_: bool,
     stop: bool,
     all_: bool,
+    rank: int,
     yes: bool,
     json_: bool,
 ) -> None:
@@ -94,13 +97,14 @@ def forward_command(
             "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
         )
     ready = _ReadyUrls(ctx.meta[SCREEN], open_, json_)
+    context = lab.select_server(rank).context
     if detach:
-        several_forwards.detach_forwards(lab.context, services, port, ready.add)
+        several_forwards.detach_forwards(context, services, port, ready.add)
         ready.print_json()
         return
     with (
         uses.hold_use(lab.context.state, lab.id, "forward"),
-        several_forwards.open_forwards(lab.context, services, port, ready.add) as forwards,
+        several_forwards.open_forwards(context, services, port, ready.add) as forwards,
     ):
         ready.print_json()
         keys = "Press Ctrl-C to close; --detach keeps forwards open" if forwards else ""
@@ -148,7 +152,8 @@ def _list_forwards(lab: Lab, json_: bool) -> None:
 def _stop_forwards(lab: Lab, names: tuple[str, ...], every_lab: bool, json_: bool) -> None:
     """Stop the background forwards of this lab or of all labs; with `names`, only those."""
     state = lab.context.state
-    server_ids = None if every_lab else {one.id for one in state.list_servers(lab.context.lab_id)}
+    servers = [one for each in list_lab_ids(lab.id) for one in state.list_servers(each)]
+    server_ids = None if every_lab else {one.id for one in servers}
     forwards = background_forwards.find_forwards(state, names, server_ids)
     for forward in forwards:
         background_forwards.stop_forward(state, forward)

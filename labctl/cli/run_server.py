@@ -21,11 +21,12 @@ from labctl.cli.wrapping import print_message
 from labctl.errors import BuildError, InterruptError, LabError, UsageError
 from labctl.events import Note
 from labctl.lab import Lab
-from labctl.lifecycle import run_server
+from labctl.lifecycle import run_server, status
 from labctl.lifecycle.down import DownResult
 from labctl.lifecycle.up import up
 from labctl.model import Run, Server
 from labctl.runs.probe import parse_amount
+from labctl.servers import gang
 from labctl.servers.open_costs import describe_open_costs
 from labctl.state.uses import hold_use
 from labctl.text import add_next, price_or_free_text
@@ -128,10 +129,11 @@ def _check_run(lab: Lab, options: RunOptions) -> None:
 def _start_server(lab: Lab, on_create: Callable[[Server], None]) -> None:
     """Do what `labctl up` does. The caller adds to an error what still costs money."""
     server = up(lab.context, explains_costs=False, on_create=on_create)
-    price = server.offer.price_usd_per_hour
-    cost = price_or_free_text(price)
+    cost = price_or_free_text(gang.sum_prices(lab.context))
     _stop_drawing()
-    print_message(f"{server.alias} is ready ({server.provider}, {cost}).")
+    count = lab.config.server.count
+    text = f"{server.alias} is" if count == 1 else f"{count} servers of {server.lab} are"
+    print_message(f"{text} ready ({server.provider}, {cost}).")
 
 
 def _stop_drawing() -> None:
@@ -225,12 +227,15 @@ def _print_server_end(lab: Lab, ending: ServerEnd) -> None:
 
 
 def _print_server_left(lab: Lab) -> None:
-    """Name the server that is still on record, and how to remove it."""
-    server = lab.context.state.get_lab_server(lab.id)
-    if server is not None:
+    """Name the servers that are still on record, and how to remove them."""
+    first = lab.context.state.get_lab_server(lab.id)
+    servers = [*([first] if first else []), *status.list_other_servers(lab.context)]
+    for server in servers:
         cost = describe_cost(server)
         print_message(f"  {server.alias} still exists ({server.state}, {cost})")
-        print_message("  labctl down      download the results, then remove it")
+    if servers:
+        them = "it" if len(servers) == 1 else "them"
+        print_message(f"  labctl down      download the results, then remove {them}")
 
 
 def describe_cost(server: Server | None) -> str:

@@ -49,7 +49,7 @@ with lazy_imports(__name__):
     from labctl import config
     from labctl.cli import fan_out, results, run_server
     from labctl.lifecycle import cancel
-    from labctl.servers import adoption
+    from labctl.servers import adoption, gang
 
 
 @click.command("push")
@@ -300,9 +300,7 @@ def write_log(block: bytes) -> None:
 
 
 def _print_still_running(lab: Lab, run: Run) -> None:
-    server = lab.context.state.get_lab_server(lab.id)
-    price = server.offer.price_usd_per_hour if server else 0.0
-    cost = price_or_free_text(price)
+    cost = price_or_free_text(gang.sum_prices(lab.context))
     print_message(f"\nrun {run.id} is still running ({cost})")
     if lab.keeper:
         note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."
@@ -391,7 +389,8 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     labctl cancel
     """
     context = open_lab(ctx, quiet=json_).context
-    ended_run, had_ended = cancel.cancel(context, run, grace)
+    with cancel.name_servers_left(context, run):
+        ended_run, had_ended = cancel.cancel(context, run, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended and not ended_run.has_ended:

@@ -71,7 +71,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         _print_joinable(status["lab"], status["joinable"], status["now"])
     elif server is None:
         _print_no_server(status["lab"], status["unfinished_up"], status["last_end"])
-        _print_others(status["servers"])
+        _print_others(status["servers"], status["count"])
     else:
         _print_server(status, server, is_current)
     if status["keeper"]:
@@ -151,10 +151,12 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         print_message(f"  {clean(status['why'])}", err=False)
     if status["reachable"] is False:
         _print_reconnection(server)
-    price = server.offer.price_usd_per_hour
-    own_usd = price * status["clocks"]["up_s"] / 3600
-    count = 1 + len(status["servers"])
-    cost = _cost_text(status["cost_usd"], own_usd * count, price * count) if price else "free"
+    servers: list[Server] = [server, *status["servers"]]
+    price = sum(one.offer.price_usd_per_hour for one in servers)
+    own_usd = sum(
+        one.offer.price_usd_per_hour * (status["now"] - one.created_at) / 3600 for one in servers
+    )
+    cost = _cost_text(status["cost_usd"], own_usd, price) if price else "free"
     up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
     click.echo(f"  {up}{cost}")
     if status["executor"] == "process":
@@ -177,17 +179,22 @@ def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> N
         text = server_disks.describe_stopped_disk(disk) if disk else kept
         print_message(f"  {text}; to use it: labctl start", err=False)
         return
-    _print_others(status["servers"])
+    _print_others(status["servers"], status["count"])
     if status["disk"]:
         click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
     click.echo(f"  ssh {server.alias}")
 
 
-def _print_others(servers: list[Server]) -> None:
-    """Print the states of the servers beside the first, of a lab that has several."""
+def _print_others(servers: list[Server], count: int) -> None:
+    """Print the states of the servers beside the first; lab.yaml asks for `count` in all."""
     for server in servers:
-        text = f"{server.alias}: {server.state}, {server.offer.type}"
+        price = server.offer.price_usd_per_hour
+        cost = f", {price_text(price)}" if price else ""
+        text = f"{server.alias}: {server.state}, {server.offer.type}{cost}"
         print_message(f"  with {clean(text)}", err=False)
+    if len(servers) >= count:
+        text = f"lab.yaml asks for {count} of these servers; to remove all: labctl down"
+        print_message(f"  {text}", err=False, fg="yellow")
 
 
 def _cost_text(spent_usd: float, own_usd: float, price: float) -> str:

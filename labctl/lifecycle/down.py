@@ -25,7 +25,7 @@ from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.runs import outputs, runs
 from labctl.runs.saved_copies import note_downloaded
-from labctl.servers import adoption, end_server, gang, job_queue, kept_disks, pending_attempts
+from labctl.servers import adoption, end_server, job_queue, kept_disks, pending_attempts
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.services import lab_services
@@ -92,7 +92,7 @@ def down(
     PolicyError if the user declines, or if results could not be saved: the server is stopped then,
     and its disk is kept. `consent` decides instead of the user.
     """
-    if gang.has_several_servers(context) or gang.list_surplus(context):
+    if gang_down.has_other_servers(context):
         return gang_down.down_all(context, discard=discard, consent=consent, wait_s=wait_s)
     lock = context.state.lock(context.lab_id, "down", wait_s=wait_s)
     with lock, explain_open_costs(context):

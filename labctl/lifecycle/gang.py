@@ -25,6 +25,7 @@ from labctl.parallel import run_parts
 from labctl.servers import gang
 from labctl.servers.context import LabContext
 from labctl.servers.gang import has_several_servers as has_several_servers
+from labctl.servers.gang import list_surplus as list_surplus
 from labctl.servers.gang import select_server as select_server
 
 T = TypeVar("T")

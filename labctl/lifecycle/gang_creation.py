@@ -61,6 +61,7 @@ def create_missing_servers(
         created = repeated + _create(context, missing, image, existing, repeated)
     except LabError as error:
         _end_servers(missing, repeated)
+        attempts.remove_unused_resources(missing[0])
         # The zone of an interrupted `up` may be full by now; another one may have room for all.
         if existing or not repeated or not isinstance(error, CapacityError):
             raise

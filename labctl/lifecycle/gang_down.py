@@ -20,14 +20,27 @@ from labctl.text import price_or_free_text
 SERVERS = ".labctl/servers"
 
 
+def has_other_servers(context: LabContext) -> bool:
+    """Whether the lab has servers beside the first one, or may have.
+
+    If this machine did not create its server, the provider knows: `count` may have been lowered.
+    """
+    if gang.has_several_servers(context) or gang.list_surplus(context):
+        return True
+    is_own = context.state.list_events(lab_id=context.lab_id, kind="created", limit=1)
+    if context.rank is not None or is_own:
+        return False
+    return bool(gang.list_surplus(context, _list_at_provider(context) or ()))
+
+
 def down_all(
     context: LabContext, *, discard: bool, consent: down.Consent | None, wait_s: float
 ) -> down.DownResult:
     """Do what `down` does for each of the lab's servers, after one question about all of them.
 
-    What is downloaded from the servers beside the first goes to `.labctl/servers/<rank>`. The
-    first error is raised after all servers have been tried. The first server goes last: what the
-    servers share, such as a firewall, goes with it.
+    What is downloaded from the servers beside the first goes to `.labctl/servers/<rank>`. An
+    error, which names the others, is raised after all servers have been tried. The first server
+    goes last: what the servers share, such as a firewall, goes with it.
     """
     # `up` holds the same lock while it creates servers.
     with context.state.lock(f"{context.lab_id}-servers", "down", wait_s=wait_s):
@@ -50,9 +63,10 @@ def down_all(
 
         others = run_for_each(members[1:], down_one)
         outcomes = [*run_for_each(members[:1], down_one), *others]
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
+    # What could not be saved on a server matters more than what the first one shares with it.
+    if errors := [one.error for one in [*others, *outcomes[:1]] if one.error is not None]:
+        errors[0].why = "\n".join(filter(None, [errors[0].why, *(one.what for one in errors[1:])]))
+        raise errors[0]
     results = [outcome.value for outcome in outcomes if outcome.value is not None]
     if any(result.pulled_files for result in results[1:]):
         text = f"the files of the servers beside the first are in {SERVERS}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from labctl.config.member_ids import make_member_id
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
@@ -58,19 +58,20 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     """Return a lab's server, runs, clocks and costs (US dollars) as plain values.
 
     "keeper" is the host of the keeper that looks after the lab, "" if none does or without
-    `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an interrupted
-    `labctl up` may have created one. "servers" are those beside it, of a lab that has several.
-    "joinable" is, with `refresh`, a running server that the lab
-    does not hold and `labctl up` would join. "provider_problem" is why a course's keeper did not
-    answer, "" if it did; its part is as last known then. "reachable" is None without `refresh`.
-    "watch" is the last report of the server's watchdog, {} before the first, and "watched_at" its
-    Unix second. "executor" is how runs are started. "interrupted_down" is the last InterruptedDown
-    on this server, or None. "stopped" is the disk of a server that is stopped, or None, and
-    "stop_reasons" are the limits that may have stopped it: more than one if its last report does
-    not tell them apart, none if labctl did. Costs come from the ledger. "kept" lists the lab's
-    disks that outlived a server. "ended" maps server ids to the reason that the provider gave for
-    their end, and "last_end" is that of the last server. With `why`, "watch" includes the
-    watchdog's last "decisions".
+    `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an
+    interrupted `labctl up` may have created one. "servers" are those beside it, of a lab that
+    has several, also those beyond "count", the number in lab.yaml. "joinable" is, with
+    `refresh`, a running server that the lab does not hold and `labctl up` would join.
+    "provider_problem" is why a course's keeper did not answer, "" if it did; its part is as
+    last known then. "reachable" is None without `refresh`. "watch" is the last report of the
+    server's watchdog, {} before the first, and "watched_at" its Unix second. "executor" is how
+    runs are started. "interrupted_down" is the last InterruptedDown on this server, or None.
+    "stopped" is the disk of a server that is stopped, or None, and "stop_reasons" are the
+    limits that may have stopped it: more than one if its last report does not tell them apart,
+    none if labctl did. Costs come from the ledger. "kept" lists the lab's disks that outlived a
+    server. "ended" maps server ids to the reason that the provider gave for their end, and
+    "last_end" is that of the last server. With `why`, "watch" includes the watchdog's last
+    "decisions".
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -101,8 +102,10 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     ends = _list_ends(context)
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
-    count = context.config.server.count
-    lab_ids = [make_member_id(context.lab_id, rank) for rank in range(count)]
+    others = list_other_servers(context)
+    lab_ids = [context.lab_id]
+    if others or context.config.server.count > 1:
+        lab_ids = list_lab_ids(context.lab_id)
     return {
         "lab": context.config.name,
         "lab_id": context.lab_id,
@@ -111,7 +114,8 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "server": server,
         "unfinished_up": server is None
         and _has_unfinished_up(context, refresh and not provider_problem),
-        "servers": [one for rank in range(1, count) if (one := _get_member(context, rank))],
+        "servers": others,
+        "count": context.config.server.count,
         "joinable": joinable,
         "reachable": reachable,
         "why": failure,
@@ -132,8 +136,14 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     }
 
 
-def _get_member(context: LabContext, rank: int) -> Server | None:
-    return context.state.get_lab_server(make_member_id(context.lab_id, rank))
+def list_other_servers(context: LabContext) -> list[Server]:
+    """List the recorded servers beside the first, by rank, however many lab.yaml asks for."""
+    every = [one for one in context.state.list_servers() if one.lab_id != context.lab_id]
+    if not every or context.rank is not None:
+        return []
+    ranks = {lab_id: rank for rank, lab_id in enumerate(list_lab_ids(context.lab_id))}
+    others = [one for one in every if one.lab_id in ranks]
+    return sorted(others, key=lambda one: ranks[one.lab_id])
 
 
 def _refresh_records(context: LabContext) -> str:
@@ -146,7 +156,7 @@ def _refresh_records(context: LabContext) -> str:
         adopted = adoption.adopt(context)
         if adopted is None:
             pending_attempts.settle_attempts(context)
-        for member in gang.build_members(context)[1:]:
+        for member in [*gang.build_members(context)[1:], *gang.list_surplus(context)]:
             adoption.adopt(member)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)

@@ -12,7 +12,7 @@ from labctl.errors import InterruptError, LabError, NotFoundError, PolicyError, 
 from labctl.errors.replies import describe_error
 from labctl.events import BlockerNote, Note, report_part, report_wait
 from labctl.lazy import lazy_imports
-from labctl.lifecycle import disk_restore, gang, gang_creation
+from labctl.lifecycle import disk_restore, gang, gang_creation, surplus
 from labctl.lifecycle.status import record_watch
 from labctl.model import Server, ServerFacts
 from labctl.runs import images, provenance
@@ -55,6 +55,7 @@ def up(
     money; with `explains_costs=False` they do not, for a caller that says it itself. `on_create` is
     called with a server that this call creates, before the server is ready.
     """
+    surplus.warn_of_surplus(context)
     if gang.has_several_servers(context):
         with explain_open_costs(context, LabError) if explains_costs else nullcontext():
             return _up_several(context, on_create)

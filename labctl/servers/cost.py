@@ -7,7 +7,10 @@ past: what is not in the ledger is unknown, and reported as unknown.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
+
+import msgspec
 
 from labctl.config.member_ids import list_lab_ids
 from labctl.model import Run, Server, Value
@@ -48,6 +51,7 @@ class ServerCost(Value, frozen=True):
 class RunCost(Value, frozen=True):
     """The cost of one run: the hours that it ran on each server times the server's price.
 
+    Of a run on several servers at once, `hours` are those on the first, and `cost_usd` is of all.
     `server_id` is its last server; `earlier_server_ids` are those from which it was recovered.
     """
 
@@ -75,19 +79,22 @@ class Costs(Value, frozen=True):
 def compute_costs(context: LabContext, *, every_lab: bool = False) -> Costs:
     """Compute the lab's costs so far, or those of every lab on this machine's record."""
     now = time.time()
-    lab_id = None if every_lab else context.lab_id
     lab_ids = [None] if every_lab else list_lab_ids(context.lab_id)
     servers = [one for each in lab_ids for one in list_server_costs(context.state, each, now)]
     by_id = {server.server_id: server for server in servers}
-    runs = tuple(
-        _compute_run_cost(
-            run, context.state.list_events(lab_id=run.lab_id, run_id=run.id), by_id, now
+    runs = [
+        (
+            run,
+            _compute_run_cost(
+                run, context.state.list_events(lab_id=run.lab_id, run_id=run.id), by_id, now
+            ),
         )
-        for run in context.state.list_runs(lab_id)
-    )
+        for each in lab_ids
+        for run in context.state.list_runs(each)
+    ]
     return Costs(
         servers=tuple(servers),
-        runs=runs,
+        runs=tuple(_merge_parts(runs)),
         kept=tuple(disk for each in lab_ids for disk in list_kept_disks(context.state, each)),
         total_usd=sum(server.cost_usd or 0.0 for server in servers),
         spot_saved_usd=sum(server.spot_saved_usd or 0.0 for server in servers),
@@ -239,6 +246,31 @@ def _compute_run_cost(
         cost_usd=None if prices[0] is None else cost,
         earlier_server_ids=tuple(server_id for server_id, _ in earlier),
     )
+
+
+def _merge_parts(runs: Sequence[tuple[Run, RunCost]]) -> list[RunCost]:
+    """Merge the parts of each run on several servers: the hours of the first, the cost of all.
+
+    A part on a server beside the first has the lab id of that server.
+    """
+    lab_of = {
+        member_id: lab_id
+        for lab_id in {run.lab_id for run, _ in runs}
+        for member_id in list_lab_ids(lab_id)[1:]
+    }
+    merged: dict[tuple[str, str], RunCost] = {}
+    for run, cost in sorted(runs, key=lambda pair: pair[0].lab_id in lab_of):
+        key = lab_of.get(run.lab_id, run.lab_id), run.id
+        first = merged.get(key)
+        if first is not None:
+            total = _add_usd(first.cost_usd, cost.cost_usd)
+            cost = msgspec.structs.replace(first, cost_usd=total)
+        merged[key] = cost
+    return list(merged.values())
+
+
+def _add_usd(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second
 
 
 def _list_earlier_starts(run: Run, lines: list[LedgerEntry]) -> list[tuple[str, float]]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, ConnectError, HostKeyError, LabError, ThrottledError
 from labctl.events import report_wait
 from labctl.model import Resource, Server, Value
@@ -48,13 +49,22 @@ def remove(context: LabContext, server: Server, *, keep_disks: bool = False) -> 
 def sweep(context: LabContext, server_id: str = "") -> Removal:
     """Remove everything of the lab except servers, if none is alive; return what is left.
 
-    A kept disk stays until it expires, unless everything on it has been downloaded.
+    A kept disk stays until it expires, unless everything on it has been downloaded. Of a lab with
+    several servers, everything stays while another one is alive, since they share it.
     """
-    ours = [s for s in context.provider.servers() if s.lab_id == context.lab_id]
+    servers = context.provider.servers()
+    if context.rank == 0 and _has_siblings(context, servers):
+        return Removal(server_id=server_id)
+    ours = [s for s in servers if s.lab_id == context.lab_id]
     ending = [s for s in ours if s.state == "ending"]
     _wait_for(context, ending)
     with report_wait(context.reporter, f"checking what is left ({context.provider.name})"):
         return _sweep_resources(context, server_id, [s for s in ours if s not in ending])
+
+
+def _has_siblings(context: LabContext, servers: Iterable[Server]) -> bool:
+    others = set(list_lab_ids(context.lab_id)) - {context.lab_id}
+    return any(one.lab_id in others and one.state not in accounts.ENDED for one in servers)
 
 
 def _sweep_resources(context: LabContext, server_id: str, ours: list[Server]) -> Removal:

@@ -82,6 +82,13 @@ def list_servers(context: LabContext) -> list[Server]:
     return [context.get_server(), *(server for server in others if server is not None)]
 
 
+def sum_prices(context: LabContext) -> float:
+    """Sum the prices per hour of the lab's recorded servers, in US dollars."""
+    members = [context, *build_members(context)[1:], *list_surplus(context)]
+    servers = [context.state.get_lab_server(one.lab_id) for one in members]
+    return sum(server.offer.price_usd_per_hour for server in servers if server is not None)
+
+
 def select_server(context: LabContext, rank: int) -> LabContext:
     """Return the context of the server with this rank; UsageError if lab.yaml has fewer."""
     count = context.config.server.count

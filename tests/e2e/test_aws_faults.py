@@ -153,6 +153,16 @@ def test_no_capacity_at_all(bed: Bed) -> None:
     assert bed.left() == []
 
 
+def test_no_capacity_for_all_servers_of_a_lab_leaves_nothing(bed: Bed) -> None:
+    lab = bed.lab()
+    text = (lab.root / "lab.yaml").read_text().replace("gpu: auto", "gpu: auto, count: 2")
+    (lab.root / "lab.yaml").write_text(text.replace("budget: 5", "budget: 20"))
+    with bed.set(capacity=(Capacity(left=1),)):
+        said = lab.labctl(*UP, code=75)
+    told(said, "aws has no zone with room for 2 servers of digits", "not 2 x g4dn.xlarge in us-")
+    assert bed.left() == []
+
+
 @pytest.mark.parametrize("kind", ["lost", "dropped"])
 def test_every_call_loses_its_reply_once(bed: Bed, kind: str) -> None:
     losses = tuple(Loss(action=action) for action in (*MADE, *TAKEN))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,3 +223,42 @@ def test_a_server_that_falls_silent_ends_the_run_on_all(gang: LabDirectory) -> N
     finally:
         subprocess.run([*network, "connect", "bridge", second], check=True)
     gang.labctl("cancel", "silent", code=None)
+
+
+def test_push_cp_and_forward_reach_every_server(gang: LabDirectory) -> None:
+    gang.labctl("up", "--yes")
+    (gang.root / "version.py").write_text("print('pushed')\n")
+    pushed = gang.labctl("push").stdout
+    trees = [line.partition(" (")[0] for line in pushed.splitlines()]
+    assert trees[1] == f"two-1:{trees[0]}"
+    assert "uploaded" in trees[0]
+    gang.labctl("run", "--no-push", "--id", "pushed", "--", "python3", "version.py")
+    assert gang.labctl("logs", "pushed", "--rank", "1").stdout == "pushed\n"
+    gang.labctl("cp", "--server", "1", "version.py", "two:page.txt")
+    serve = "python3 -m http.server 8123 >/dev/null 2>&1 </dev/null &"
+    gang.labctl("ssh", "--server", "1", "--", "sh", "-c", serve)
+    url = gang.json("forward", "8123", "--server", "1", "--detach")["forwards"][0]["url"]
+    with urllib.request.urlopen(f"{url.rstrip('/')}/page.txt") as page:
+        assert page.read() == b"print('pushed')\n"
+    assert "8123" in gang.labctl("forward", "--stop").stdout
+
+
+def test_cancel_ends_what_it_can_and_names_the_missing_server(gang: LabDirectory) -> None:
+    gang.labctl("up", "--yes")
+    gang.labctl("run", "--detach", "--id", "half", "--", "sleep", "600")
+    first, second = list_servers(gang)
+    subprocess.run(["docker", "rm", "-f", "-v", second], capture_output=True, check=True)
+    done = gang.labctl("cancel", "half", code=None)
+    assert done.code != 0
+    assert "the run may still be active on two-1\n" in done.stderr
+    path = "/home/student/labctl/two/runs/half/.labctl/record.json"
+    assert json.loads(inside(first, f"cat {path}", user="student")[1])["state"] == "cancelled"
+
+
+def test_run_down_removes_all_servers_and_exits_as_the_command(gang: LabDirectory) -> None:
+    gang.labctl("down", "--yes")
+    gang.labctl("run", "--up", "--down", "--id", "whole", "--", "sh", "-c", "exit 3", code=3)
+    status = gang.json("status", "-r")
+    assert status["server"] is None
+    assert status["servers"] == []
+    assert "two" not in gang.labctl("orphans", code=None).stdout

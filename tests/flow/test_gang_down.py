@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from lab_world import LAB_ID, DiskCloud, Recorded, World, world
 
 from labctl.config.member_ids import make_member_id
-from labctl.errors import BusyError, PolicyError
+from labctl.errors import BusyError, LabError, PolicyError
 from labctl.events import Question
-from labctl.lifecycle import down, gang_creation, run_server
+from labctl.lifecycle import down, gang_creation, run_server, up
 from labctl.model import Run
 from labctl.servers import gang
 
@@ -32,10 +33,10 @@ def write_count(lab: World, count: int) -> None:
 
 
 def forget_servers(lab: World) -> None:
-    """Leave no server on record, as on a second laptop."""
-    state = lab.context().state
-    for server in state.list_servers():
-        state.drop_server(server.id)
+    """Leave nothing on record, as on a second laptop."""
+    context = lab.context()
+    context.state.close()
+    context.state.path.unlink()
 
 
 def save_run(lab: World, run_id: str) -> None:
@@ -52,7 +53,7 @@ def save_run(lab: World, run_id: str) -> None:
     context.state.save_run(run)
 
 
-@pytest.mark.parametrize("count", [3, 2])
+@pytest.mark.parametrize("count", [3, 2, 1])
 def test_servers_that_are_not_on_record_are_in_the_question(lab: World, count: int) -> None:
     forget_servers(lab)
     write_count(lab, count)
@@ -138,3 +139,15 @@ def test_run_down_removes_the_others_if_the_first_is_gone(lab: World) -> None:
     lab.cloud.terminate(first.id)
     run_server.end_unused(lab.context(), is_own=True, server_id=first.id)
     assert not lab.cloud.machines
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_up_names_the_servers_that_lab_yaml_no_longer_asks_for(lab: World, count: int) -> None:
+    write_count(lab, count)
+    reporter = Recorded()
+    with suppress(LabError):  # nothing answers on these servers
+        up.up(lab.context(reporter))
+    names = "digits-1, digits-2 are" if count == 1 else "digits-2 is"
+    expected = f"{names} still running (free), but lab.yaml asks for {count} of the lab's servers"
+    assert expected in reporter.said
+    assert "next: labctl down\n        (removes all of them)" in reporter.said

@@ -51,6 +51,7 @@ NONE = RunOptions(
     recover=False,
     keeper="",
     probe="",
+    gpus=0,
     json_=False,
     command=(),
 )

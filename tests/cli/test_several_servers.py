@@ -1,0 +1,75 @@
+"""What `status` and `cost` print about a lab that has several servers, or had more of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl import Lab
+from labctl.config.member_ids import make_member_id
+from labctl.model import Endpoint, Offer, Run, Server
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def lab(home: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """A lab with three recorded servers at $2/h, since one hour."""
+    now = 1000.0 + HOUR_S
+    monkeypatch.setattr("labctl.servers.cost.time.time", lambda: now)
+    made = Lab.load(home / "digits", environ={"HOME": str(home)})
+    offer = Offer(provider="local", type="container", price_usd_per_hour=2.0)
+    for rank in range(3):
+        server = Server(
+            id=f"box-{rank}", provider="local", lab="digits", state="running", offer=offer,
+            lab_id=make_member_id(made.id, rank), alias=f"digits-{rank}" if rank else "digits",
+            endpoint=Endpoint(host="127.0.0.1"), created_at=1000.0,
+        )  # fmt: skip
+        made.context.state.save_server(server)
+    return made
+
+
+def write_count(lab: Lab, count: int) -> None:
+    path = lab.config.path
+    path.write_text(path.read_text() + f"\nserver: {{provider: local, count: {count}}}\n")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_status_lists_servers_beyond_count(lab: Lab, labctl: Any, count: int) -> None:
+    write_count(lab, count)
+    said = labctl("status").out
+    assert "at $6.00/h" in said
+    assert "with digits-1: running, container, $2.00/h" in said
+    assert "with digits-2: running, container, $2.00/h" in said
+    assert f"lab.yaml asks for {count} of these servers; to remove all: labctl down" in said
+    assert json.loads(labctl("status", "--json").out)["cost_usd"] == pytest.approx(6.0, abs=0.1)
+
+
+def test_status_shows_the_others_if_the_first_is_gone(lab: Lab, labctl: Any) -> None:
+    write_count(lab, 3)
+    assert "asks for" not in labctl("status").out
+    lab.context.state.drop_server("box-0")
+    said = labctl("status").out
+    assert "digits: no server" in said
+    assert "with digits-2: running, container, $2.00/h" in said
+    assert "asks for" not in said
+
+
+@pytest.mark.parametrize("words", [("cost",), ("cost", "--all")])
+def test_a_run_costs_what_it_costs_on_all_servers(
+    lab: Lab, labctl: Any, words: tuple[str, ...]
+) -> None:
+    write_count(lab, 3)
+    for rank in range(3):
+        run = Run(
+            id="first", lab_id=make_member_id(lab.id, rank), server_id=f"box-{rank}",
+            command=("train",), created_at=1000.0, started_at=1000.0, ended_at=1000.0 + HOUR_S / 2,
+            state="exited",
+        )  # fmt: skip
+        lab.context.state.save_run(run)
+    rows = [line.split() for line in labctl(*words).out.splitlines() if "first" in line]
+    (row,) = rows
+    assert row[-1] == "$3.00"
