@@ -76,8 +76,7 @@ def refuse_gpu_count(gpu_count: int) -> None:
         raise UsageError(
             f"--gpus {gpu_count} cannot be used here: each run is a job of Slurm",
             why="a job gets all GPUs that it asks for, and lab.yaml says how many those are",
-            hint=f"labctl run --gpu any:{gpu_count}   # needs `launch: {{with: torchrun}}` for "
-            "a process on each",
+            hint=f"write `gpu: any:{gpu_count}` and `launch: {{with: torchrun}}` in lab.yaml",
         )
 
 

@@ -82,13 +82,12 @@ def compute_costs(context: LabContext, *, every_lab: bool = False) -> Costs:
     lab_ids = [None] if every_lab else list_lab_ids(context.lab_id)
     servers = [one for each in lab_ids for one in list_server_costs(context.state, each, now)]
     by_id = {server.server_id: server for server in servers}
+    lines: dict[tuple[str, str], list[LedgerEntry]] = {}
+    for line in (line for each in lab_ids for line in context.state.list_events(lab_id=each)):
+        if line.run_id:
+            lines.setdefault((line.lab_id, line.run_id), []).append(line)
     runs = [
-        (
-            run,
-            _compute_run_cost(
-                run, context.state.list_events(lab_id=run.lab_id, run_id=run.id), by_id, now
-            ),
-        )
+        (run, _compute_run_cost(run, lines.get((run.lab_id, run.id), []), by_id, now))
         for each in lab_ids
         for run in context.state.list_runs(each)
     ]

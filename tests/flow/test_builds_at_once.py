@@ -113,7 +113,7 @@ def test_of_two_labs_that_build_at_once_the_second_loads_what_the_first_built(
 ) -> None:
     second = SecondLab(sources)
     assert build_at_once(sources, BUILT, second) == []
-    assert f"build {sources.wanted}" in second.reporter.said
+    assert f"building the image {sources.wanted}" in second.reporter.said
     assert (sources.engine / "loaded").read_bytes() == sources.archive
     assert sources.cache.take_failures() == []
 
