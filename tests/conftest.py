@@ -92,11 +92,19 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Append each failure to the file that LABCTL_TEST_FAILURES names: scripts/test reads it."""
+    _note_failure(report, "FAILED", str(report.when))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_failure(report, "ERROR", "collection")
+
+
+def _note_failure(report: pytest.TestReport | pytest.CollectReport, kind: str, when: str) -> None:
+    """Append a failure to the file that LABCTL_TEST_FAILURES names: scripts/test reads it."""
     path = os.environ.get("LABCTL_TEST_FAILURES")
     if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         with Path(path).open("a") as file:
-            file.write(f"=== FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
+            file.write(f"=== {kind} {report.nodeid} ({when})\n{report.longreprtext}\n\n")
 
 
 def unit_of_work(nodeid: str) -> str:

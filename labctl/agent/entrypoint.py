@@ -26,7 +26,7 @@ VERBS = {
     "resume": "runs.resume.resume",
     "restore-pushed": "runs.resume.from_push",
     "clear": "runs.ended_runs.clear",
-    "session": "runs.runs.session",
+    "session": "runs.tmux_session.open_session",
     "evaluate": "sandbox.evaluation.evaluate",
     "check": "sandbox.public_tests.check",
     "grade": "sandbox.grading.grade",

@@ -28,19 +28,11 @@ def bandwidth_command(ctx: click.Context, json_: bool) -> None:
     if json_:
         print_json({"bandwidth": result, "link_share": result.link_share})
         return
-    rows = [
-        (
-            bytes_text(row.bytes),
-            timing_text(row.seconds),
-            f"{8e-9 * row.bus_bytes_per_s:.2f} Gbit/s",
-        )
-        for row in result.rows
-    ]
-    print_table(rows, ("MESSAGE", "TIME", "BUS BANDWIDTH"))
+    print_table([_make_row(row) for row in result.rows], ("MESSAGE", "TIME", "BUS BANDWIDTH"))
     click.echo()
     print_message(describe(result), err=False)
     if result.is_slow:
-        text = "Such a link is slow for a training on several servers. What it costs: "
+        text = "Such a link is slow for a training on several servers. What it costs:"
         command = f"labctl estimate --train --data-parallel {result.processes} --link 1gbit"
         print_message(text, err=False)
         click.echo(f"  {command}")

@@ -389,8 +389,7 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     labctl cancel
     """
     context = open_lab(ctx, quiet=json_).context
-    with cancel.name_servers_left(context, run):
-        ended_run, had_ended = cancel.cancel(context, run, grace)
+    ended_run, had_ended = cancel.cancel(context, run, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended and not ended_run.has_ended:

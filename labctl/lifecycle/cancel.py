@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
@@ -14,7 +13,6 @@ from labctl.runs import runs
 from labctl.runs.active_runs import describe_remaining_runs
 from labctl.servers import accounts
 from labctl.servers.context import LabContext
-from labctl.text import names_text
 from labctl.wire.runs import STATUS, StatusRequest
 
 
@@ -37,29 +35,6 @@ def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
         if not _has_lost_server(context, run):
             raise
         return run, True
-
-
-@contextmanager
-def name_servers_left(context: LabContext, run_id: str) -> Iterator[None]:
-    """Add to an error the servers of a lab with several on which the run may still be active."""
-    try:
-        yield
-    except LabError as error:
-        if gang.has_several_servers(context) and (names := _list_servers_left(context, run_id)):
-            text = f"the run may still be active on {names_text(names, 5)}"
-            error.why = "\n".join(filter(None, [error.why, text]))
-        raise
-
-
-def _list_servers_left(context: LabContext, run_id: str) -> list[str]:
-    run_id = runs.find_run(context, run_id).id
-    parts = {one.config.name: one.lab_id for one in gang.build_members(context)}
-    ended = {
-        name
-        for name, lab_id in parts.items()
-        if (part := context.state.get_run(lab_id, run_id)) is not None and part.has_ended
-    }
-    return [name for name in parts if name not in ended]
 
 
 def note_remaining_runs(context: LabContext, canceled: Run) -> None:

@@ -17,6 +17,7 @@ from labctl.model import Offer, Server
 from labctl.runs import images
 from labctl.servers import adoption, attempts, end_server
 from labctl.servers.context import LabContext
+from labctl.stores.lab_store import warn_before_start
 from labctl.text import names_text
 
 
@@ -54,6 +55,7 @@ def create_missing_servers(
     missing = [one for one in members if servers[one.lab_id] is None]
     if not missing:
         return
+    warn_before_start(context)
     image = images.find_wanted_image(context)
     repeated: list[Server] = []
     try:

@@ -62,11 +62,6 @@ def follow_log(
     return follow(context, run_id, recovers=False, on_log=on_log, tail=tail)
 
 
-def has_failed(run: Run) -> bool:
-    """Whether a run on several servers ended by a failure, so that it can start again."""
-    return run.has_ended and run.exit_code != 0 and run.state != "cancelled"
-
-
 class _Follower:
     """Follows one run of a lab with several servers, through all of its attempts."""
 

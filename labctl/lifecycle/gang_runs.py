@@ -19,6 +19,7 @@ from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
+from labctl.text import names_text
 from labctl.wire.runs import (
     FIND_ADDRESS,
     FindAddressReply,
@@ -188,7 +189,7 @@ def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Ru
     """Cancel the run on all of these servers; return the part of rank 0, and whether it had ended.
 
     A process that starts it again meanwhile learns of it from the ledger. An error is raised after
-    all servers have been tried.
+    all servers have been tried, and names those on which the run may go on.
     """
     first = members[0]
     first.state.record(CANCELED, lab_id=first.lab_id, run_id=run_id)
@@ -197,13 +198,12 @@ def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Ru
         return runs.cancel(one, one.get_server(), run_id, grace_s)
 
     outcomes = run_for_each(members, cancel_part)
-    results = []
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
-        assert outcome.value is not None
-        results.append(outcome.value)
-    return results[0]
+    if errors := [outcome.error for outcome in outcomes if outcome.error is not None]:
+        names = [each.context.config.name for each in outcomes if each.error is not None]
+        text = f"the run may still be active on {names_text(names, 5)}"
+        errors[0].why = "\n".join(filter(None, [errors[0].why, text]))
+        raise errors[0]
+    return next(outcome.value for outcome in outcomes if outcome.value is not None)
 
 
 def is_canceled_since(context: LabContext, run_id: str, at: float) -> bool:

@@ -63,7 +63,7 @@ def keep_code(context: LabContext, spec: RunSpec) -> None:
 
 def read_saved_run(context: LabContext, run_id: str) -> SavedRun:
     """Read what was saved of a run; NotFoundError if nothing was."""
-    return _read_from_store(context, run_id) or read_local(context, run_id)
+    return _read_from_store(context, run_id) or _read_local(context, run_id)
 
 
 def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
@@ -83,7 +83,7 @@ def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
     return SavedRun(spec=stored.spec, run=stored.record)
 
 
-def read_local(context: LabContext, run_id: str) -> SavedRun:
+def _read_local(context: LabContext, run_id: str) -> SavedRun:
     path = context.config.root / KEPT / run_id / "spec.json"
     try:
         spec = decode(RunSpec, path.read_bytes())
@@ -133,7 +133,7 @@ def restore(context: LabContext, server: Server, run_id: str) -> int:
 
 
 def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
-    saved = read_local(context, run_id)
+    saved = _read_local(context, run_id)
     tree = build_tree(context, run_id)
     if not any(entry.path.startswith("checkpoints/") for entry in tree.files):
         text = f"no complete checkpoint of {run_id} was saved: it starts from the beginning"

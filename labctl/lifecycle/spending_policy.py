@@ -26,7 +26,7 @@ def make_recovery_context(context: LabContext, run_id: str) -> LabContext:
 
     The server gets the limits of the run's last one, and what options of `up` asked for it. The
     price limit is max_price, if set, else the recorded one; dearer offers are left out. If no price
-    limit was recorded for this run, the user is asked about every price.
+    limit was recorded for this run, labctl asks the user about every price.
     """
     agreements = context.state.list_events(
         lab_id=context.lab_id, run_id=run_id, kind=RECOVERABLE, limit=1

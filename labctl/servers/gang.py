@@ -13,7 +13,6 @@ import msgspec
 from labctl.config import LabConfig
 from labctl.config.member_ids import MOST_SERVERS, make_member_id
 from labctl.errors import UsageError
-from labctl.events import Reporter
 from labctl.model import Server
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
@@ -27,7 +26,7 @@ def has_several_servers(context: LabContext) -> bool:
     return context.config.server.count > 1 and context.rank is None
 
 
-def build_member(context: LabContext, rank: int, reporter: Reporter | None = None) -> LabContext:
+def build_member(context: LabContext, rank: int) -> LabContext:
     """Return the context of one of the lab's servers. Its budget is an equal part of the lab's."""
     config = context.config
     need, count = config.server.need, config.server.count
@@ -39,7 +38,7 @@ def build_member(context: LabContext, rank: int, reporter: Reporter | None = Non
         server=msgspec.structs.replace(config.server, need=need),
     )
     lab_id = make_member_id(context.lab_id, rank)
-    sibling = context.make_sibling(member, lab_id, reporter)
+    sibling = context.make_sibling(member, lab_id)
     group = context.group or context.lab_id
     return msgspec.structs.replace(sibling, group=group, group_name=config.name, rank=rank)
 

@@ -153,6 +153,7 @@ def test_no_capacity_at_all(bed: Bed) -> None:
     assert bed.left() == []
 
 
+@pytest.mark.long
 def test_no_capacity_for_all_servers_of_a_lab_leaves_nothing(bed: Bed) -> None:
     lab = bed.lab()
     text = (lab.root / "lab.yaml").read_text().replace("gpu: auto", "gpu: auto, count: 2")

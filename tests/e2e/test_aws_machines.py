@@ -254,6 +254,7 @@ def find_zones(machines: Bed) -> set[str]:
     }
 
 
+@pytest.mark.long
 def test_a_gang_leaves_the_zone_that_has_room_for_one(machines: Bed) -> None:
     lab = machines.lab()
     write_gang(lab)
@@ -279,6 +280,7 @@ def test_a_gang_leaves_the_zone_that_has_room_for_one(machines: Bed) -> None:
     assert (status["server"], status["servers"]) == (None, [])
 
 
+@pytest.mark.long
 def test_servers_of_a_gang_reach_one_another_and_nobody_else_does(machines: Bed) -> None:
     lab = machines.lab()
     write_gang(lab)

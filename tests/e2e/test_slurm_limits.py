@@ -57,6 +57,7 @@ def test_a_class_is_made_once_and_changed_where_it_differs(cluster: Cluster) -> 
     assert "QOSMaxCpuPerUserLimit" in cluster.sh(cpus, user="ann")
 
 
+@pytest.mark.long
 def test_an_ended_account_runs_nothing_until_its_student_returns(cluster: Cluster) -> None:
     limits, both = ClassLimits(gpu_minutes=60), ["ann", "student"]
     apply(cluster, limits, both)
@@ -72,6 +73,7 @@ def test_an_ended_account_runs_nothing_until_its_student_returns(cluster: Cluste
     wait_for(lambda: cluster.squeue() == [])
 
 
+@pytest.mark.long
 def test_a_user_with_jobs_leaves_the_class(cluster: Cluster) -> None:
     limits = ClassLimits(gpu_minutes=60)
     apply(cluster, limits, ["ann", "student"])

@@ -21,7 +21,7 @@ from labctl.agent.host.other_programs import OtherPrograms
 from labctl.agent.host.paths import lab_dir, labctl_home
 from labctl.agent.host.top import TopView
 from labctl.agent.reply import Failure
-from labctl.agent.runs import runs
+from labctl.agent.runs import runs, tmux_session
 from labctl.agent.runs.ended_runs import clear
 from labctl.agent.runs.executor import Environment, NewAttempt
 from labctl.agent.runs.process_executor import ProcessExecutor, read_process
@@ -406,7 +406,7 @@ def test_a_session_opened_after_the_end_waits_for_its_viewer(root: Path) -> None
     """Whoever notices the end of a run later, ends only the session that was there before."""
     directory = start("true")
     wait_for(lambda: inspect_run(directory, {}).state == "exited")
-    opened = runs.session(RunRequest("digits", LAB_ID, directory.name))
+    opened = tmux_session.open_session(RunRequest("digits", LAB_ID, directory.name))
     assert opened.ended
     end_session(directory.name)
     find = ["tmux", "has-session", "-t", f"={opened.session}"]

@@ -22,13 +22,12 @@ from ...wire.runs import (
     GangMember,
     RunRequest,
     RunSpec,
-    SessionReply,
     StartRunReply,
     StartRunRequest,
 )
 from ...wire.verbs import SHOW_DISK
 from ..host.background import BackgroundShell
-from ..host.docker import OPENED_LATER, run_tmux
+from ..host.docker import run_tmux
 from ..host.engine_objects import Image
 from ..host.paths import drop_tree, lab_dir, run_dir, write_json, write_text
 from ..host.server_data import resolve_all
@@ -50,8 +49,8 @@ from .records import (
 )
 from .run_state import UNENDED, inspect_run, require_run_directory
 from .spec import read_spec
+from .tmux_session import build_session_words
 
-BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 # Starts the telemetry recorder, a second later: it stays out of the way of the container's start.
 _RECORDER = "sleep 1\nexec " + shlex.join(
     [sys.executable, "-I", "-S", str(PROGRAM / "__main__.py"), "telemetry"]
@@ -105,12 +104,9 @@ def _launch_claimed(
 ) -> StartRunReply:
     spec = request.spec
     run = inspect_run(directory, {})
-    if run.state != "claimed":
-        # Launched before, or by a call that found our claim and was quicker.
-        member = read_member(directory)
-        return StartRunReply(run, found=True, directory=str(directory), member=member)
-    if request.held and _is_held(spec.executor, run.container):
-        # Created by a call whose terminal was lost before it started the container.
+    # It was launched before, or by a call that found our claim and was quicker. A held one was
+    # created by a call that was lost before it started the container.
+    if run.state != "claimed" or (request.held and _is_held(spec.executor, run.container)):
         member = read_member(directory)
         return StartRunReply(run, found=True, directory=str(directory), member=member)
     image = image or get_executor(spec.executor).find_image(spec)
@@ -237,7 +233,7 @@ def _note_launch(executor: Executor, directory: Path, number: int, record: Attem
     # Elsewhere the session's shell would be a step of the job: `labctl attach` opens it.
     if not executor.runs_here:
         return ""
-    session = ["tmux", *_session_words(executor, directory, record.container)]
+    session = ["tmux", *build_session_words(executor, directory, record.container)]
     return f"{shlex.join(session)} &\n{_RECORDER}"
 
 
@@ -322,43 +318,6 @@ def _copy_tree(source: Path, target: Path) -> str:
         text = stream.read().strip()
     _, status = os.waitpid(process, 0)
     return text or f"cp ended with status {status}" if status else ""
-
-
-def _session_words(executor: Executor, directory: Path, attempt: str) -> list[str]:
-    """Return the words after `tmux` that open the run's session: windows run (the log), gpu, shell.
-
-    Killing the session does not touch the run. If it exists already, tmux changes nothing.
-    """
-    name = f"labctl-{directory.name}"
-    log = directory / "logs" / "run.log"
-    gpu = "if command -v nvidia-smi >/dev/null; then exec watch -n 2 nvidia-smi; else exec top; fi"
-    shell = shlex.join(executor.build_exec_words(attempt, ["sh", "-c", BEST_SHELL]))
-    shell += " 2>/dev/null || { "
-    shell += f"echo 'This shell is on the server, not in the {executor.noun} of the run.'"
-    shell += "; exec ${SHELL:-sh}; }"
-    return [
-        *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
-        *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
-        *("new-window", "-d", "-t", f"={name}:", "-n", "gpu", gpu, ";"),
-        *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell, ";"),
-        *("set-option", "-t", f"={name}:", "status-right", " leave: Ctrl-b d ", ";"),
-        # tmux cuts the name of the session, which has the run's id, after 10 characters.
-        *("set-option", "-t", f"={name}:", "status-left-length", "40"),
-    ]
-
-
-def session(request: RunRequest) -> SessionReply:
-    """Return the name of a run's tmux session, created again if it is gone."""
-    directory = require_run_directory(request.lab, request.lab_id, request.run)
-    container = read_last_attempt(directory).container
-    has_ended = inspect_run(directory, {}).state not in UNENDED
-    executor = get_executor(read_spec(directory).executor)
-    name = f"labctl-{directory.name}"
-    mark = ["set-option", "-t", f"={name}:", OPENED_LATER, "on"] if has_ended else []
-    if mark:
-        run_tmux(*mark)  # a session that is still there, for which the next line does nothing
-    run_tmux(*_session_words(executor, directory, container), *([";", *mark] if mark else []))
-    return SessionReply(name, has_ended)
 
 
 def cancel(request: CancelRunRequest) -> CancelRunReply:
