@@ -168,7 +168,7 @@ def train_on_slurm(home: Path, cluster: Cluster) -> dict[str, object]:
         announce(f"The machine {node} is gone")
         cluster.kill_node(node)
         # Nothing that ran on it may go on.
-        cluster.sh("pkill -9 slurmstepd; pkill -9 -f count.py")
+        cluster.sh("pkill -9 slurmstepd; pkill -9 -f '[c]ount.py'; true")
         wait_until(lambda: cluster.squeue("%T") == ["PENDING"], 300.0)
         labctl("status", "--refresh", cwd=lab)
         # Slurm waits two minutes before it starts a job again: this spares the time.
