@@ -56,7 +56,11 @@ def _print_plan(plan: CoursePlan) -> None:
     )
     _print_changes(plan)
     servers = f"{plan.servers} servers in all" if plan.servers != 1 else "one server in all"
-    if plan.accounts_per_server:
+    if plan.machines:
+        nodes = names_text(plan.machines[1:], MAX_NAMES) or "no other machine"
+        servers = f"one cluster: controller {plan.machines[0]}, and {nodes}"
+        servers = f"{servers}; {count_text(plan.accounts_per_server, 'account')}"
+    elif plan.accounts_per_server:
         servers = f"{servers}, shared: {plan.accounts_per_server} accounts each"
     if plan.to_make:
         _print_item(

@@ -249,6 +249,9 @@ class _CourseConfigReader:
                 self.problems.append(make_problem(shared[key], f"shared.{key}", message))
         if not file.shared.has_queue:
             return
+        if "homes" in shared and not file.shared.controller:
+            message = "only a class with `controller` has this setting"
+            self.problems.append(make_problem(shared["homes"], "shared.homes", message))
         reasons = {
             "image": "with `engine: slurm` runs use the programs of the server, not containers",
             "store": "results of jobs are not mirrored; `labctl pull` downloads them",

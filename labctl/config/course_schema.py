@@ -176,13 +176,26 @@ def parse_wall(text: str) -> int:
     return seconds
 
 
+def parse_machine_name(text: str) -> str:
+    if len(text) > 260 or not re.fullmatch(r"[A-Za-z0-9_.:-]+", text):
+        raise ValueError(f"{quote(text)} is not the name of a machine, as in server.static.hosts")
+    return text
+
+
+def parse_homes(text: str) -> str:
+    if len(text) > 200 or not re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", text) or "/.." in text:
+        raise ValueError(f"{quote(text)} is not an absolute path of letters, digits, . _ and -")
+    return text
+
+
 class SharedConfig(Value, frozen=True):
     """Accounts on shared servers instead of a server for each student.
 
     With `engine: broker` an account leases at most `gpus` GPUs at once, each for `gpu_lease`
     seconds. With `engine: slurm` all accounts are on one server, and each run is a job of Slurm: an
     account uses at most `gpus` GPUs at once, each job for at most `wall` seconds, and `gpu_minutes`
-    in all. None has no limit.
+    in all. None has no limit. With `controller`, the name of a machine, all machines of the
+    provider are one cluster of Slurm, and the accounts' homes are in `homes`, which they share.
     """
 
     engine: Literal["broker", "slurm"] = "broker"
@@ -191,6 +204,8 @@ class SharedConfig(Value, frozen=True):
     gpu_lease: Duration = 4 * 3600
     gpu_minutes: Annotated[int | None, Parsed(parse_minutes)] = None
     wall: Annotated[int | None, Parsed(parse_wall)] = None
+    controller: Annotated[str, Parsed(parse_machine_name)] = ""
+    homes: Annotated[str, Parsed(parse_homes)] = "/home"
 
     @property
     def has_queue(self) -> bool:
@@ -209,7 +224,7 @@ class SharedConfig(Value, frozen=True):
 # Keys of `shared` that only one of the engines has
 ENGINE_KEYS = {
     "broker": ("accounts_per_server", "gpu_lease"),
-    "slurm": ("gpu_minutes", "wall"),
+    "slurm": ("controller", "gpu_minutes", "homes", "wall"),
 }
 
 

@@ -1,13 +1,15 @@
-"""The queue of a class whose engine is Slurm: its accounts' limits, jobs and use of GPUs."""
+"""The queue of a class whose engine is Slurm: its accounts' limits, hours, jobs and use of GPUs."""
 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 
-from labctl.commands import slurm_accounting
+from labctl.commands import slurm_accounting, slurm_reservations
 from labctl.commands.slurm_accounting import ClassAccounting, ClassLimits
 from labctl.config import CourseConfig
+from labctl.courses.records import timetable
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gpu_minutes import record_gpu_minutes
 from labctl.courses.seat_accounts import SeatAccounts
@@ -48,9 +50,45 @@ class ClassQueue:
         # A student who returns has the same account again.
         ended -= {account.account for account in accounts if account.state == "there"} | set(coming)
         config = self.folder.config
-        return update_accounting(context, server, config, sorted(names), sorted(ended))
+        changes = update_accounting(context, server, config, sorted(names), sorted(ended))
+        return changes + self.reserve_hours(context, server)
 
-    def update_or_repair(self, context: LabContext, server: Server) -> None:
+    def reserve_hours(self, context: LabContext, server: Server) -> int:
+        """Reserve the machines for the class hours of the next days, and no other hours.
+
+        Returns the number of changes; a second call makes none.
+        """
+        config, now = self.folder.config, time.time()
+        lessons = timetable.list_lessons(config.hours, config.term, now, config.holidays)
+        hours = [(lesson.begins, lesson.ends) for lesson in lessons]
+        return self._update_reservations(context, server, hours, now)
+
+    def release_hours(self, context: LabContext, server: Server) -> None:
+        """End all reservations of the course. A failure is only reported."""
+        try:
+            self._update_reservations(context, server, [], time.time())
+        except LabError as error:
+            text = (
+                f"class hours may still be reserved in Slurm: {describe_error(error)}; "
+                "scontrol show reservation lists them"
+            )
+            context.reporter.emit(Note(text=text, level="warning"))
+
+    def _update_reservations(
+        self, context: LabContext, server: Server, hours: Sequence[tuple[float, float]], now: float
+    ) -> int:
+        account = slurm_accounting.class_account(self.folder.config.name)
+        output = _run(context, server, slurm_reservations.build_query(), QUERY_S)
+        present = slurm_reservations.parse_reservations(output, account)
+        wanted = slurm_reservations.build_wanted(account, hours, now)
+        changes = slurm_reservations.build_changes(account, wanted, present, now)
+        if changes:
+            _run(context, server, " && ".join(changes), APPLY_S)
+        return len(changes)
+
+    def update_or_repair(
+        self, context: LabContext, server: Server, nodes: Sequence[Server] = ()
+    ) -> None:
         """Do `update`; if Slurm does not answer, start what of it does not run, and do it again."""
         try:
             self.update(context, server)
@@ -58,8 +96,9 @@ class ClassQueue:
             set_up_queue(
                 server,
                 playbooks_dir=context.paths.data_dir / "playbooks",
-                ssh_config=context.connections.config_path(server.id),
+                connections=context.connections,
                 reporter=make_quiet_reporter(context.reporter),
+                nodes=nodes,
             )
             self.update(context, server)
 

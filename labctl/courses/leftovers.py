@@ -55,6 +55,7 @@ def list_own_lab_ids(staff: CourseOperator) -> set[str]:
     if staff.folder.config.shared is not None:
         hosts = SharedServers(staff.folder, staff.course(plain=True))
         lab_ids |= {hosts.lab_id(number) for number in range(MOST_HOSTS + 1)}
+        lab_ids |= hosts.cluster.list_lab_ids() if hosts.cluster else set()
     return lab_ids
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
+from labctl.courses.class_cluster import ClassCluster, list_cluster_machines
 from labctl.courses.graded_parts import check_parts, describe_parts, list_part_cautions
 from labctl.courses.records import plan_changes, timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
@@ -46,7 +47,8 @@ class CoursePlan(Value, frozen=True):
     """What a course will create and cost. Dollars are None if they are unknown.
 
     `servers` is the number of servers up at once. `once_at_most_usd` is the cost of every seat's
-    server for its whole ttl, or to the end of its budget. `queue` is what Slurm gives each account.
+    server for its whole ttl, or to the end of its budget. `queue` is what Slurm gives each account,
+    and `machines` are those of its cluster, the controller first.
     """
 
     course: str
@@ -77,6 +79,7 @@ class CoursePlan(Value, frozen=True):
     assignments: tuple[str, ...] = ()
     grading: tuple[str, ...] = ()
     queue: str = ""
+    machines: tuple[str, ...] = ()
 
 
 def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
@@ -86,6 +89,8 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     assignment has files that cannot be handed out, or points that do not add up.
     """
     folder, at = staff.folder, time.time()
+    course = staff.course(plain=True)
+    machines = list_cluster_machines(folder.config, course.provider)
     starters = summarize_starters(folder, staff.paths, offline=offline)
     config, seats = folder.config, folder.list_seats()
     parts = check_parts(config)
@@ -107,7 +112,8 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         running=tuple(name for name in names if name in running),
         to_make=tuple(name for name in names if name not in running),
         to_end=tuple(sorted(running - set(names))),
-        servers=shared.count_servers(len(seats)) if shared else len(seats),
+        servers=len(machines) or (shared.count_servers(len(seats)) if shared else len(seats)),
+        machines=machines,
         accounts_per_server=shared.count_accounts(len(seats)) if shared else 0,
         queue=plan_changes.describe_queue(config),
         limits=plan_changes.describe_server_limits(config),
@@ -121,6 +127,8 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     if offline:
         return unpriced
     try:
+        if machines:
+            ClassCluster(folder, course, machines).check()
         return _add_prices(staff, unpriced, seats, at)
     except LabError as error:
         error.subject = COURSE

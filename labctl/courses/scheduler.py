@@ -31,6 +31,7 @@ EVERY_S = {
     "backup": 30.0,
     "invitations": 300.0,
     "assignments": 60.0,
+    "hours": 3600.0,
 }
 
 
@@ -73,6 +74,7 @@ class CourseScheduler:
             "backup": self._save_backup,
             "invitations": self._withdraw_invitations,
             "assignments": self._publish_assignments,
+            "hours": self.tasks.reserve_hours,
         }
         self.scheduler = Scheduler(self._report, at_once=len(work))
         self.stop = self.scheduler.stop

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from labctl.courses.class_cluster import ClassCluster, list_cluster_machines
 from labctl.courses.class_queue import ClassQueue
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
@@ -79,6 +80,8 @@ class SharedServers:
         self._ready: dict[int, Server] = {}
         self._shared: set[int] = set()
         self._listed: tuple[float, list[Server]] = (0.0, [])
+        # of a cluster, besides the controller
+        self._nodes: list[Server] = []
 
     @functools.cached_property
     def sharing(self) -> Sharing:
@@ -90,7 +93,14 @@ class SharedServers:
             gpu_lease_s=shared.gpu_lease,
             disk_bytes=self.folder.config.per_student.disk,
             has_queue=shared.has_queue,
+            homes=shared.homes if self.cluster else "",
         )
+
+    @functools.cached_property
+    def cluster(self) -> ClassCluster | None:
+        """The machines that Slurm makes one cluster; None for a course without a controller."""
+        names = list_cluster_machines(self.folder.config, self.course.provider)
+        return ClassCluster(self.folder, self.course, names) if names else None
 
     @functools.cached_property
     def price_shares(self) -> int:
@@ -113,18 +123,24 @@ class SharedServers:
             server=server,
         )
         own.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self.course.make_sibling(own, self.lab_id(number))
+        context = self.course.make_sibling(own, self.lab_id(number))
+        return self.cluster.narrow(context, self.cluster.controller) if self.cluster else context
 
     def lab_id(self, number: int) -> str:
         text = f"{self.folder.id} shared {number}"
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @functools.cached_property
+    def _provider(self) -> Provider:
+        """The provider of the servers with accounts. Of a cluster, that is only the controller."""
+        return self.build_context(1).provider if self.cluster else self.course.provider
 
     def list_servers_by_number(self, *, now: bool = False) -> dict[int, Server]:
         """Return the servers that the provider lists, by number; at most FRESH_S seconds old."""
         with self._guard:
             at, servers = self._listed
             if now or time.monotonic() - at > FRESH_S or not at:
-                servers = self.course.provider.servers()
+                servers = self._provider.servers()
                 self._listed = (time.monotonic(), servers)
         numbers = {account.host for account in self.seating.list_all()}
         ids = {self.lab_id(number): number for number in numbers}
@@ -172,9 +188,29 @@ class SharedServers:
         ready, listed = self._ready.get(number), self.list_servers_by_number(now=True).get(number)
         if ready is None or listed is None or listed.id != ready.id:
             self._shared.discard(number)
-            ready = self._ready[number] = up.up(self.build_context(number))
+            context = self.build_context(number)
+            if self.cluster:
+                self._require_same_controller()
+                self.cluster.check()
+            ready = up.up(context)
+            if self.cluster:
+                self._nodes = self.cluster.bring_up_nodes(context)
+            self._ready[number] = ready
             self._listed = (0.0, [])
         return ready
+
+    def _require_same_controller(self) -> None:
+        """PolicyError if accounts are on another machine: Slurm's accounting is there, too."""
+        assert self.cluster is not None, "used only for clusters"
+        recorded = self.course.state.get_lab_server(self.lab_id(1))
+        has_accounts = any(account.state != "gone" for account in self.seating.list_all())
+        if recorded and recorded.offer.type != self.cluster.controller and has_accounts:
+            name = recorded.offer.type
+            raise PolicyError(
+                f"course.yaml names another controller than {name}",
+                why=f"the accounts, and the minutes that they have used, are on {name}",
+                hint=f"set shared.controller to {name}, or type first: labctl course down",
+            )
 
     def _update_accounts(
         self, number: int, coming: list[SharedServerAccount], leaving: list[SharedServerAccount]
@@ -182,8 +218,11 @@ class SharedServers:
         if not coming and not self._is_listed(number):
             return  # the server is gone, and the accounts with it
         context, server = self.build_context(number), self.ensure_server(number)
-        accounts = [SharedAccount(name=new.account, keys=(new.key,)) for new in coming]
-        accounts += [SharedAccount(name=old.account) for old in leaving]
+        uids = self._choose_uids([*coming, *leaving])
+        accounts = [_make_shared_account(new, uids) for new in coming]
+        accounts += [
+            SharedAccount(name=old.account, uid=uids.get(old.account, 0)) for old in leaving
+        ]
         names = ", ".join(account.name for account in accounts)
         step = Step(name=f"accounts on {server.alias}", detail=names)
         context.reporter.emit(step)
@@ -194,9 +233,10 @@ class SharedServers:
             accounts,
             self.sharing,
             playbooks_dir=context.paths.data_dir / "playbooks",
-            ssh_config=context.connections.config_path(server.id),
+            connections=context.connections,
             reporter=make_quiet_reporter(context.reporter),
             only_accounts=number in self._shared or not coming,
+            nodes=self._nodes,
         )
         if self.sharing.has_queue and coming:
             self.queue.update(context, server, [new.account for new in coming])
@@ -213,7 +253,42 @@ class SharedServers:
             # Otherwise the first account sets everything up.
             if any(account.state == "there" for account in accounts):
                 with self._lock(number):
-                    self.queue.update_or_repair(context, server)
+                    nodes = self._join_new_nodes(context, server, accounts)
+                    self.queue.update_or_repair(context, server, nodes)
+
+    def _join_new_nodes(
+        self, context: LabContext, server: Server, accounts: list[SharedServerAccount]
+    ) -> list[Server]:
+        """Return the cluster's nodes; machines new in course.yaml get the accounts and Slurm."""
+        if self.cluster is None:
+            return []
+        nodes = self.cluster.list_nodes(context)
+        if len(nodes) == len(self.cluster.nodes):
+            return [node for _, node in nodes]
+        self.ensure_server(1)
+        there = [account for account in accounts if account.state == "there"]
+        uids = self._choose_uids(there)
+        share(
+            server,
+            [_make_shared_account(account, uids) for account in there],
+            self.sharing,
+            playbooks_dir=context.paths.data_dir / "playbooks",
+            connections=context.connections,
+            reporter=make_quiet_reporter(context.reporter),
+            nodes=self._nodes,
+        )
+        return self._nodes
+
+    def _choose_uids(self, accounts: list[SharedServerAccount]) -> dict[str, int]:
+        """Return the accounts' numbers on a cluster's machines; nothing for a server of its own."""
+        if self.cluster is None:
+            return {}
+        return self.cluster.choose_uids([account.account for account in accounts])
+
+    def reserve_hours(self) -> None:
+        """Reserve the class hours of the next days in Slurm. LabError if it does not answer."""
+        for _, context, server in self._list_queues():
+            self.queue.reserve_hours(context, server)
 
     def record_gpu_minutes(self) -> None:
         """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
@@ -235,8 +310,13 @@ class SharedServers:
             self._update_accounts(number, [], leaving)
             context = self.build_context(number)
             server = adoption.adopt(context)
+            # A keeper brings the accounts up again before the next class.
+            if server is not None and self.sharing.has_queue and not self.folder.config.keeper:
+                self.queue.release_hours(context, server)
             if server is not None:
                 end_server.remove(context, server)
+            if self.cluster:
+                self.cluster.end_nodes(context)
         self._ready.pop(number, None)
         self._shared.discard(number)
         self._listed = (0.0, [])
@@ -253,6 +333,11 @@ class SharedServers:
     def _lock(self, number: int) -> threading.Lock:
         with self._guard:
             return self._locks.setdefault(number, threading.Lock())
+
+
+def _make_shared_account(account: SharedServerAccount, uids: dict[str, int]) -> SharedAccount:
+    uid = uids.get(account.account, 0)
+    return SharedAccount(name=account.account, keys=(account.key,), uid=uid)
 
 
 class SharedSeats:
@@ -373,6 +458,8 @@ class SharedSeats:
         server = context.assign_alias(host, None)
         watch = guard.extend(context, server, span_s)
         deadlines.move_timer(context, server, watch)
+        if self.hosts.cluster:
+            self.hosts.cluster.extend_nodes(context, span_s)
         return watch
 
     def _as_full_error(self, error: LabError) -> LabError:

@@ -27,6 +27,7 @@ from labctl.courses.records.spending import allowance_usd, compute_spending
 from labctl.courses.records.timetable import Lesson, find_just_ended, find_phase
 from labctl.courses.requests import RequestHandler
 from labctl.courses.servers import ENDED, CourseOperator
+from labctl.courses.shared_servers import SharedSeats
 from labctl.courses.status import build_seat_context, read_status
 from labctl.errors import LabError
 from labctl.errors.unexpected import as_lab_error
@@ -169,6 +170,15 @@ class CourseTasks:
     def remove_disks(self) -> None:
         """Remove the kept disks of seats that have expired."""
         remove_expired_disks(self.staff)
+
+    def reserve_hours(self) -> None:
+        """Reserve the machines of a class on Slurm for its hours of the next days."""
+        config = self.staff.folder.config
+        if config.shared is None or not (config.shared.has_queue and config.hours):
+            return
+        provider = self.staff.course().provider
+        assert isinstance(provider, SharedSeats), "a course with `shared` has accounts"
+        provider.hosts.reserve_hours()
 
     def refresh_status(self) -> None:
         """Refresh the status of every server, for idle hours and for the dashboard."""

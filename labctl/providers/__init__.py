@@ -140,6 +140,20 @@ class Stoppable(Protocol):
 
 
 @runtime_checkable
+class NamedMachines(Protocol):
+    """Servers are machines that the settings name, so each of them can be chosen."""
+
+    def list_machine_names(self) -> tuple[str, ...]:
+        """List the machines in their configured order. Contacts nobody."""
+
+    def select_machine(self, name: str) -> Provider:
+        """Return a provider that has only this machine."""
+
+    def open_machine(self, name: str) -> Any:
+        """Return a Transport to the machine. ConnectError if it does not answer."""
+
+
+@runtime_checkable
 class OnThisMachine(Protocol):
     """Servers are containers on this machine, so nobody else controls them."""
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -85,8 +85,9 @@ def run_playbook(
     name: str = "server.yml",
     variables: Value | None = None,
     server_name: str = "",
+    others: Sequence[ansible.Host] = (),
 ) -> None:
-    """Run a playbook against one host; LabError names the task that failed.
+    """Run a playbook against a host, and `others`; LabError names the task that failed.
 
     Errors call the server `server_name`, or its alias.
     """
@@ -95,7 +96,7 @@ def run_playbook(
     reporter.emit(Step(name=STEP, detail=host.alias))
     with _ansible_home() as home, _private_log(log_path) as log:
         inventory = home / "hosts"
-        inventory.write_text(ansible.build_inventory([host]))
+        inventory.write_text(ansible.build_inventory([host, *others]))
         variables_file = home / "variables.json" if variables else None
         if variables_file:
             variables_file.write_bytes(msgspec.json.encode(variables))
@@ -111,7 +112,8 @@ def run_playbook(
         code = _run(argv, playbooks_dir, log, progress)
     # A failed task may have been rescued: only the exit code says whether the playbook failed.
     if code:
-        server_name = server_name or host.alias
+        failed_alias = progress.failed.host if progress.failed and others else host.alias
+        server_name = server_name or failed_alias or host.alias
         raise _make_playbook_error(server_name, progress.failed, code, log_path)
     reporter.emit(Step(name=STEP, done=True, detail=host.alias))
 

@@ -12,6 +12,7 @@ from labctl.commands import ansible
 from labctl.events import Reporter
 from labctl.model import Server, Value
 from labctl.servers.agent import build_program
+from labctl.servers.connections import Connections
 from labctl.servers.playbooks import run_playbook
 
 PLAYBOOK = "shared.yml"
@@ -25,10 +26,12 @@ class SharedAccount(Value, frozen=True):
     """An account on a shared server. `keys` are public key lines.
 
     An account without keys is disabled: nobody can log in, its processes stop, its files stay.
+    `uid` is its number; 0 lets the server choose.
     """
 
     name: str
     keys: tuple[str, ...] = ()
+    uid: int = 0
 
 
 class Sharing(Value, frozen=True, kw_only=True):
@@ -36,7 +39,7 @@ class Sharing(Value, frozen=True, kw_only=True):
 
     Each account may lease `gpus` GPUs at once, for `gpu_lease_s`. `disk_bytes` limits a home
     directory if the file system has quotas; 0 sets no limit. With `has_queue` Slurm gives out the
-    GPUs, and accounts have no containers.
+    GPUs, and accounts have no containers. Homes are in `homes`; "" for the server's default.
     """
 
     places: int = 8
@@ -44,6 +47,7 @@ class Sharing(Value, frozen=True, kw_only=True):
     gpu_lease_s: int = 4 * 3600
     disk_bytes: int = 0
     has_queue: bool = False
+    homes: str = ""
 
 
 class BrokerVariables(Value, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class SharedServerVariables(Value, frozen=True, kw_only=True):
     shared_server_accounts: tuple[SharedAccount, ...]
     shared_server_settings: BrokerVariables
     shared_server_quota_kib: int
+    shared_server_homes: str
 
 
 def account_name(name: str) -> str:
@@ -80,17 +85,18 @@ def share(
     sharing: Sharing,
     *,
     playbooks_dir: Path,
-    ssh_config: Path,
+    connections: Connections,
     reporter: Reporter,
     only_accounts: bool = False,
+    nodes: Sequence[Server] = (),
 ) -> None:
     """Create or change these accounts on the server, and install the broker, or Slurm.
 
     Accounts that are not named stay as they are. `only_accounts`, which is faster, is for a server
-    that is shared already. The login needs root, or sudo without a password. LabError names the
-    task that failed.
+    that is shared already. The login needs root, or sudo without a password. `nodes` are further
+    servers of the same cluster, which share the homes. LabError names the task that failed.
     """
-    host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
+    host, *others = _make_hosts([server, *nodes], connections)
     with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:
         file.write(build_program())
         file.flush()
@@ -105,15 +111,51 @@ def share(
                 gpu_lease_s=sharing.gpu_lease_s,
             ),
             shared_server_quota_kib=sharing.disk_bytes // KIB,
+            shared_server_homes=sharing.homes,
         )
         run_playbook(host, playbooks_dir, reporter, name=PLAYBOOK, variables=variables)
+        if others:
+            # Not together with the first: only one of them must create the homes.
+            run_playbook(
+                others[0],
+                playbooks_dir,
+                reporter,
+                name=PLAYBOOK,
+                variables=variables,
+                others=others[1:],
+            )
     if sharing.has_queue and not only_accounts:
-        set_up_queue(server, playbooks_dir=playbooks_dir, ssh_config=ssh_config, reporter=reporter)
+        set_up_queue(
+            server,
+            playbooks_dir=playbooks_dir,
+            connections=connections,
+            reporter=reporter,
+            nodes=nodes,
+        )
 
 
 def set_up_queue(
-    server: Server, *, playbooks_dir: Path, ssh_config: Path, reporter: Reporter
+    server: Server,
+    *,
+    playbooks_dir: Path,
+    connections: Connections,
+    reporter: Reporter,
+    nodes: Sequence[Server] = (),
 ) -> None:
-    """Set up Slurm on the server, or start what of it does not run. Safe to repeat."""
-    host = ansible.Host(alias=server.alias, ssh_config=ssh_config, user=server.endpoint.user)
-    run_playbook(host, playbooks_dir, reporter, name=SLURM_PLAYBOOK)
+    """Set up Slurm on the server and its `nodes`, or start what of it does not run.
+
+    The playbook's controller is the first host, which is the server. Safe to repeat.
+    """
+    host, *others = _make_hosts([server, *nodes], connections)
+    run_playbook(host, playbooks_dir, reporter, name=SLURM_PLAYBOOK, others=others)
+
+
+def _make_hosts(servers: Sequence[Server], connections: Connections) -> list[ansible.Host]:
+    return [
+        ansible.Host(
+            alias=server.alias,
+            ssh_config=connections.config_path(server.id),
+            user=server.endpoint.user,
+        )
+        for server in servers
+    ]

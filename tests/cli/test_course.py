@@ -297,6 +297,32 @@ def test_a_class_with_slurm_is_planned_and_its_gpu_minutes_are_shown(
     assert [seat["gpu_minutes"]["used"] for seat in seats] == [31, 0]
 
 
+def test_the_controller_of_a_class_must_be_one_of_its_machines(
+    labctl: Labctl, course: Path
+) -> None:
+    file = course / "course.yaml"
+    text = (
+        "course: ml\nserver: {provider: static, static: {hosts: [gpu1.lab.example, staff@gpu2]}}\n"
+        "shared: {engine: slurm, controller: gpu2, homes: /srv/class}\n"
+    )
+    file.write_text(text)
+    plan = in_course(labctl, "plan", "--offline")
+    assert plan.code == 0
+    assert "one cluster: controller gpu2, and gpu1.lab.example; 2 accounts" in plan.out
+    file.write_text(text.replace("controller: gpu2", "controller: gpu3"))
+    for command in (("plan", "--offline"), ("plan",), ("up", "--yes")):
+        refused = in_course(labctl, *command)
+        assert refused.code == 2, refused.err
+        assert "shared.controller in course.yaml is gpu3" in refused.err
+        assert "gpu1.lab.example, gpu2" in refused.err
+    file.write_text(
+        "course: ml\nserver: {provider: aws}\nshared: {engine: slurm, controller: gpu1}\n"
+    )
+    refused = in_course(labctl, "plan", "--offline")
+    assert refused.code == 2
+    assert "needs machines with names" in refused.err
+
+
 def test_costs_are_told_and_exported_without_names(labctl: Labctl, course: Path) -> None:
     from labctl.courses.records.ledger import Ledger
 

@@ -25,8 +25,9 @@ def build_image(server_image: str) -> str:
 
 
 @contextmanager
-def slurm_machine(server_image: str, folder: Path) -> Iterator[Sshd]:
-    with systemd_machine.machine(build_image(server_image), folder, RIGHTS) as box:
+def slurm_machine(server_image: str, folder: Path, options: Sequence[str] = ()) -> Iterator[Sshd]:
+    image = build_image(server_image)
+    with systemd_machine.machine(image, folder, [*RIGHTS, *options]) as box:
         box.sh(DEVICES)
         yield box
 

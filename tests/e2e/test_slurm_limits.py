@@ -16,6 +16,9 @@ from labctl.commands.slurm_accounting import (
     class_account,
     parse_accounting,
 )
+from labctl.commands.slurm_reservations import build_changes as build_reservation_changes
+from labctl.commands.slurm_reservations import build_query as build_reservation_query
+from labctl.commands.slurm_reservations import build_wanted, parse_reservations
 
 pytestmark = pytest.mark.engine
 
@@ -85,3 +88,56 @@ def test_a_user_with_jobs_leaves_the_class(cluster: Cluster) -> None:
     assert [user.name for user in read(cluster).users or ()] == ["student"]
     # In the account of another course, the user is as before.
     assert "ann" in cluster.sh("sacctmgr -nP show assoc account=ml2026 format=User")
+
+
+def reserve(cluster: Cluster, hours: Sequence[tuple[float, float]]) -> int:
+    """How many changes the class hours took; afterwards nothing is left to change."""
+    counts = []
+    for _ in range(2):
+        now = float(cluster.sh("date +%s"))
+        present = parse_reservations(cluster.sh(build_reservation_query()), ACCOUNT)
+        wanted = build_wanted(ACCOUNT, hours, now)
+        changes = build_reservation_changes(ACCOUNT, wanted, present, now)
+        counts.append(len(changes))
+        if changes:
+            cluster.sh(" && ".join(changes))
+    assert counts[1] == 0
+    return counts[0]
+
+
+def test_class_hours_are_reserved_once(cluster: Cluster) -> None:
+    apply(cluster, ClassLimits(), ["ann"])
+    now = float(cluster.sh("date +%s"))
+    both = [(now - 60, now + 600), (now + 7200, now + 9000)]
+    assert reserve(cluster, both) == 2
+    assert reserve(cluster, [(now - 60, now + 900), both[1]]) == 1
+    assert reserve(cluster, []) == 2
+    assert "No reservations" in cluster.sh("scontrol show reservation")
+
+
+@pytest.mark.long
+def test_class_hours_keep_the_machines_for_the_class(cluster: Cluster) -> None:
+    """Its jobs need no option, also those that begin before; long ones of others do not begin."""
+    apply(cluster, ClassLimits(gpus=2), ["ann"])
+    now = float(cluster.sh("date +%s"))
+    later = (now + 600, now + 4200)
+    assert reserve(cluster, [later]) == 1
+    submit = "cd /tmp; sbatch --parsable --gres=gpu:1 --time=30:00 --wrap 'sleep 600'"
+    own = "--account=course-ml --qos=course-ml"
+    early = cluster.sh(f"{submit} {own}", user="ann").strip()
+    other = cluster.sh(f"{submit} --account=ml2026", user="student").strip()
+    wait_for(lambda: cluster.squeue("%t", f"-j {early}") == ["R"])
+    wait_for(lambda: "Reserved" in "".join(cluster.squeue("%r", f"-j {other}")))
+    assert cluster.squeue("%t", f"-j {other}") == ["PD"]
+    # Another hour: the one in which a job runs already ends soon, and the job goes on.
+    assert reserve(cluster, [(now - 60, now + 5000)]) == 2
+    during = cluster.sh(f"{submit} {own}", user="ann").strip()
+    wait_for(lambda: cluster.squeue("%t", f"-j {during}") == ["R"])
+    assert cluster.squeue("%t", f"-j {early}") == ["R"]
+    assert cluster.squeue("%t", f"-j {other}") == ["PD"]
+    cluster.sh("scancel -u ann")
+    wait_for(lambda: cluster.squeue("%i", "-u ann") == [])
+    assert reserve(cluster, []) == 1
+    wait_for(lambda: cluster.squeue("%t", f"-j {other}") == ["R"])
+    cluster.sh("scancel -u student")
+    wait_for(lambda: cluster.squeue() == [])

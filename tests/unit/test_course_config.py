@@ -173,6 +173,16 @@ assignments:
         ("shared: {engine: slurm}\nimage: x\ncourse: a\n", "2 image", "programs of the server"),
         ("shared: {engine: slurm, wall: 90s}\ncourse: a\n", "1 shared.wall", "whole minutes"),
         ("shared: {engine: pbs}\ncourse: a\n", "1 shared.engine", "pbs"),
+        ("shared: {controller: gpu1}\ncourse: a\n", "1 shared.controller", "`engine: slurm`"),
+        ("shared: {engine: slurm, homes: /x}\ncourse: a\n", "1 shared.homes", "`controller`"),
+        (
+            "shared: {engine: slurm, controller: g, homes: /x/../y}\ncourse: a\n",
+            *("1 shared.homes", "not an absolute path"),
+        ),
+        (
+            "shared: {engine: slurm, controller: '$(id)'}\ncourse: a\n",
+            *("1 shared.controller", "not the name of a machine"),
+        ),
         ("course: a\nserver: {executor: slurm}\n", "2 server.executor", "only a course grants"),
     ],
 )

@@ -122,6 +122,16 @@ def test_a_limit_on_gpus_is_shown_with_its_numbers(
             "QOSGrpNodeLimit",
             "waiting: your group already uses all that it may use at once (QOSGrpNodeLimit)",
         ),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:gpu2",
+            "waiting: machines that it needs are down or reserved "
+            "(ReqNodeNotAvail, UnavailableNodes:gpu2)",
+        ),
+        (
+            "ReqNodeNotAvail, Reserved for maintenance",
+            "waiting: the machines are, or will soon be, reserved for others; a shorter `time` may "
+            "help",
+        ),
         ("SchedDefer", "waiting: Slurm says SchedDefer"),
     ],
 )

@@ -9,6 +9,7 @@ _GROUP = "your group already uses all that it may use at once"
 _OWN = "you already use all that you may use at once"
 _BUDGET = "the time that you or your group may use is spent; ask whoever runs the cluster"
 _NODES = "machines that it needs are down or reserved"
+_RESERVED = "the machines are, or will soon be, reserved for others; a shorter `time` may help"
 _TOO_LONG = "it asks for more time than is allowed; set a shorter `time` and start it again"
 
 # Codes of `squeue`'s field Reason (man squeue, "JOB REASON CODES").
@@ -23,6 +24,7 @@ _REASONS = {
     "Licenses": "all licenses that it needs are in use",
     "NodeDown": "a machine that it needs is down",
     "ReqNodeNotAvail": _NODES,
+    "ReqNodeNotAvail, Reserved for maintenance": _RESERVED,
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition takes no jobs now",
     "PartitionNodeLimit": "it asks for more machines than its partition has",
@@ -60,6 +62,7 @@ _FAMILIES = (
     ("AssocGrp", _GROUP),
     ("QOSGrp", _GROUP),
     ("MaxJobsPerAccount", _GROUP),
+    ("ReqNodeNotAvail", _NODES),
     ("QOSMax", _OWN),
     ("AssocMax", _OWN),
 )

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -72,6 +72,19 @@ class StaticProvider:
     @cached_property
     def machines(self) -> tuple[ConfiguredMachine, ...]:
         return list_machines(self.settings, self.context)
+
+    def list_machine_names(self) -> tuple[str, ...]:
+        return tuple(machine.name for machine in self.machines)
+
+    def select_machine(self, name: str) -> StaticProvider:
+        selected = StaticProvider(self.settings, self.context)
+        selected.machines = tuple(each for each in self.machines if each.name == name)
+        return selected
+
+    def open_machine(self, name: str) -> Any:
+        (machine,) = (each for each in self.machines if each.name == name)
+        machine.settle()
+        return self.context.connect(machine.endpoint)
 
     def get_account(self) -> ProviderAccount:
         """Return no account: machines are free, and a claim is identified by its token."""

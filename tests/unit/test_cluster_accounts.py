@@ -1,0 +1,40 @@
+"""The numbers of a class's accounts on machines that share their homes."""
+
+from __future__ import annotations
+
+from labctl.commands.cluster_accounts import UidConflict, choose_uids, parse_uids
+
+PASSWD = """\
+root:x:0:0:root:/root:/bin/bash
+staff:x:1000:1000::/home/staff:/bin/bash
+lab-ann:x:20000:20000::/srv/class/lab-ann:/bin/bash
+"""
+
+
+def test_accounts_are_read_from_what_getent_prints() -> None:
+    uids = parse_uids(PASSWD + "broken\n+nis::::::\n")
+    assert uids == {"root": 0, "staff": 1000, "lab-ann": 20_000}
+
+
+def test_a_new_account_gets_a_number_that_is_free_everywhere() -> None:
+    machines = {"gpu1": {"root": 0, "ldap": 20_000}, "gpu2": {"root": 0, "other": 20_001}}
+    assert choose_uids(["lab-bob", "lab-ann"], machines) == (
+        {"lab-ann": 20_002, "lab-bob": 20_003},
+        [],
+    )
+
+
+def test_an_account_keeps_its_number_on_a_machine_that_joins() -> None:
+    machines = {"gpu1": {"lab-ann": 1001}, "gpu2": {"staff": 1000}}
+    assert choose_uids(["lab-ann"], machines) == ({"lab-ann": 1001}, [])
+    everywhere = {"gpu1": {"lab-ann": 1001}, "gpu2": {"lab-ann": 1001}}
+    assert choose_uids(["lab-ann"], everywhere) == ({"lab-ann": 1001}, [])
+
+
+def test_two_numbers_of_an_account_or_two_accounts_of_a_number_are_a_conflict() -> None:
+    twice = {"gpu1": {"lab-ann": 1001}, "gpu2": {"lab-ann": 1002}}
+    conflict = UidConflict("lab-ann", ("gpu1", "gpu2"), (1001, 1002))
+    assert choose_uids(["lab-ann"], twice) == ({}, [conflict])
+    held = {"gpu1": {"lab-ann": 1001}, "gpu2": {"staff": 1001}}
+    conflict = UidConflict("lab-ann", ("gpu1", "gpu2"), (1001, 1001), "staff")
+    assert choose_uids(["lab-ann"], held) == ({}, [conflict])
