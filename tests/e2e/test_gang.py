@@ -225,6 +225,7 @@ def test_a_server_that_falls_silent_ends_the_run_on_all(gang: LabDirectory) -> N
     gang.labctl("cancel", "silent", code=None)
 
 
+@pytest.mark.long
 def test_push_cp_and_forward_reach_every_server(gang: LabDirectory) -> None:
     gang.labctl("up", "--yes")
     (gang.root / "version.py").write_text("print('pushed')\n")
