@@ -103,7 +103,7 @@ class GangWatch:
                 return
 
     def _pause(self) -> bool:
-        """Wait for the next look at all parts; return whether there is none."""
+        """Wait until all parts must be checked again; return whether the watch is over."""
         if self._is_ending.is_set():
             return self._is_over.wait(LAST_POLL_S)
         self._is_ending.wait(POLL_S)
