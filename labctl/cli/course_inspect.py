@@ -161,7 +161,8 @@ def _activity_text(seat: SeatStatus, now: float) -> str:
     if run is not None and not run.has_ended:
         step, total = run.progress.get("step"), run.progress.get("total_steps")
         steps = "" if step is None else f" step {step:.0f}" + (f"/{total:.0f}" if total else "")
-        return f"{run.id} {run.state_text}{steps}"
+        reason = f"; {run.summary}" if run.state_text == "queued" and run.summary else ""
+        return f"{run.id} {run.state_text}{steps}{reason}"
     idle = f"idle {duration_text(seat.idle_s)}" if seat.idle_s else ""
     last = f"{run.id} {run.summary or run.state_text}" if run is not None else ""
     return "; ".join(filter(None, [idle, last])) or "-"

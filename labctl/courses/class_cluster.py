@@ -20,7 +20,7 @@ from labctl.config import CourseConfig
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import ConfigError, LabError, PolicyError
 from labctl.lifecycle import up
-from labctl.model import GpuNeed, Server
+from labctl.model import GpuNeed, Offer, Server
 from labctl.providers import Provider
 from labctl.servers import adoption, deadlines, end_server, guard
 from labctl.servers.context import LabContext
@@ -57,6 +57,20 @@ def list_cluster_machines(config: CourseConfig, provider: Provider) -> tuple[str
             hint=f"{CHECK_COMMAND}   # after you set shared.controller to one of them",
         )
     return (controller, *(name for name in names if name != controller))
+
+
+def choose_gpus(controller: Offer, nodes: Sequence[Offer]) -> Offer:
+    """Return the controller's offer with the GPUs of the machine that has most of them.
+
+    A job runs on any of the machines, and a controller may have no GPU.
+    """
+    most = max([controller, *nodes], key=lambda offer: offer.gpu_count)
+    return msgspec.structs.replace(
+        controller,
+        gpu_name=most.gpu_name,
+        gpu_count=most.gpu_count,
+        gpu_memory_bytes=most.gpu_memory_bytes,
+    )
 
 
 class ClassCluster:

@@ -28,7 +28,7 @@ from labctl.servers.cost import list_server_costs
 from labctl.state import State
 
 with lazy_imports(__name__):
-    from labctl.courses import shared_servers
+    from labctl.courses import shared_seats
 
 BAKED = "baked.json"
 # Each seat has a directory below it, as a lab has one: results are downloaded there.
@@ -68,7 +68,7 @@ def build_course_context(
     )
     if plain or folder.config.shared is None:
         return course
-    return shared_servers.build_shared_context(folder, course)
+    return shared_seats.build_shared_context(folder, course)
 
 
 def build_seat_contexts(

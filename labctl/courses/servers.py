@@ -22,7 +22,7 @@ from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.ledger_servers import read_servers, up_line
 from labctl.courses.seat_reporter import make_done_notifier, make_seat_reporter, report_stopping
 from labctl.courses.seat_results import SeatFailure, SeatResult
-from labctl.courses.shared_servers import SharedSeats
+from labctl.courses.shared_seats import SharedSeats
 from labctl.errors import InterruptError, PolicyError
 from labctl.events import Question, Reporter
 from labctl.lifecycle import fleet

@@ -18,7 +18,7 @@ from labctl.courses.records.spending import SeatSpending, allowance_usd, compute
 from labctl.courses.seat_reporter import label_events
 from labctl.courses.server_contents import list_labs
 from labctl.courses.servers import ENDED, CourseOperator
-from labctl.courses.shared_servers import SharedSeats
+from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.watch_reports import DatedWatchReport, read_report
 from labctl.errors import LabError, NotFoundError
 from labctl.errors.replies import describe_error

@@ -27,7 +27,7 @@ from labctl.courses.records.spending import allowance_usd, compute_spending
 from labctl.courses.records.timetable import Lesson, find_just_ended, find_phase
 from labctl.courses.requests import RequestHandler
 from labctl.courses.servers import ENDED, CourseOperator
-from labctl.courses.shared_servers import SharedSeats
+from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.status import build_seat_context, read_status
 from labctl.errors import LabError
 from labctl.errors.unexpected import as_lab_error

@@ -19,7 +19,7 @@ from submit_bed import SSHD
 from labctl.config import find_paths
 from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
 from labctl.courses.servers import CourseOperator, bring_up_servers
-from labctl.courses.shared_servers import SharedSeats
+from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.teardown import end_seats
 from labctl.state import State
 
@@ -130,6 +130,10 @@ def test_students_run_jobs_and_see_why_they_wait(bed: CourseBed, box: Sshd) -> N
         wait_for(lambda: re.search("QOSMax(GRES|Cpu|Mem)", box.sh("squeue -h -o %r")) is not None)
         status = bed.labctl("alice", "status", "--refresh", cwd=lab)[0]
         assert "waiting: you already use " in status
+        # Staff sees it, too.
+        argv, environ = bed.command("status", "--refresh")
+        shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+        assert re.search(r"next queued; waiting: you already use", " ".join(shown.split())), shown
         bed.labctl("alice", "cancel", "held", cwd=lab)
         # The end of her account cancels what waits, too.
         bed.labctl("alice", "down", "--yes", cwd=lab)

@@ -127,6 +127,29 @@ def test_the_machines_become_one_cluster_and_its_accounts_have_one_number(
     assert f"cpu={max(1, -(-cpus // 4))}," in qos
 
 
+def test_two_processes_that_begin_at_once_give_each_student_a_number_of_their_own(
+    bed: CourseBed, boxes: list[Sshd]
+) -> None:
+    endings = end_seats(make_staff(bed), bed.course.list_seats(active_only=False))
+    assert all(ending.ended for ending in endings)
+    for box in boxes:
+        box.sh("userdel lab-alice; userdel lab-bob; rm -rf /srv/class/lab-*")
+    runs = []
+    for name in ("alice", "bob"):
+        argv, environ = bed.command("up", "--only", name, "--yes")
+        runs.append(
+            subprocess.Popen(
+                argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    for run in runs:
+        output = run.communicate()[0]
+        assert run.returncode == 0, output
+    uids = [box.sh("id -u lab-alice; id -u lab-bob").split() for box in boxes]
+    assert uids[0] == uids[1]
+    assert sorted(uids[0]) == ["20000", "20001"]
+
+
 def test_two_runs_of_course_up_at_once_change_nothing(bed: CourseBed, boxes: list[Sshd]) -> None:
     marks = [box.sh("stat -c %Y /etc/slurm/slurm.conf /etc/munge/munge.key") for box in boxes]
     with ThreadPoolExecutor(2) as pool:

@@ -22,7 +22,8 @@ from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_operations import SeatOperations
 from labctl.courses.servers import CourseOperator, bring_up_servers
-from labctl.courses.shared_servers import SharedSeats, SharedServers
+from labctl.courses.shared_seats import SharedSeats
+from labctl.courses.shared_servers import SharedServers
 from labctl.courses.status import read_status
 from labctl.courses.tasks import CourseTasks
 from labctl.courses.teardown import end_of_term, end_seats

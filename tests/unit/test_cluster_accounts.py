@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from labctl.commands.cluster_accounts import UidConflict, choose_uids, parse_uids
+from labctl.courses.class_cluster import choose_gpus
+from labctl.model import Offer
 
 PASSWD = """\
 root:x:0:0:root:/root:/bin/bash
@@ -38,3 +40,10 @@ def test_two_numbers_of_an_account_or_two_accounts_of_a_number_are_a_conflict() 
     held = {"gpu1": {"lab-ann": 1001}, "gpu2": {"staff": 1001}}
     conflict = UidConflict("lab-ann", ("gpu1", "gpu2"), (1001, 1001), "staff")
     assert choose_uids(["lab-ann"], held) == ({}, [conflict])
+
+
+def test_a_job_gets_a_gpu_also_if_the_controller_has_none() -> None:
+    controller, node = Offer("static", "gpu1"), Offer("static", "gpu2", gpu_name="T4", gpu_count=2)
+    chosen = choose_gpus(controller, [node])
+    assert (chosen.type, chosen.gpu_name, chosen.gpu_count) == ("gpu1", "T4", 2)
+    assert choose_gpus(controller, []) == controller

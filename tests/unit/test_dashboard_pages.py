@@ -103,6 +103,23 @@ def test_the_costs_show_the_gpu_minutes_that_slurm_counts(bed: Bed, visitor: Vis
     wait_until(lambda: "31 of 1200" in visitor.ask("/costs")[2])
 
 
+def test_the_board_says_what_a_queued_run_waits_for(tmp_path: Path) -> None:
+    bed = make(tmp_path, NAMES[:2], teams=False)
+    waiting = "waiting: the machines are reserved for <others>"
+    run = bed.run(bed.serve_up(0), "r1")
+    bed.state.save_run(
+        msgspec.structs.replace(run, state="starting", executor="slurm", summary=waiting)
+    )
+    stop = threading.Event()
+    visitor = Visitor(bed.start(stop))
+    visitor.enter()
+    try:
+        assert "r1: waiting: the machines are reserved for &lt;others&gt;" in visitor.ask("/")[2]
+    finally:
+        stop.set()
+        bed.state.close()
+
+
 def test_a_figure_says_what_it_is_where_a_phone_leaves_no_headings(
     bed: Bed, visitor: Visitor
 ) -> None:
