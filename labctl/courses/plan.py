@@ -128,7 +128,9 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         return unpriced
     try:
         if machines:
+            # They have no price, and offers would lack those that the course uses already.
             ClassCluster(folder, course, machines).check()
+            return unpriced
         return _add_prices(staff, unpriced, seats, at)
     except LabError as error:
         error.subject = COURSE

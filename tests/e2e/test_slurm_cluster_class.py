@@ -116,6 +116,8 @@ def test_the_machines_become_one_cluster_and_its_accounts_have_one_number(
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "one cluster: controller" in shown.stdout
     bring_up(bed)
+    shown = plan(bed)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
     assert boxes[0].sh("sinfo -h -N -o '%N %t'").split() == ["gpu1", "idle", "gpu2", "idle"]
     records = [box.sh("getent passwd lab-alice lab-bob") for box in boxes]
     assert records[0] == records[1]
