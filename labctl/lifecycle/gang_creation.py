@@ -151,8 +151,8 @@ def _make_capacity_error(
     return CapacityError(
         f"{provider} has no zone with room for {count} servers of {context.name}",
         why="\n".join(f"not {count} x {kind}" for kind in full) or "there are no offers",
-        hint=f"{context.subject.offers}   # other types; or lower `count:` in "
-        f"{context.subject.config_file}",
+        hint=f"{context.subject.offers}\n{context.subject.up} --gpu MODEL   # another type; or lower "
+        f"`count:` in {context.subject.config_file}",
     )
 
 

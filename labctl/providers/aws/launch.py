@@ -30,6 +30,7 @@ from labctl.providers.aws.network import (
     find_caller_network,
     find_subnet,
 )
+from labctl.providers.aws.placement import ensure_placement_group
 from labctl.providers.aws.quotas import find_quota
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ VANISHED = frozenset(
         "InvalidGroup.NotFound",
         "InvalidGroupId.NotFound",
         "InvalidKeyPair.NotFound",
+        "InvalidPlacementGroup.Unknown",
         "InvalidSecurityGroupID.NotFound",
         "InvalidSubnetID.NotFound",
     }
@@ -65,12 +67,17 @@ VANISHED = frozenset(
 
 
 class LaunchParts(NamedTuple):
-    """What a server is launched with: image, name of the key pair, subnet, id of the group."""
+    """What a server is launched with.
+
+    `key` is the name of a key pair, `group` the id of a security group, and `placement` the name
+    of a placement group, "" for none.
+    """
 
     image: MachineImage
     key: str
     subnet: Subnet
     group: str
+    placement: str
 
 
 class Launcher:
@@ -84,7 +91,8 @@ class Launcher:
         self._lock = threading.Lock()
         self._images: dict[tuple[str, str, bool], MachineImage] = {}
         self._places: dict[tuple[str, str], Subnet] = {}
-        self._groups: dict[tuple[str, str], str] = {}
+        self._groups: dict[tuple[str, str, bool], str] = {}
+        self._placements: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str, str], str] = {}
         self._networks: tuple[str, ...] = settings.ssh_from
 
@@ -183,6 +191,12 @@ class Launcher:
                     "InstanceInterruptionBehavior": "terminate",
                 },
             }
+        if parts.placement:
+            call["Placement"] = {"GroupName": parts.placement}
+        if _has_efa(offer, request):
+            # The interface on network card 0, which also has the addresses. See docs/limits.md
+            # about types with several cards.
+            call["NetworkInterfaces"][0]["InterfaceType"] = "efa"
         if request.first_boot:
             call["UserData"] = request.first_boot
         return call
@@ -205,10 +219,14 @@ class Launcher:
             key = threads.submit(
                 self._ensure_key, ec2, offer.region, request.public_key, shared_tags
             )
+            efa = _has_efa(offer, request)
             group = self._ensure_group(
-                ec2, subnet.vpc, networks.result(), shared_tags, is_gang=bool(request.gang)
+                ec2, subnet.vpc, networks.result(), shared_tags, gang=bool(request.gang), efa=efa
             )
-            return LaunchParts(image.result(), key.result(), subnet, group)
+            placement = ""
+            if request.gang and offer.cluster_placement:
+                placement = self._ensure_placement(ec2, subnet.zone, shared_tags)
+            return LaunchParts(image.result(), key.result(), subnet, group, placement)
 
     def _build_disks(self, machine_image: MachineImage) -> list[BlockDeviceMappingTypeDef]:
         gib = max(math.ceil(self._settings.disk_bytes / GIB), machine_image.gib)
@@ -259,17 +277,25 @@ class Launcher:
         networks: tuple[str, ...],
         lab_tags: dict[str, str],
         *,
-        is_gang: bool,
+        gang: bool,
+        efa: bool,
     ) -> str:
-        key = (vpc, lab_tags[tags.LAB_ID])
-        with self._locks.setdefault(key, threading.Lock()):
+        key = (vpc, lab_tags[tags.LAB_ID], efa)
+        with self._locks.setdefault(key[:2], threading.Lock()):
             if key not in self._groups:
                 group = ensure_group(ec2, vpc, lab_tags)
                 admit_networks(ec2, group, networks, self._owner)
-                if is_gang:
-                    admit_members(ec2, group)
+                if gang:
+                    admit_members(ec2, group, efa=efa)
                 self._groups[key] = group["GroupId"]
             return self._groups[key]
+
+    def _ensure_placement(self, ec2: EC2Client, zone: str, lab_tags: dict[str, str]) -> str:
+        key = (zone, lab_tags[tags.LAB_ID])
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._placements:
+                self._placements[key] = ensure_placement_group(ec2, zone, lab_tags)
+            return self._placements[key]
 
     def _ensure_key(
         self, ec2: EC2Client, region: str, public_key: str, lab_tags: dict[str, str]
@@ -282,8 +308,14 @@ class Launcher:
 
     def _clear_caches(self) -> None:
         self._groups.clear()
+        self._placements.clear()
         self._keys.clear()
         self._places.clear()
+
+
+def _has_efa(offer: Offer, request: CreateServerRequest) -> bool:
+    """Whether the server gets an Elastic Fabric Adapter, which only servers of a gang can use."""
+    return bool(request.gang) and offer.rdma
 
 
 def make_launch_error(error: ClientError, offer: Offer) -> LabError:

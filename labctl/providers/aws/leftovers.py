@@ -11,7 +11,7 @@ import msgspec
 from labctl.errors import BusyError, DeniedError
 from labctl.lazy import lazy_imports
 from labctl.model import Resource
-from labctl.providers.aws import instances, tags
+from labctl.providers.aws import instances, placement, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.deadline import PREFIX
 from labctl.providers.aws.errors import get_code, get_message, is_absent, translate_errors
@@ -207,6 +207,23 @@ def _make_lab_resource(
     return _make_resource(kind, native_id, region, lab_tags, server_id)
 
 
+def _list_placement_groups(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
+    """List the placement groups of labs with several servers.
+
+    Credentials without the permission to list them cannot have created any.
+    """
+    try:
+        with translate_errors():
+            groups = clients.get_ec2(region).describe_placement_groups(Filters=tags.make_filters())
+    except DeniedError:
+        return []
+    return [
+        _make_lab_resource("placement-group", group["GroupName"], region, group, living)
+        for group in groups["PlacementGroups"]
+        if group.get("State") not in placement.ENDING
+    ]
+
+
 def _list_addresses(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
     with translate_errors():
         addresses = clients.get_ec2(region).describe_addresses(Filters=tags.make_filters())[
@@ -285,6 +302,7 @@ READERS: tuple[Reader, ...] = (
     _list_interfaces,
     _list_groups,
     _list_keys,
+    _list_placement_groups,
     _list_addresses,
     _list_images,
     _list_snapshots,
@@ -296,6 +314,7 @@ _DELETE: dict[str, Callable[[EC2Client, str], object]] = {
     "network-interface": lambda ec2, id: ec2.delete_network_interface(NetworkInterfaceId=id),
     "security-group": lambda ec2, id: ec2.delete_security_group(GroupId=id),
     "key-pair": lambda ec2, id: ec2.delete_key_pair(KeyName=id),
+    "placement-group": lambda ec2, id: ec2.delete_placement_group(GroupName=id),
     "address": lambda ec2, id: ec2.release_address(AllocationId=id),
     "image": lambda ec2, id: ec2.deregister_image(ImageId=id),
     "snapshot": lambda ec2, id: ec2.delete_snapshot(SnapshotId=id),
