@@ -159,7 +159,13 @@ def test_no_capacity_for_all_servers_of_a_lab_leaves_nothing(bed: Bed) -> None:
     lab.become_gang()
     with bed.set(capacity=(Capacity(left=1),)):
         said = lab.labctl(*UP, code=75)
-    told(said, "aws has no zone with room for 2 servers of digits", "not 2 x g4dn.xlarge in us-")
+    told(
+        said,
+        "aws has no zone with room for 2 servers of digits",
+        "not 2 x g4dn.xlarge in us-",
+        "next: labctl offers",
+        "labctl up --gpu MODEL   # another type",
+    )
     assert bed.left() == []
 
 
