@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
-from labctl.errors.subject import Subject
+from labctl.errors import BusyError, CapacityError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.model import GIB, CreateServerRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import (
-    get_code,
-    get_message,
-    translate_client_error,
-    translate_errors,
-)
+from labctl.providers.aws.errors import get_code, get_message, translate_errors
 from labctl.providers.aws.images import MachineImage, find_image
 from labctl.providers.aws.keys import ensure_key
+from labctl.providers.aws.launch_errors import make_launch_error
 from labctl.providers.aws.network import (
     Subnet,
     admit_members,
@@ -31,7 +25,6 @@ from labctl.providers.aws.network import (
     find_subnet,
 )
 from labctl.providers.aws.placement import ensure_placement_group
-from labctl.providers.aws.quotas import find_quota
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -316,39 +309,3 @@ class Launcher:
 def _has_efa(offer: Offer, request: CreateServerRequest) -> bool:
     """Whether the server gets an Elastic Fabric Adapter, which only servers of a gang can use."""
     return bool(request.gang) and offer.rdma
-
-
-def make_launch_error(error: ClientError, offer: Offer) -> LabError:
-    """Turn a refused RunInstances into labctl's own error."""
-    general = translate_client_error(error)
-    if isinstance(general, QuotaError):
-        quota = find_quota(offer.type, offer.spot)
-        return QuotaError(
-            f"the quota {quota.name!r} does not allow {offer.type} in {offer.region}",
-            why=f"it needs {offer.cpus} vCPUs; {general.why}",
-            hint=partial(_render_quota_hint, quota.link(offer.region), offer.spot),
-        )
-    if isinstance(general, CapacityError):
-        market = "spot" if offer.spot else "on-demand"
-        return CapacityError(
-            f"no {offer.type} ({market}) in {offer.zone} now",
-            why=general.why,
-            hint=general.next_step,
-        )
-    if type(general) is ProviderError:
-        # A definite refusal: nothing was created, and the same request would be refused again.
-        return UsageError(
-            f"AWS refused to launch {offer.type} in {offer.zone}",
-            why=general.why,
-            hint="labctl config   # shows the settings of server.aws",
-        )
-    return general
-
-
-def _render_quota_hint(link: str, spot: bool, subject: Subject) -> str:
-    ask = f"ask for more at {link}"
-    if not spot:
-        return ask
-    if subject.kind == "lab":
-        return f"{ask}\nlabctl up --spot never   # instead"
-    return f"{ask}\nor set spot: never under server: in course.yaml"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, DeniedError
 from labctl.lazy import lazy_imports
 from labctl.model import Resource
@@ -201,9 +202,10 @@ def _list_keys(clients: Clients, region: str, living: LiveServers) -> list[Resou
 def _make_lab_resource(
     kind: str, native_id: str, region: str, described: Tagged, living: LiveServers
 ) -> Resource:
-    """Return a resource that belongs to a lab, and so to the lab's live server, if any."""
+    """Return a resource that belongs to a lab, and so to one of the lab's live servers, if any."""
     lab_tags = tags.parse_tags(described)
-    server_id = living.by_lab.get(lab_tags.get(tags.LAB_ID, ""), "")
+    lab_ids = list_lab_ids(lab_tags.get(tags.LAB_ID, ""))
+    server_id = next((living.by_lab[one] for one in lab_ids if one in living.by_lab), "")
     return _make_resource(kind, native_id, region, lab_tags, server_id)
 
 

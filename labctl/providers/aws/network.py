@@ -182,8 +182,8 @@ def admit_networks(
 def admit_members(ec2: EC2Client, group: SecurityGroupTypeDef, *, efa: bool) -> None:
     """Let the servers of this group reach one another at every port, and nobody else.
 
-    Traffic of an Elastic Fabric Adapter also needs an outbound rule that names the group; one for
-    every address is not enough (EC2 User Guide, Elastic Fabric Adapter, "security group").
+    An Elastic Fabric Adapter "requires a security group that allows all inbound and outbound
+    traffic to and from the security group itself" (EC2 User Guide, Get started with EFA and NCCL).
     """
     rule: IpPermissionTypeDef = {
         "IpProtocol": "-1",
