@@ -63,7 +63,7 @@ def choose_uids(
     """Choose a number for each account that it has, or can have, on all machines.
 
     An account that exists on some machines keeps its number. Returns the numbers, and the accounts
-    for which there is none.
+    that cannot have one.
     """
     chosen: dict[str, int] = {}
     conflicts: list[UidConflict] = []
