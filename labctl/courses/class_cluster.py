@@ -161,7 +161,7 @@ class ClassCluster:
             )
 
     def choose_uids(self, accounts: Sequence[str]) -> dict[str, int]:
-        """Return each account's number, the same on all machines. PolicyError if one is impossible."""
+        """Return each account's number, the same on all machines. PolicyError on a conflict."""
         root = self._open_all()
         uids = {
             name: cluster_accounts.parse_uids(root[name](cluster_accounts.LIST_ACCOUNTS))
