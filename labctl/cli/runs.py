@@ -270,8 +270,17 @@ def print_run(run: Run) -> None:
         print_message(f"labctl run --recover --id {run.id}    resume it when a GPU is free")
     elif run.stopped_by:
         print_message(f"labctl up && labctl run --recover --id {run.id}    resume it")
+    elif run.state == "cancelled":
+        _print_how_to_continue(run)
     elif run.exit_code:
         print_message(f"labctl explain {run.id}    why, and what to try next")
+
+
+def _print_how_to_continue(run: Run) -> None:
+    """Name what is left of a canceled run. Nothing resumes it; a new run can use its results."""
+    pull = f"labctl pull {run.id}"
+    print_message(f"{pull}    download its checkpoints and logs")
+    print_message(f"{'docs/resume.md':<{len(pull)}}    continue from them in a new run")
 
 
 def find_exit_code(run: Run) -> int:
@@ -400,4 +409,5 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
         cancel.note_remaining_runs(context, ended_run)
     else:
         print_message(f"run {ended_run.id}: {clean(ended_run.summary)}", err=False)
+        _print_how_to_continue(ended_run)
         cancel.note_remaining_runs(context, ended_run)

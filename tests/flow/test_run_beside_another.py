@@ -108,8 +108,16 @@ def test_a_cancel_names_the_runs_that_are_still_active(
     runs.refresh(context, context.get_server())
     output = labctl(busy_lab, "cancel")
     assert output.out == "run r4: canceled (SIGTERM)\n"
-    assert output.err == "run r3 is still running; to stop r3: labctl cancel r3\n"
+    others = "run r3 is still running; to stop r3: labctl cancel r3\n"
+    assert output.err == _describe_results("r4") + others
     again = labctl(busy_lab, "cancel")
     assert again.out == "Run r4 had already ended: canceled (SIGTERM)\n"
-    assert again.err == output.err
-    assert labctl(busy_lab, "cancel", "r3").err == ""
+    assert again.err == others
+    assert labctl(busy_lab, "cancel", "r3").err == _describe_results("r3")
+
+
+def _describe_results(run: str) -> str:
+    return (
+        f"labctl pull {run}    download its checkpoints and logs\n"
+        "docs/resume.md    continue from them in a new run\n"
+    )
