@@ -97,6 +97,9 @@ def _show_live(lab: Lab) -> None:
         )
 
     def add_sample(now: ServerMetrics) -> None:
+        nonlocal about
+        # A recovered run may have moved to another server.
+        about = msgspec.structs.replace(about, server=lab.context.get_server())
         history.add(now)
         update_screen()
 
