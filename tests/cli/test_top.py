@@ -235,6 +235,7 @@ def test_the_title_names_the_server_to_which_a_recovered_run_moved(
     later = msgspec.structs.replace(SERVER, id="i-2", created_at=NOW.at - 30)
     servers = iter((SERVER, SERVER, later))
     drawn: list[Server] = []
+    cuts: list[str] = []
 
     def follow(context: Any, add_sample: Any, on_cut: Any) -> None:
         add_sample(NOW)
@@ -243,6 +244,7 @@ def test_the_title_names_the_server_to_which_a_recovered_run_moved(
 
     def render(history: History, about: About, width: int, height: int) -> str:
         drawn.append(about.server)
+        cuts.append(about.cut[9:])
         return ""
 
     monkeypatch.setattr(top, "follow", follow)
@@ -250,6 +252,8 @@ def test_the_title_names_the_server_to_which_a_recovered_run_moved(
     lab: Any = SimpleNamespace(id=OURS, context=SimpleNamespace(get_server=lambda: next(servers)))
     top._show_live(lab)
     assert drawn == [SERVER, SERVER, SERVER, later]
+    # A stopped server refuses connections, too: nobody knows whether its runs continue.
+    assert cuts[2] == "gpu.example refuses connections; retrying in 1 s; q quits"
 
 
 def test_a_run_s_time_left_comes_from_its_pace() -> None:
