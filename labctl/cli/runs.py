@@ -214,7 +214,7 @@ def _start_and_follow(
             raise
         if options.down:
             run_server.note_interrupt(lab, started_runs[0].id, interrupt)
-        _print_still_running(lab, started_runs[0])
+        _print_still_running(lab, started_runs[0], recovers=options.recover)
         ctx.exit(INTERRUPTED)
     finally:
         waiting.stop()
@@ -308,18 +308,23 @@ def write_log(block: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _print_still_running(lab: Lab, run: Run) -> None:
+def _print_still_running(lab: Lab, run: Run, *, recovers: bool) -> None:
     cost = price_or_free_text(gang.sum_prices(lab.context))
     print_message(f"\nrun {run.id} is still running ({cost})")
     if lab.keeper:
         note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."
         print_message(note)
-    for line, effect in (
-        (f"labctl logs -f {run.id}", "follow the log again"),
+    follow = (f"labctl logs -f {run.id}", "follow the log again")
+    if recovers and not lab.keeper:
+        # Only this command recovers the run; `logs -f` would let it end with its server.
+        follow = (f"labctl run --recover --id {run.id}", "follow it again, and recover it")
+    lines = (
+        follow,
         (f"labctl cancel {run.id}", "stop the run"),
         ("labctl down", adoption.describe_down(lab.context)),
-    ):
-        print_message(f"  {line:<{len(run.id) + 18}}{effect}")
+    )
+    for line, effect in lines:
+        print_message(f"  {line:<{len(follow[0]) + 3}}{effect}")
 
 
 class _SshCommand(click.Command):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from lab_world import Labctl, RunMachine, World
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from lab_world import LAB_ID, Labctl, RunMachine, World
+
+from labctl.cli.runs import _print_still_running
 from labctl.runs import runs
 
 BESIDE_R3 = (
@@ -121,3 +125,20 @@ def _describe_results(run: str) -> str:
         f"labctl pull {run}    download its checkpoints and logs\n"
         "docs/resume.md    continue from them in a new run\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("recovers", "keeper", "command"),
+    [
+        (False, "", "labctl logs -f r3   "),
+        (True, "", "labctl run --recover --id r3   follow it again, and recover it\n"),
+        (True, "lab-pi", "labctl logs -f r3   "),  # the keeper recovers it
+    ],
+)
+def test_ctrl_c_names_the_command_that_goes_on_recovering_the_run(
+    busy_lab: World, capsys: pytest.CaptureFixture[str], recovers: bool, keeper: str, command: str
+) -> None:
+    lab: Any = SimpleNamespace(context=busy_lab.context(), keeper=keeper)
+    (run,) = busy_lab.context().state.list_runs(LAB_ID)
+    _print_still_running(lab, run, recovers=recovers)
+    assert f"  {command}" in capsys.readouterr().err
