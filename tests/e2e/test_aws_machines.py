@@ -170,6 +170,7 @@ def test_a_program_goes_on_after_the_host_key_was_replaced(machines: Bed) -> Non
     lab.labctl(*DOWN)
 
 
+@pytest.mark.long
 def test_a_changed_host_key_stops_everything(machines: Bed) -> None:
     lab = machines.lab()
     lab.labctl(*UP)
