@@ -16,7 +16,7 @@ from labctl.wire.networks import FIND_ADDRESS, NetworkAddress
 from labctl.wire.verbs import Empty
 
 # seconds within which the servers must reach one another, from the first call of their agents
-CHECK_S = 6.0
+CHECK_S = 5.0
 
 
 def connect(members: Sequence[LabContext]) -> list[NetworkAddress]:

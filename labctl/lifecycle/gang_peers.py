@@ -12,7 +12,7 @@ from labctl.servers.context import LabContext
 from labctl.wire.networks import CHECK_PEERS, CheckPeersRequest, NetworkAddress, PeerAddress
 
 
-class Pair(NamedTuple):
+class ServerPair(NamedTuple):
     """A server, and another one that it is to reach, by their ranks."""
 
     source: int
@@ -21,7 +21,7 @@ class Pair(NamedTuple):
 
 def find_unreached(
     members: Sequence[LabContext], addresses: Sequence[NetworkAddress], seconds: float
-) -> list[Pair]:
+) -> list[ServerPair]:
     """Return the pairs of servers of which the first cannot reach the second at its address.
 
     `addresses` are in the order of the ranks. Takes at most `seconds`, and less if all are reached.
@@ -42,7 +42,7 @@ def find_unreached(
         reached = gang.call_for_each(members, check)
     ranks = range(len(members))
     return [
-        Pair(source, target)
+        ServerPair(source, target)
         for source in ranks
         for target in ranks
         if target not in (source, *reached[source])
@@ -50,7 +50,7 @@ def find_unreached(
 
 
 def describe_pairs(
-    members: Sequence[LabContext], pairs: Sequence[Pair], addresses: Sequence[str]
+    members: Sequence[LabContext], pairs: Sequence[ServerPair], addresses: Sequence[str]
 ) -> str:
     """Say who cannot reach whom, and at which address, a line for each pair."""
     names = [one.config.name for one in members]

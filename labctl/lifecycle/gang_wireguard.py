@@ -19,7 +19,7 @@ from labctl.commands import ansible
 from labctl.errors import ConnectError, LabError, PolicyError
 from labctl.events import report_wait
 from labctl.lifecycle import gang
-from labctl.lifecycle.gang_peers import Pair, find_unreached
+from labctl.lifecycle.gang_peers import ServerPair, find_unreached
 from labctl.model import Server, Value
 from labctl.servers.context import LabContext
 from labctl.servers.playbooks import run_playbook
@@ -46,6 +46,8 @@ CHECK_S = 12.0
 KEEPALIVE_S = 25
 PREFIX_BITS = 24
 PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+# A route to a larger network is a default route, whatever it is called.
+LEAST_BITS = 8
 # networks that are tried in each of PRIVATE_NETWORKS
 CANDIDATES = 200
 
@@ -82,7 +84,9 @@ class Site(NamedTuple):
 
 
 def connect(
-    members: Sequence[LabContext], addresses: Sequence[NetworkAddress], unreached: Sequence[Pair]
+    members: Sequence[LabContext],
+    addresses: Sequence[NetworkAddress],
+    unreached: Sequence[ServerPair],
 ) -> list[NetworkAddress]:
     """Connect the servers by WireGuard; return the address of each, in the order of their ranks.
 
@@ -96,7 +100,7 @@ def connect(
         _make_site(one, reply, address)
         for one, reply, address in zip(members, replies, addresses, strict=True)
     ]
-    tried: dict[Pair, int] = dict.fromkeys(_list_pairs(len(members)), 0)
+    tried: dict[ServerPair, int] = dict.fromkeys(_list_pairs(len(members)), 0)
     hosts = {
         pair: sites[pair.target].list_hosts(prefers_private=pair not in unreached) for pair in tried
     }
@@ -128,6 +132,8 @@ def make_interface_name(lab_id: str) -> str:
 def choose_network(lab_id: str, replies: Sequence[InspectWireGuardReply]) -> IPv4Network:
     """Return a network that no server has a route to, the same each time while that is so."""
     routes = [IPv4Network(route) for reply in replies for route in reply.routes]
+    # A VPN for all traffic has routes to halves of the Internet: those are default routes.
+    routes = [route for route in routes if route.prefixlen >= LEAST_BITS]
     for network in _list_networks(lab_id):
         if not any(network.overlaps(route) for route in routes):
             return network
@@ -215,9 +221,9 @@ def _resolve(host: str) -> str:
     return ""
 
 
-def _list_pairs(count: int) -> list[Pair]:
+def _list_pairs(count: int) -> list[ServerPair]:
     ranks = range(count)
-    return [Pair(source, target) for source in ranks for target in ranks if source != target]
+    return [ServerPair(source, target) for source in ranks for target in ranks if source != target]
 
 
 def _get_host(hosts: Sequence[str], number: int) -> str:
@@ -225,15 +231,18 @@ def _get_host(hosts: Sequence[str], number: int) -> str:
 
 
 def _find_others(
-    failed: Sequence[Pair], hosts: dict[Pair, list[str]], tried: dict[Pair, int]
-) -> set[Pair]:
+    failed: Sequence[ServerPair], hosts: dict[ServerPair, list[str]], tried: dict[ServerPair, int]
+) -> set[ServerPair]:
     """Return the pairs, among the failed ones and their reverse, with an address not tried yet."""
-    both = {each for pair in failed for each in (pair, Pair(pair.target, pair.source))}
+    both = {each for pair in failed for each in (pair, ServerPair(pair.target, pair.source))}
     return {pair for pair in both if tried[pair] + 1 < len(hosts[pair])}
 
 
 def _connect_all(
-    members: Sequence[LabContext], tunnel: Tunnel, sites: Sequence[Site], hosts: dict[Pair, str]
+    members: Sequence[LabContext],
+    tunnel: Tunnel,
+    sites: Sequence[Site],
+    hosts: dict[ServerPair, str],
 ) -> list[NetworkAddress]:
     """Set up the interface on every server, with these addresses of the others."""
 
@@ -243,7 +252,7 @@ def _connect_all(
             WireGuardPeer(
                 site.public_key,
                 tunnel.get_address(peer),
-                hosts[Pair(rank, peer)],
+                hosts[ServerPair(rank, peer)],
                 KEEPALIVE_S if sites[rank].is_behind_nat else 0,
             )
             for peer, site in enumerate(sites)
@@ -262,8 +271,8 @@ def _make_error(
     members: Sequence[LabContext],
     tunnel: Tunnel,
     sites: Sequence[Site],
-    failed: Sequence[Pair],
-    hosts: dict[Pair, list[str]],
+    failed: Sequence[ServerPair],
+    hosts: dict[ServerPair, list[str]],
 ) -> ConnectError:
     """Say which servers do not reach one another, and what filters their packets."""
     inspect = InspectWireGuardRequest(tunnel.interface)

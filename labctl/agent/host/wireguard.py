@@ -17,8 +17,9 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Iterator
 
+from ...wire.codec import Message, from_json
 from ...wire.networks import (
     CONNECT_WIREGUARD,
     INSPECT_WIREGUARD,
@@ -34,6 +35,7 @@ from ...wire.networks import (
 from ...wire.verbs import Empty
 from ..reply import Failure
 from .addresses import describe_address
+from .ip_objects import InterfaceAddress, IpInterface, IpRoute
 from .sudo import call_as_root, can_sudo
 
 KEYS = Path("/var/lib/labctl/wireguard")
@@ -78,10 +80,10 @@ def connect(request: ConnectWireGuardRequest) -> NetworkAddress:
     # Peers that the file does not name are removed; sessions with the others stay.
     config = _build_config(request, _read_key(name))
     _run("wg", "syncconf", name, "/dev/stdin", stdin=config)
-    wanted = f"{request.address}/{request.prefix_bits}"
-    if list(_list_addresses(name, with_bits=True)) != [wanted]:
-        _run("ip", "address", "flush", "dev", name)
-        _run("ip", "address", "add", wanted, "dev", name)
+    _set_address(name, request.address, request.prefix_bits)
+    # An engine of containers may have enabled forwarding: a peer must not reach other networks so.
+    with suppress(OSError):  # a container whose /proc/sys is read-only
+        Path("/proc/sys/net/ipv4/conf", name, "forwarding").write_text("0")
     _run("ip", "link", "set", name, "mtu", str(_find_mtu(request.peers)), "up")
     return describe_address(request.address, name)
 
@@ -145,7 +147,7 @@ def _add_kernel_interface(name: str) -> bool:
 
 
 def _create_interface(name: str) -> None:
-    """Create the interface by the kernel's module, or by wireguard-go where there is none."""
+    """Create the interface by the kernel's module, or by wireguard-go without it."""
     if _add_kernel_interface(name):
         return
     if not TUN.exists():
@@ -187,28 +189,32 @@ def _build_config(request: ConnectWireGuardRequest, key: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ip_json(*words: str) -> list[dict[str, Any]]:
+def _read_ip(kind: type[Message], *words: str) -> list[Message]:
     """Return what iproute2 prints as JSON, which is nothing at all for an empty list."""
-    documents: list[dict[str, Any]] = json.loads(_run("ip", "-json", *words).strip() or "[]")
-    return documents
+    lines = json.loads(_run("ip", "-json", *words).strip() or "[]")
+    return [from_json(kind, line) for line in lines]
 
 
 def _list_routes(but: str) -> Iterator[str]:
     """Yield the networks that the server has routes to, in every table, but not the default."""
-    for route in _ip_json("-4", "route", "show", "table", "all"):
-        if route.get("dev") != but:
+    for route in _read_ip(IpRoute, "-4", "route", "show", "table", "all"):
+        if route.dev != but:
             with suppress(ValueError):
-                yield str(ipaddress.ip_network(route["dst"]))
+                yield str(ipaddress.ip_network(route.dst))
 
 
-def _list_addresses(name: str = "", *, with_bits: bool = False) -> Iterator[str]:
-    """Yield the addresses of one interface, or of all; with IPv6 where no interface is named."""
-    words = ("-4", "address", "show", "dev", name) if name else ("address", "show")
-    for interface in _ip_json(*words):
-        for address in interface.get("addr_info", ()):
-            local = address.get("local", "")
-            if local:
-                yield f"{local}/{address['prefixlen']}" if with_bits else local
+def _list_addresses() -> Iterator[str]:
+    for interface in _read_ip(IpInterface, "address", "show"):
+        yield from (one.local for one in interface.addr_info if one.local)
+
+
+def _set_address(name: str, address: str, prefix_bits: int) -> None:
+    """Give the interface this address, and no other one."""
+    wanted = InterfaceAddress(address, prefix_bits)
+    interfaces = _read_ip(IpInterface, "-4", "address", "show", "dev", name)
+    if [one for interface in interfaces for one in interface.addr_info] != [wanted]:
+        _run("ip", "address", "flush", "dev", name)
+        _run("ip", "address", "add", f"{address}/{prefix_bits}", "dev", name)
 
 
 def _list_used_ports(name: str) -> Iterator[int]:
@@ -238,9 +244,8 @@ def _find_mtu(peers: tuple[WireGuardPeer, ...]) -> int:
     for peer in peers:
         if peer.host:
             with suppress(Failure):
-                for route in _ip_json("route", "get", peer.host):
-                    metrics = (each.get("mtu") for each in route.get("metrics", ()))
-                    file = Path("/sys/class/net", route["dev"], "mtu")
-                    sizes = [int(file.read_text()), *filter(None, metrics)]
-                    found.append(min(sizes) - OVERHEAD_BYTES)
+                for route in _read_ip(IpRoute, "route", "get", peer.host):
+                    metrics = [each.mtu for each in route.metrics if each.mtu]
+                    device = int(Path("/sys/class/net", route.dev, "mtu").read_text())
+                    found.append(min([device, *metrics]) - OVERHEAD_BYTES)
     return min(found)
