@@ -39,10 +39,15 @@ class Figures:
 
 
 @contextlib.contextmanager
-def rehearsal(home: Path, boot: str) -> Iterator[dict[str, str]]:
-    """Run a simulated EC2 in its own process; yield the environment for it."""
+def rehearsal(home: Path, boot: str, *settings: str) -> Iterator[dict[str, str]]:
+    """Run a simulated EC2 in its own process; yield the environment for it.
+
+    `settings` are more of its settings, such as "delays.boot=30s".
+    """
     home.mkdir(parents=True, exist_ok=True)
-    words = [LABCTL, "rehearse", "aws", "--set", f"boot={boot}"]
+    words = [LABCTL, "rehearse", "aws"]
+    for setting in (f"boot={boot}", *settings):
+        words += ["--set", setting]
     with (
         (home / "rehearsal.log").open("w") as log,
         subprocess.Popen(

@@ -7,7 +7,19 @@ are up until it ends.
 
 from __future__ import annotations
 
-from benchmarks import control, course, data, first_line, fleet, forwards, jobs, soak, startup
+from benchmarks import (
+    control,
+    course,
+    data,
+    first_line,
+    fleet,
+    forwards,
+    gangs,
+    jobs,
+    slurm_jobs,
+    soak,
+    startup,
+)
 from benchmarks.runner import Group
 
 # The times with --quick are five minutes together.
@@ -19,6 +31,8 @@ GROUPS = {
     "forward": Group(forwards.compare, 20.0),
     "jobs": Group(jobs.compare, 40.0),
     "first-line": Group(first_line.compare, 45.0),
+    "gang": Group(gangs.compare, 40.0),
+    "slurm": Group(slurm_jobs.compare, 25.0),
     "aws": Group(fleet.compare, 30.0),
     "course": Group(course.compare, 25.0),
     "soak": Group(soak.compare, 25.0),

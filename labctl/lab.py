@@ -69,6 +69,7 @@ with lazy_imports(__name__):
         forget,
         gang,
         gang_follow,
+        gang_probe,
         gang_push,
         gang_restart,
         gang_runs,
@@ -391,13 +392,12 @@ class Lab:
     ) -> ProbeResult:
         """Run `command` for a share (`1%`) or a number of steps (`200`) and estimate the whole."""
         parsed_amount = probe.parse_amount(amount)
-        gang_runs.require_one_server(self.context, "--probe", "labctl run")
         self.require_approval()
         check_files(self.config)
         self._warn_of_command(command, push=push)
-        return probe.probe(
-            self.context, tuple(command), parsed_amount, push=push, on_start=on_start
-        )
+        kind = gang_probe if gang.has_several_servers(self.context) else probe
+        job = kind.build_job(self.context, tuple(command), push=push, on_start=on_start)
+        return probe.probe(self.context, job, parsed_amount)
 
     def measure_bandwidth(self) -> Bandwidth:
         """Measure how fast the GPUs, or the servers, of the lab exchange data, by a short run."""

@@ -105,7 +105,8 @@ class Offer(Value, frozen=True):
     A value that the provider does not know is None, "" or 0. The week's lowest and highest price
     are those of the spot market in this zone; `placement_score` is AWS's estimate from 1 to 10 of
     how likely spot capacity is. `priced_at` is when the price was fetched. Where several machines
-    share one offer, `free_gpus` of their `all_gpus` are not in use.
+    share one offer, `free_gpus` of their `all_gpus` are not in use. Servers of one gang can be
+    placed close to each other with `cluster_placement`, and exchange data by RDMA with `rdma`.
     """
 
     provider: str
@@ -127,6 +128,8 @@ class Offer(Value, frozen=True):
     priced_at: float = 0.0
     free_gpus: int = 0
     all_gpus: int = 0
+    cluster_placement: bool = False
+    rdma: bool = False
 
 
 class Endpoint(Value, frozen=True):

@@ -41,7 +41,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_student_page_live",
     "e2e/test_prepare_accounts",
     "e2e/test_transfer_faults",
-    "e2e/test_aws_kills e2e/test_aws_faults e2e/test_first_deadline",
+    "e2e/test_aws_kills e2e/test_aws_faults e2e/test_aws_gang e2e/test_first_deadline",
     "e2e/test_course_budget_end",
     "e2e/test_aws_machines e2e/test_kept_disks e2e/test_reclaim e2e/test_keeper",
     # One process that has imported PyTorch, and all the digits.

@@ -162,6 +162,10 @@ def _run(context: LabContext, server: Server, wanted: RunSpec, amount: str) -> t
     """Run the profile to its end; return the run and the end of its output."""
     context.reporter.emit(Step(name=STEP, detail=amount))
     tail = _OutputTail(context.reporter.emit)
+
+    def cancel() -> Run:
+        return runs.cancel(context, server, wanted.id, CANCEL_GRACE_S)[0]
+
     try:
         run = runs.start(
             context,
@@ -173,9 +177,7 @@ def _run(context: LabContext, server: Server, wanted: RunSpec, amount: str) -> t
             describe_beside=describe_runs_beside_profile,
         )
     except KeyboardInterrupt:
-        raise runs.cancel_interrupted(
-            context, server, wanted.id, CANCEL_GRACE_S, "profile"
-        ) from None
+        raise runs.cancel_interrupted(cancel, "profile") from None
     context.reporter.emit(Step(name=STEP, done=True))
     return run, tail.text.decode(errors="replace").strip()
 

@@ -118,7 +118,9 @@ def _create_in_one_zone(
     """
     first = missing[0]
     need = first.config.server.need
-    offers = attempts.list_affordable_offers(first, need)
+    # Each server has its share of the budget; a price must fit into what is left of every share.
+    poorest = min(missing, key=lambda one: attempts.budget_left_usd(one, need) or 0.0)
+    offers = attempts.list_affordable_offers(poorest, need)
     offers = [offer for offer in offers if not places or _find_place(offer) in places]
     full: list[str] = []
     for offer in attempts.confirm_prices(
@@ -151,7 +153,8 @@ def _make_capacity_error(
     return CapacityError(
         f"{provider} has no zone with room for {count} servers of {context.name}",
         why="\n".join(f"not {count} x {kind}" for kind in full) or "there are no offers",
-        hint=f"{context.subject.offers}   # other types; or lower `count:` in "
+        hint=f"{context.subject.offers}\n"
+        f"{context.subject.up} --gpu MODEL   # another type; or lower `count:` in "
         f"{context.subject.config_file}",
     )
 

@@ -21,6 +21,8 @@ from labctl.servers.context import LabContext
 from labctl.text import duration_text
 
 POLL_S = 2.0
+# the same once the log of one part has ended, since the others end at about the same time
+LAST_POLL_S = 0.2
 # seconds after which a server that does not answer is the cause of a failure that was seen
 CONFIRM_S = 4.0
 
@@ -62,6 +64,7 @@ class GangWatch:
         self._silent_s = [0.0] * len(self._members)
         self._checked_s = time.monotonic()
         self._is_over = threading.Event()
+        self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
 
     def __enter__(self) -> GangWatch:
@@ -70,6 +73,7 @@ class GangWatch:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
+        self._is_ending.set()
         self._thread.join()
 
     def check_link(self, context: LabContext, server: Server) -> None:
@@ -83,12 +87,13 @@ class GangWatch:
 
         The log of one part ends before those of the others, and before this has seen why.
         """
+        self._is_ending.set()
         while self.failure is None and not self.is_done:
             self._is_over.wait(0.1)
         return self.failure
 
     def _poll(self) -> None:
-        while not self._is_over.wait(POLL_S):
+        while not self._pause():
             if failure := self._find_confirmed_failure():
                 others = [one for one in self._members if one.rank != failure.rank]
                 gang_runs.end_parts(others, self._run_id, failure.reason)
@@ -96,6 +101,13 @@ class GangWatch:
                 return
             if self.is_done:
                 return
+
+    def _pause(self) -> bool:
+        """Wait until all parts must be checked again; return whether the watch is over."""
+        if self._is_ending.is_set():
+            return self._is_over.wait(LAST_POLL_S)
+        self._is_ending.wait(POLL_S)
+        return self._is_over.is_set()
 
     def _find_confirmed_failure(self) -> PartFailure | None:
         """Return what failed. A lost server can make another part fail before anyone misses it."""

@@ -138,6 +138,7 @@ def _draft_lab_file(
             *_draft_image(facts, packages, base_image),
             "",
             *_draft_run(facts),
+            *_draft_launch(facts),
             "",
             *_draft_data(facts),
             "",
@@ -239,6 +240,19 @@ def _draft_run(facts: ProjectFacts) -> list[str]:
             f"env: {{PYTHONPATH: {_quote(path)}}}",
         ]
     return lines
+
+
+def _draft_launch(facts: ProjectFacts) -> list[str]:
+    """Return the setting for torchrun, as a comment where the code runs without it too."""
+    if not facts.program.command or facts.program.command[0] != "python":
+        return []
+    setting = "launch: {with: torchrun}"
+    if facts.needs_rank:
+        return ["", "# The code reads its RANK: torchrun starts one process for each GPU.", setting]
+    if facts.can_be_distributed:
+        start = "The code can train in several processes. To start one for each GPU:"
+        return ["", *wrap_comment(start), f"# {setting}"]
+    return []
 
 
 def _draft_data(facts: ProjectFacts) -> list[str]:

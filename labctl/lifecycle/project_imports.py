@@ -1,4 +1,4 @@
-"""The modules that a project's code imports, and the packages on PyPI that have them."""
+"""What the files of a project import and do, and the packages on PyPI that have the imports."""
 
 from __future__ import annotations
 
@@ -72,11 +72,20 @@ PACKAGES = {
 NAMESPACES = frozenset({"google"})
 
 
-class ModuleImports(Value, frozen=True):
-    """What one file imports: full names, and whether it imports from its own package (`.x`)."""
+class ModuleFacts(Value, frozen=True):
+    """What one file imports and does, as its text shows.
+
+    `names` are full names; `is_relative` is whether it imports from its own package (`.x`).
+    `is_library` is whether it only defines what other files use. A file that `needs_rank` fails
+    unless a launcher such as torchrun sets RANK or LOCAL_RANK; one that `can_be_distributed` starts
+    a process group.
+    """
 
     names: frozenset[str] = frozenset()
     is_relative: bool = False
+    is_library: bool = False
+    needs_rank: bool = False
+    can_be_distributed: bool = False
 
     @property
     def tops(self) -> frozenset[str]:
@@ -102,15 +111,15 @@ def read_source(file: Path) -> str:
         return ""
 
 
-def read_imports(file: Path) -> ModuleImports:
-    """Return what a module or notebook imports; nothing if it is not valid Python."""
+def read_module(file: Path) -> ModuleFacts:
+    """Return the facts of a module or notebook; none if it is not valid Python."""
     try:
         text = read_source(file)
         tree = ast.parse(read_notebook_code(text) if file.suffix == ".ipynb" else text)
     except (SyntaxError, ValueError, RecursionError):
-        return ModuleImports()
+        return ModuleFacts()
     names: set[str] = set()
-    is_relative = False
+    is_relative = needs_rank = can_be_distributed = False
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -118,7 +127,41 @@ def read_imports(file: Path) -> ModuleImports:
             is_relative = is_relative or bool(node.level)
             if node.module and not node.level:
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return ModuleImports(names=frozenset(names), is_relative=is_relative)
+        elif isinstance(node, ast.Subscript):
+            needs_rank = needs_rank or _is_rank(node)
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            can_be_distributed = can_be_distributed or called == "init_process_group"
+    return ModuleFacts(
+        names=frozenset(names),
+        is_relative=is_relative,
+        is_library=_is_library(tree.body),
+        needs_rank=needs_rank,
+        can_be_distributed=can_be_distributed,
+    )
+
+
+def _is_rank(node: ast.Subscript) -> bool:
+    """Whether this is os.environ["LOCAL_RANK"], which fails where the variable is not set."""
+    return (
+        isinstance(node.slice, ast.Constant)
+        and node.slice.value in {"RANK", "LOCAL_RANK"}
+        and ast.unparse(node.value).rpartition(".")[2] == "environ"
+    )
+
+
+def _is_library(body: list[ast.stmt]) -> bool:
+    """Whether there are functions or classes, and nothing that uses them when Python runs it."""
+    defines = any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in body)
+    return defines and not any(_does_something(node) for node in body)
+
+
+def _does_something(node: ast.stmt) -> bool:
+    """Whether a statement at the top of a file is more than an import or a definition."""
+    if isinstance(node, ast.If):
+        return "__name__" in ast.unparse(node.test)
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return is_call or isinstance(node, (ast.For, ast.While, ast.With))
 
 
 def read_notebook_code(notebook: str) -> str:

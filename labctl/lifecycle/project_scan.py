@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 from labctl.config.pyproject import ProjectTable
 from labctl.lifecycle.dockerfile_command import read_dockerfile_command
 from labctl.lifecycle.project_imports import (
-    ModuleImports,
+    ModuleFacts,
     list_packages,
-    read_imports,
+    read_module,
     read_source,
 )
 from labctl.lifecycle.project_lists import (
@@ -71,6 +71,7 @@ class ProgramGuess(Value, frozen=True):
 class ProjectFacts(Value, frozen=True):
     """What was found. Paths are relative to the directory; "" or empty if nothing was found.
 
+    `needs_rank` and `can_be_distributed` are of the program and of what it imports (ModuleFacts).
     `python` is a version that the project allows, and the only one if `is_python_exact`.
     `data_rule` is the ignore rule that leaves out the first directory of `data`, and
     `data_inclusion` the line that sends it ("!/data/ to .labignore"). `is_data_partial`: the rule
@@ -84,6 +85,8 @@ class ProjectFacts(Value, frozen=True):
     is_python_exact: bool = False
     program: ProgramGuess = ProgramGuess()
     imports: frozenset[str] = frozenset()
+    needs_rank: bool = False
+    can_be_distributed: bool = False
     data: tuple[str, ...] = ()
     data_rule: str = ""
     data_inclusion: str = ""
@@ -107,20 +110,24 @@ def scan_project(root: Path) -> ProjectFacts:
     """Look at the files of a directory."""
     names = sorted(_list_files(root))
     files = [name for name in names if name.endswith((".py", ".ipynb"))]
-    imports = {name: read_imports(root / name) for name in files}
-    every = frozenset(module for each in imports.values() for module in each.names)
+    modules = {name: read_module(root / name) for name in files}
+    every = frozenset(module for each in modules.values() for module in each.names)
     python, python_source, is_python_exact = _find_python(root)
     packages = choose_list(root, list_packages(every, names))
     data = tuple(name for name in DATA_NAMES if (root / name).is_dir())
     ignored = _find_ignored_data(root, data[0]) if data else None
+    program = _find_program(root, names, modules, packages)
+    used = [modules[name] for name in _list_used(program.command, modules)]
     return ProjectFacts(
         has_dockerfile=(root / "Dockerfile").is_file(),
         packages=packages,
         python=python,
         python_source=python_source,
         is_python_exact=is_python_exact,
-        program=_find_program(root, names, imports, packages),
+        program=program,
         imports=frozenset(name.partition(".")[0] for name in every),
+        needs_rank=any(each.needs_rank for each in used),
+        can_be_distributed=any(each.can_be_distributed for each in used),
         data=data,
         data_rule=rule_text(ignored.rule) if ignored else "",
         data_inclusion=inclusion_text(ignored.rule, _name_all(ignored, data)) if ignored else "",
@@ -128,6 +135,24 @@ def scan_project(root: Path) -> ProjectFacts:
         sources=sum(name.endswith(".py") for name in files),
         has_notebooks=any(name.endswith(".ipynb") for name in names),
     )
+
+
+def _list_used(command: tuple[str, ...], modules: dict[str, ModuleFacts]) -> set[str]:
+    """Return the files that a command runs, and those of the project that they import."""
+    waiting = {name for word in command for name in modules if _names_file(word, name)}
+    used: set[str] = set()
+    while waiting:
+        used |= waiting
+        imported = ".".join(each for name in waiting for each in modules[name].names)
+        parts = set(imported.split("."))
+        waiting = {name for name in modules if PurePosixPath(name).stem in parts} - used
+    return used
+
+
+def _names_file(word: str, name: str) -> bool:
+    """Whether a word of a command is a file, or its module as `python -m` takes it."""
+    module = name.removesuffix(".py").replace("/", ".")
+    return word == name or f".{module}".endswith(f".{word}")
 
 
 def _find_ignored_data(root: Path, name: str) -> IgnoredName | None:
@@ -165,11 +190,11 @@ def _list_files(root: Path) -> Iterator[str]:
 
 
 def _find_program(
-    root: Path, names: list[str], imports: dict[str, ModuleImports], packages: ListChoice
+    root: Path, names: list[str], modules: dict[str, ModuleFacts], packages: ListChoice
 ) -> ProgramGuess:
     """Return the likeliest program: an entry point of the project, a script, or a shell script."""
     entries = _list_entry_points(root) if packages.installs_project else []
-    scripts = _rank_scripts(root, [name for name in sorted(imports) if name.endswith(".py")])
+    scripts = _rank_scripts(root, modules)
     shell = [name for name in names if SHELL_SCRIPT.fullmatch(name)]
     if command := read_dockerfile_command(root):
         rest = tuple(name for name in scripts if name not in command)
@@ -185,7 +210,7 @@ def _find_program(
         others = tuple(shell[1:4])
         command = ("bash", shell[0]) if shell else ()
         return ProgramGuess(command=command, reason="The likeliest program", others=others)
-    program = _choose_command(root, scripts[0], imports[scripts[0]])
+    program = _choose_command(root, scripts[0], modules[scripts[0]])
     return ProgramGuess(
         command=program.command,
         reason="The likeliest program",
@@ -202,14 +227,16 @@ def _list_entry_points(root: Path) -> list[str]:
     return [name for name in programs if "train" in name] or programs[:1]
 
 
-def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
+def _rank_scripts(root: Path, modules: dict[str, ModuleFacts]) -> list[str]:
     """Return the files that could be the program, the likeliest first."""
+    sources = [name for name in sorted(modules) if name.endswith(".py")]
     known = [name for name in SCRIPTS if name in sources]
     trains = [
         name
         for name in sources
         if name not in known
         and Path(name).name.startswith("train")
+        and not modules[name].is_library
         and not CONFIG_DIRECTORIES & {*PurePosixPath(name).parent.parts}
     ]
     mains = [
@@ -220,11 +247,12 @@ def _rank_scripts(root: Path, sources: list[str]) -> list[str]:
         and not NOT_FOR_RUNS.search(name)
         and "__main__" in read_source(root / name)
     ]
+    mains.sort(key=lambda name: Path(name).name not in SCRIPTS)
     ranked = known + sorted(trains, key=lambda name: name.count("/")) + mains
     return ranked or (sources if len(sources) == 1 and sources != ["setup.py"] else [])
 
 
-def _choose_command(root: Path, script: str, imports: ModuleImports) -> ProgramGuess:
+def _choose_command(root: Path, script: str, imports: ModuleFacts) -> ProgramGuess:
     """Return the command that runs a script, with the directories that PYTHONPATH needs.
 
     A module that imports from its own package only works as `python -m`.

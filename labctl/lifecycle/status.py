@@ -128,7 +128,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
         "cost_usd": round(sum(spent_usd(context.state, one, now) for one in lab_ids), 4),
         "stopped": find_stopped_disk(context.state, server),
         "stop_reasons": _list_stop_reasons(context, server, parse_watch(watch), watched_at, now),
-        "kept": list_kept_disks(context.state, context.lab_id),
+        "kept": [disk for one in lab_ids for disk in list_kept_disks(context.state, one)],
         "ended": {server_id: why for server_id, why in reasons.items() if why},
         "last_end": reasons[ends[-1].server_id] if ends else "",
         "runs": list(reversed(context.state.list_runs(context.lab_id))),
@@ -156,11 +156,12 @@ def _refresh_records(context: LabContext) -> str:
         adopted = adoption.adopt(context)
         if adopted is None:
             pending_attempts.settle_attempts(context)
-        for member in [*gang.build_members(context)[1:], *gang.list_surplus(context)]:
+        others = [*gang.build_members(context)[1:], *gang.list_surplus(context)]
+        for member in others:
             adoption.adopt(member)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
-        kept_disks.list_shown_disks(context)
+        kept_disks.list_shown_disks(context, [member.lab_id for member in others])
     return keeper
 
 

@@ -386,6 +386,14 @@ class Bake(Protocol):
 
 
 @runtime_checkable
+class ConnectsGangs(Protocol):
+    """The provider places the servers of one gang on purpose, and says how in the plan."""
+
+    def describe_gang(self, offer: Offer) -> str:
+        """Say in one line for users how servers of this offer will be connected."""
+
+
+@runtime_checkable
 class ConsoleSource(Protocol):
     """The provider can show what a machine printed while booting, for when SSH never opens."""
 

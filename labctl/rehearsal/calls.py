@@ -196,3 +196,16 @@ def parse_reply(reply: HttpReply) -> ElementTree.Element:
     for node in root.iter():
         node.tag = node.tag.rpartition("}")[2]
     return root
+
+
+def parse_tags(call: Call) -> dict[str, dict[str, str]]:
+    """Return the tags of a call by kind of resource."""
+    tags_by_kind: dict[str, dict[str, str]] = {}
+    number = 1
+    while (kind := call.form.get(f"TagSpecification.{number}.ResourceType")) is not None:
+        tags, index = tags_by_kind.setdefault(kind, {}), 1
+        while (key := call.form.get(f"TagSpecification.{number}.Tag.{index}.Key")) is not None:
+            tags[key] = call.form.get(f"TagSpecification.{number}.Tag.{index}.Value", "")
+            index += 1
+        number += 1
+    return tags_by_kind

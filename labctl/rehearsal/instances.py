@@ -21,6 +21,7 @@ from labctl.rehearsal.calls import (
     parse_reply,
 )
 from labctl.rehearsal.fleet import STOPPED, Fleet, InstanceRecord, State
+from labctl.rehearsal.placement_groups import PlacementGroups
 from labctl.rehearsal.scenario import Scenario
 from labctl.rehearsal.tokens import Tokens
 
@@ -33,6 +34,7 @@ class InstanceHandlers:
         self._fleet = fleet
         self._scenario = scenario
         self._tokens = Tokens()
+        self._placement_groups = PlacementGroups(backend, scenario)
         self.operations: dict[str, Callable[[Call], HttpReply | None]] = {
             "RunInstances": self.run,
             "TerminateInstances": self._terminate,
@@ -47,6 +49,7 @@ class InstanceHandlers:
             "DeleteNetworkInterface": self._delete_interface,
             "AttachVolume": self._attach,
             "DeleteVolume": self._delete_volume,
+            **self._placement_groups.operations,
         }
 
     def run(self, call: Call) -> HttpReply | None:
@@ -59,7 +62,9 @@ class InstanceHandlers:
                 return earlier
             if earlier is not None:
                 return self._reservation(call, earlier)
-            placed = launch.place_or_refuse(call, self._scenario(), self._backend, self._fleet)
+            placed = launch.place_or_refuse(
+                call, self._scenario(), self._backend, self._fleet, self._placement_groups
+            )
             if isinstance(placed, HttpReply):
                 return placed
             reply = self._backend.apply(placed)

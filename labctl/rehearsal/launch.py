@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from labctl.rehearsal import limits
 from labctl.rehearsal.backend import Backend, is_offered
-from labctl.rehearsal.calls import Call, HttpReply, build_refusal
+from labctl.rehearsal.calls import Call, HttpReply, build_refusal, parse_tags
 from labctl.rehearsal.fleet import Fleet
 from labctl.rehearsal.market import compute_spot_price
+from labctl.rehearsal.placement_groups import PlacementGroups
 from labctl.rehearsal.scenario import Capacity, Scenario
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ LIVE = ("pending", "running")
 
 
 def place_or_refuse(
-    call: Call, scenario: Scenario, backend: Backend, fleet: Fleet
+    call: Call, scenario: Scenario, backend: Backend, fleet: Fleet, groups: PlacementGroups
 ) -> HttpReply | Call:
     """Return the call with a zone, if it named none, or a refusal."""
     kind = call.form.get("InstanceType", "m1.small")
@@ -36,6 +37,8 @@ def place_or_refuse(
     market = "spot" if call.form.get("InstanceMarketOptions.MarketType") == "spot" else "on-demand"
     for refused in (
         _check_disk_size(call, backend),
+        _check_interface(call, backend, kind),
+        groups.check_launch(call, zones[0]),
         _check_quota(call, scenario, backend, fleet, kind, market == "spot"),
         _check_bid(call, scenario, kind, zones) if market == "spot" else None,
     ):
@@ -52,11 +55,13 @@ def complete_instance(call: Call, instance: Instance) -> None:
 
     All resources get their tags, and disks and interfaces end with it where AWS's do.
     """
+    instance.placement.group_name = call.form.get("Placement.GroupName", "")
     nics = list(instance.nics.values())
     first = "NetworkInterface.1.DeleteOnTermination"
     for nic in nics:
+        nic.interface_type = call.form.get("NetworkInterface.1.InterfaceType", "interface")
         nic.delete_on_termination = call.form.get(first, "true").lower() == "true"
-    for kind, tags in _parse_tags(call).items():
+    for kind, tags in parse_tags(call).items():
         if kind == "network-interface":
             for nic in nics:
                 nic.add_tags(tags)
@@ -117,6 +122,16 @@ def _check_disk_size(call: Call, backend: Backend) -> HttpReply | None:
         f"Volume of size {size}GB is smaller than snapshot '{snapshot}', expect size >= {min_gib}GB"
     )
     return build_refusal(call, "InvalidBlockDeviceMapping", words)
+
+
+def _check_interface(call: Call, backend: Backend, kind: str) -> HttpReply | None:
+    """Refuse an Elastic Fabric Adapter of a type that has none; AWS does not document its code."""
+    network = backend.describe_type(kind).get("NetworkInfo", {})
+    interface = call.form.get("NetworkInterface.1.InterfaceType", "interface")
+    if not interface.startswith("efa") or network.get("EfaSupported"):
+        return None
+    words = f"Elastic Fabric Adapters are not supported by the '{kind}' instance type."
+    return build_refusal(call, "UnsupportedOperation", words)
 
 
 def _check_quota(
@@ -212,16 +227,3 @@ def _parse_mappings(call: Call) -> dict[str, dict[str, str]]:
         }
         number += 1
     return mappings
-
-
-def _parse_tags(call: Call) -> dict[str, dict[str, str]]:
-    """Return the tags of a call by kind of resource."""
-    tags_by_kind: dict[str, dict[str, str]] = {}
-    number = 1
-    while (kind := call.form.get(f"TagSpecification.{number}.ResourceType")) is not None:
-        tags, index = tags_by_kind.setdefault(kind, {}), 1
-        while (key := call.form.get(f"TagSpecification.{number}.Tag.{index}.Key")) is not None:
-            tags[key] = call.form.get(f"TagSpecification.{number}.Tag.{index}.Value", "")
-            index += 1
-        number += 1
-    return tags_by_kind

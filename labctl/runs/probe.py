@@ -1,6 +1,6 @@
 """Probe runs: run a small part of a training, and predict time and cost of the whole.
 
-A probe is a normal run of the same command on the same server, stopped after enough steps. The
+A probe is a normal run of the same command on the same servers, stopped after enough steps. The
 training script must report "step" and "total_steps" in logs/progress.json; without them it cannot
 be probed.
 """
@@ -55,7 +55,7 @@ class ProbeResult(Value, frozen=True):
     """The result of a probe.
 
     If the whole run ended before the probe did, `finished` is true, `time` is what it took, without
-    a range, and `pace` is None. Costs are at this server's price. `ends_before` names the
+    a range, and `pace` is None. Costs are at the price of all servers. `ends_before` names the
     limit that would end the server before the run ("ttl" or "budget"), or is "".
     """
 
@@ -89,30 +89,38 @@ def parse_amount(text: str) -> ProbeAmount:
     return ProbeAmount(share=value / 100) if percent else ProbeAmount(steps=value)
 
 
-def probe(
+class ProbeJob(Value, frozen=True):
+    """The run of a probe: what starts it, what ends it, and on how many servers it is.
+
+    Its progress is that of the server of the context that `probe` gets. `require_whole` raises
+    LabError if another server's part of it has failed.
+    """
+
+    run_id: str
+    start: Callable[[], Run]
+    cancel: Callable[[], Run]
+    servers: int = 1
+    require_whole: Callable[[], None] = lambda: None
+
+
+def build_job(
     context: LabContext,
     command: tuple[str, ...],
-    wanted: ProbeAmount,
     *,
     push: bool = True,
     on_start: Callable[[Run], None] = lambda run: None,
-    pause: Callable[[float], None] = time.sleep,
-) -> ProbeResult:
-    """Run `command` (lab.yaml's, if empty) until it has done `wanted`, then stop it.
-
-    LabError if the run fails or does not report its steps. The probe is stopped in any case, also
-    after an error. InterruptError after Ctrl-C, at whatever moment of the run or of its start.
-    """
+) -> ProbeJob:
+    """Return the probe of `command` (lab.yaml's, if empty) on the lab's one server."""
     server = context.get_server()
-    spec = run_specs.build_spec(
-        context, server, command, PROBE_PREFIX + run_specs.make_run_id(), False
-    )
-    if push and first_run.has_run_on_server(context, server, spec.image):
-        lab_files.push(context, server, force=False)
-    elif push:
-        first_run.push_with_image(context, server, spec.image)
-    try:
-        run = runs.start(
+    run_id = make_probe_id()
+    spec = run_specs.build_spec(context, server, command, run_id, False)
+
+    def start() -> Run:
+        if push and first_run.has_run_on_server(context, server, spec.image):
+            lab_files.push(context, server, force=False)
+        elif push:
+            first_run.push_with_image(context, server, spec.image)
+        return runs.start(
             context,
             server,
             spec,
@@ -120,29 +128,49 @@ def probe(
             on_start=lambda run, _: on_start(run),
             on_log=lambda block: None,
         )
-        monitor = _ProbeMonitor(context, server, run)
-        _measure(monitor, wanted, pause)
-    except KeyboardInterrupt:
-        raise runs.cancel_interrupted(context, server, spec.id, GRACE_S, "probe") from None
-    return _summarize(context, server, monitor)
+
+    def cancel() -> Run:
+        return runs.cancel(context, server, run_id, GRACE_S)[0]
+
+    return ProbeJob(run_id=run_id, start=start, cancel=cancel)
 
 
-def _measure(monitor: _ProbeMonitor, wanted: ProbeAmount, pause: Callable[[float], None]) -> None:
-    """Let the run do `wanted`, and stop it then and after an error."""
+def make_probe_id() -> str:
+    return PROBE_PREFIX + run_specs.make_run_id()
+
+
+def probe(
+    context: LabContext,
+    job: ProbeJob,
+    wanted: ProbeAmount,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> ProbeResult:
+    """Run `job` until it has done `wanted`, then stop it.
+
+    LabError if the run fails or does not report its steps. The probe is stopped in any case, also
+    after an error. InterruptError after Ctrl-C, at whatever moment of the run or of its start.
+    """
     try:
-        monitor.run_until(wanted, pause)
-    finally:
-        if not monitor.run.has_ended:
-            monitor.run, _ = runs.cancel(monitor.context, monitor.server, monitor.run.id, GRACE_S)
+        monitor = _ProbeMonitor(context, job)
+        try:
+            monitor.run_until(wanted, pause)
+        finally:
+            if not monitor.run.has_ended:
+                monitor.run = job.cancel()
+    except KeyboardInterrupt:
+        raise runs.cancel_interrupted(job.cancel, "probe") from None
+    return _summarize(context, job.servers, monitor)
 
 
 class _ProbeMonitor:
-    """Follows the probe's run: its progress, and the remaining time and budget of the server."""
+    """Starts the probe's run and follows it: its progress, and the server's time and budget."""
 
-    def __init__(self, context: LabContext, server: Server, run: Run) -> None:
+    def __init__(self, context: LabContext, job: ProbeJob) -> None:
         self.context = context
-        self.server = server
-        self.run = run
+        self.job = job
+        self.server = context.get_server()
+        self.run = job.start()
         self.points: list[StepCount] = []
         self.watch: WatchRecord | None = None
         self.total_steps = 0.0
@@ -152,6 +180,7 @@ class _ProbeMonitor:
         silent_s = 0.0
         while True:
             silent_s = 0.0 if self._poll() else silent_s + POLL_S
+            self.job.require_whole()
             if self.run.has_ended:
                 self._require_success()
                 self.pace = None
@@ -212,8 +241,9 @@ class _ProbeMonitor:
             )
 
 
-def _summarize(context: LabContext, server: Server, monitor: _ProbeMonitor) -> ProbeResult:
-    """Predict the whole run from the probe's progress."""
+def _summarize(context: LabContext, servers: int, monitor: _ProbeMonitor) -> ProbeResult:
+    """Predict the whole run on so many servers from the probe's progress."""
+    server = monitor.server
     run, measured = monitor.run, monitor.pace
     finished = measured is None
     if measured is None:
@@ -221,8 +251,8 @@ def _summarize(context: LabContext, server: Server, monitor: _ProbeMonitor) -> P
         times = PredictedTime(seconds=took, low_s=took, high_s=took)
     else:
         times = predict_time(measured, monitor.total_steps)
-    price = server.offer.price_usd_per_hour
-    elsewhere, note = ((), "") if finished else _compare_offers(context, server, times)
+    price = servers * server.offer.price_usd_per_hour
+    elsewhere, note = ((), "") if finished else _compare_offers(context, server, servers, times)
     return ProbeResult(
         run=run,
         server=server,
@@ -249,7 +279,7 @@ def find_earlier_limit(watch: WatchRecord | None, seconds: float) -> str:
 
 
 def _compare_offers(
-    context: LabContext, server: Server, times: PredictedTime
+    context: LabContext, server: Server, servers: int, times: PredictedTime
 ) -> tuple[tuple[OfferComparison, ...], str]:
     """Compare other offers for the same need, the cheapest whole run first."""
     if not server.offer.price_usd_per_hour:
@@ -260,7 +290,7 @@ def _compare_offers(
         return (), ""
     except LabError as error:
         return (), f"cannot list other offers: {error.what}"
-    rows = [compare_offer(server.offer, offer, times.seconds) for offer in offers]
+    rows = [compare_offer(server.offer, offer, times.seconds, servers) for offer in offers]
     best: dict[tuple[str, bool], OfferComparison] = {}
     for row in sorted(rows, key=_rank):
         key = (row.offer.type, row.offer.spot)
@@ -273,8 +303,8 @@ def _rank(row: OfferComparison) -> tuple[bool, float]:
     return row.usd is None, row.offer.price_usd_per_hour if row.usd is None else row.usd
 
 
-def compare_offer(here: Offer, there: Offer, seconds: float) -> OfferComparison:
-    """Predict the run's time and cost on another offer.
+def compare_offer(here: Offer, there: Offer, seconds: float, servers: int = 1) -> OfferComparison:
+    """Predict the run's time and cost on as many servers of another offer.
 
     The same type takes the same time. Another GPU's time scales with the ratio of the fp16 peaks,
     which is right for runs limited by the GPU. Otherwise, both are None.
@@ -285,5 +315,5 @@ def compare_offer(here: Offer, there: Offer, seconds: float) -> OfferComparison:
         other = find_peak_speed(there.gpu_name, there.gpu_memory_bytes, "fp16")
         factor = own / other if own and other else None
     took = None if factor is None else seconds * factor
-    usd = None if took is None else took / HOUR_S * there.price_usd_per_hour
+    usd = None if took is None else took / HOUR_S * servers * there.price_usd_per_hour
     return OfferComparison(offer=there, seconds=took, usd=usd)

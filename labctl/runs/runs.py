@@ -298,15 +298,13 @@ def cancel(
     return record_run(context, server, reply.run), reply.already
 
 
-def cancel_interrupted(
-    context: LabContext, server: Server, run_id: str, grace_s: int, name: str
-) -> InterruptError:
+def cancel_interrupted(cancel: Callable[[], Run], name: str) -> InterruptError:
     """Cancel a run that nobody waits for after Ctrl-C, and return the error that says so.
 
     The server may not have the run yet: Ctrl-C can come while its image is built.
     """
     try:
-        cancel(context, server, run_id, grace_s)
+        cancel()
     except NotFoundError:
         return InterruptError(f"interrupted before the {name} run started")
     return InterruptError(f"interrupted; the {name} run was canceled")

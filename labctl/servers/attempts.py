@@ -32,7 +32,7 @@ from labctl.errors import (
 )
 from labctl.events import Note, Question, Step, report_wait
 from labctl.model import Boot, CreateServerRequest, Need, Offer, Server
-from labctl.providers import FirstBoot, Guarded
+from labctl.providers import ConnectsGangs, FirstBoot, Guarded
 from labctl.retry import retry_on
 from labctl.servers import accounts, adoption, deadlines, end_server, guard, kept_disks
 from labctl.servers.context import LabContext
@@ -244,6 +244,8 @@ def _confirm_price(
     plan = describe_plan(context.provider, need, offer, others, left)
     if count > 1:
         plan = f"each of the {count} servers:\n{plan}"
+        if isinstance(context.provider, ConnectsGangs):
+            plan += f"\n{context.provider.describe_gang(offer)}"
     if guard.can_lose_results(context):
         plan += f"\n{LOSS}; `store:` in {context.subject.config_file} saves them"
     if guard.should_keep_disk(context):

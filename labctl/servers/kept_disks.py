@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -23,11 +23,17 @@ ATTACH_S = 120.0
 ATTACH_PAUSE_S = 1.0
 
 
-def list_shown_disks(context: LabContext) -> list[Resource]:
-    """List the lab's kept disks as the provider shows them now; none if it cannot keep disks."""
+def list_shown_disks(context: LabContext, others: Iterable[str] = ()) -> list[Resource]:
+    """List the lab's kept disks as the provider shows them now; none if it cannot keep disks.
+
+    Also records those of `others`, the lab ids of further servers.
+    """
     if not isinstance(context.provider, Keep):
         return []
-    return record_shown(context, context.provider.leftovers(), context.lab_id)
+    shown = context.provider.leftovers()
+    for lab_id in others:
+        record_shown(context, shown, lab_id)
+    return record_shown(context, shown, context.lab_id)
 
 
 def attach(context: LabContext, disk: Resource, server: Server) -> str:

@@ -108,6 +108,8 @@ class OfferRecord(NamedTuple):
     priced_at: float = 0.0
     free_gpus: int = 0
     all_gpus: int = 0
+    cluster_placement: bool = False
+    rdma: bool = False
 
 
 class EndpointRecord(NamedTuple):

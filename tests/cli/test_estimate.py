@@ -209,14 +209,11 @@ def test_a_model_from_code_in_words(labctl: Any, home: Path) -> None:
     assert "Time: < 1 s on a laptop's CPU." in said.out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
-        pytest.param(
-            "Tagger",
-            "write a function without parameters that returns the model",
-            marks=pytest.mark.long,
-        ),
+        ("Tagger", "write a function without parameters that returns the model"),
         ("two_inputs", "return (model, (first input, second input)) from the function"),
     ],
 )

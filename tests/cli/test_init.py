@@ -15,6 +15,7 @@ import pytest
 from labctl.cli.exit_codes import run_and_exit
 from labctl.cli.groups import cli
 from labctl.config import ImageConfig, LabConfig, check_files, load_lab
+from labctl.config.schema import LaunchConfig
 from labctl.lifecycle.project_scan import _is_allowed, scan_project
 
 TRAIN = (
@@ -714,3 +715,29 @@ def test_up_names_the_missing_join_file_before_it_asks(labctl: Any, project: Pat
     refused = labctl("up")
     assert refused.err.startswith("labctl: lab.yaml names no keeper\n")
     assert "approve" not in refused.err
+
+
+TRAINER = "import os\n\n\nclass Trainer:\n    rank = int(os.environ['LOCAL_RANK'])\n"
+START = "from {package}trainer import Trainer\n\nif __name__ == '__main__':\n    Trainer()\n"
+
+
+@pytest.mark.parametrize("package", ["", "gpt."])
+def test_code_that_reads_its_rank_is_started_by_torchrun(
+    labctl: Any, home: Path, package: str
+) -> None:
+    main = "import os\n" + START.format(package=package)
+    lab = adopt(labctl, home, {"gpt/trainer.py": TRAINER, "gpt/main.py": main})
+    assert lab.run[-1] in ("gpt/main.py", "gpt.main")
+    assert lab.launch.launcher == "torchrun"
+
+
+def test_code_that_can_do_without_ranks_decides_nothing(labctl: Any, home: Path) -> None:
+    code = "import os, torch.distributed as dist\nif 'RANK' in os.environ:\n"
+    files = {
+        "train.py": f"{code}    dist.init_process_group('nccl')\n",
+        # another program of the project
+        "ranks.py": TRAINER,
+    }
+    lab = adopt(labctl, home, files)
+    assert lab.launch == LaunchConfig()
+    assert "\n# launch: {with: torchrun}\n" in (lab.root / "lab.yaml").read_text()

@@ -45,7 +45,10 @@ MADE = (
     "CreateSchedule",
     "CreateTags",
 )
+# With several servers, there is one more of both.
+MADE_BY_GANG = (*MADE, "CreatePlacementGroup")
 TAKEN = ("TerminateInstances", "DeleteSecurityGroup", "DeleteKeyPair", "DeleteSchedule")
+TAKEN_OF_GANG = (*TAKEN, "DeletePlacementGroup")
 LIVING = ("pending", "running", "stopping", "stopped", "shutting-down")
 READING = ("Describe", "Get", "List")
 
@@ -98,6 +101,13 @@ class AwsLab:
         """`up` killed before this effect on this machine; see Warm.start."""
         command = self.start(*UP, trace=folder / "last", last=effect)
         assert command.wait() == -signal.SIGKILL, f"no {effect}:\n{command.said}"
+
+    def become_gang(self, count: int = 2) -> None:
+        """lab.yaml asks for so many servers."""
+        text = (
+            (self.root / "lab.yaml").read_text().replace("gpu: auto", f"gpu: auto, count: {count}")
+        )
+        (self.root / "lab.yaml").write_text(text.replace("budget: 5", "budget: 20"))
 
     def forget(self) -> None:
         """The state is gone."""
@@ -160,10 +170,18 @@ class Bed:
         found += [f"network interface {one['NetworkInterfaceId']}" for one in interfaces]
         groups = ec2.describe_security_groups()["SecurityGroups"]
         found += [f"group {one['GroupName']}" for one in groups if one["GroupName"] != "default"]
+        placed = ec2.describe_placement_groups()["PlacementGroups"]
+        found += [f"placement group {one['GroupName']}" for one in placed]
         found += [f"key {one['KeyName']}" for one in ec2.describe_key_pairs()["KeyPairs"]]
         return found + [
             f"schedule {one['Name']}" for one in scheduler.list_schedules()["Schedules"]
         ]
+
+    def placed(self) -> dict[str, str]:
+        """The placement group of each living instance."""
+        shown = self.client("ec2").describe_instances(InstanceIds=self.living())["Reservations"]
+        instances = [one for reservation in shown for one in reservation["Instances"]]
+        return {one["InstanceId"]: one["Placement"]["GroupName"] for one in instances}
 
     def tagged(self, instance_id: str) -> dict[str, str]:
         found = self.client("ec2").describe_instances(InstanceIds=[instance_id])

@@ -5,6 +5,7 @@ scripts/test runs it beside the static checks. A test that finds its image missi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import bare_container
@@ -30,21 +31,25 @@ def build_servers() -> None:
         ensure_image(client, default_building())
 
 
-def build_small() -> None:
-    """Each of the others stands on the one of `sshd_container`."""
-    sshd_container.build_tmux_image()
-    sync_lab.build_image()
-    slurm_cluster.build_image()
-    store_lab.build_store_image()
-    bare_container.build_image()
-    lab_servers.small_image()
-    lab_servers.image_with_pytest()
-    registry_container.build_image()
+def list_small_builds() -> list[Callable[[], object]]:
+    """Return what builds one image each; most stand on the one of `sshd_container`."""
+    return [
+        slurm_cluster.build_image,
+        store_lab.build_store_image,
+        bare_container.build_image,
+        sync_lab.build_image,
+        registry_container.build_image,
+        lab_servers.small_image,
+        lab_servers.image_with_pytest,
+    ]
 
 
 def main() -> None:
-    with ThreadPoolExecutor() as pool:
-        for built in [pool.submit(build_servers), pool.submit(build_small)]:
+    # Half of a build waits for packages or for the disk.
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        servers = pool.submit(build_servers)
+        sshd_container.build_tmux_image()
+        for built in [servers, *(pool.submit(build) for build in list_small_builds())]:
             built.result()
 
 

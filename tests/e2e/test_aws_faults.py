@@ -156,11 +156,16 @@ def test_no_capacity_at_all(bed: Bed) -> None:
 @pytest.mark.long
 def test_no_capacity_for_all_servers_of_a_lab_leaves_nothing(bed: Bed) -> None:
     lab = bed.lab()
-    text = (lab.root / "lab.yaml").read_text().replace("gpu: auto", "gpu: auto, count: 2")
-    (lab.root / "lab.yaml").write_text(text.replace("budget: 5", "budget: 20"))
+    lab.become_gang()
     with bed.set(capacity=(Capacity(left=1),)):
         said = lab.labctl(*UP, code=75)
-    told(said, "aws has no zone with room for 2 servers of digits", "not 2 x g4dn.xlarge in us-")
+    told(
+        said,
+        "aws has no zone with room for 2 servers of digits",
+        "not 2 x g4dn.xlarge in us-",
+        "next: labctl offers",
+        "labctl up --gpu MODEL   # another type",
+    )
     assert bed.left() == []
 
 

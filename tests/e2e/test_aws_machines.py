@@ -170,6 +170,7 @@ def test_a_program_goes_on_after_the_host_key_was_replaced(machines: Bed) -> Non
     lab.labctl(*DOWN)
 
 
+@pytest.mark.long
 def test_a_changed_host_key_stops_everything(machines: Bed) -> None:
     lab = machines.lab()
     lab.labctl(*UP)
@@ -239,10 +240,10 @@ def cut_off(bed: Bed, instance: str) -> None:
     assert code == 0, said
 
 
-@pytest.mark.long
 def write_gang(lab: AwsLab) -> None:
-    text = (lab.root / "lab.yaml").read_text().replace("gpu: auto", "gpu: auto, count: 2")
-    (lab.root / "lab.yaml").write_text(text.replace("budget: 5", "budget: 20, executor: process"))
+    lab.become_gang()
+    text = (lab.root / "lab.yaml").read_text()
+    (lab.root / "lab.yaml").write_text(text.replace("budget: 20", "budget: 20, executor: process"))
 
 
 def find_zones(machines: Bed) -> set[str]:
@@ -265,6 +266,7 @@ def test_a_gang_leaves_the_zone_that_has_room_for_one(machines: Bed) -> None:
     assert len(machines.living()) == 2
     (zone,) = find_zones(machines)
     assert zone != first_zone
+    assert set(machines.placed().values()) == {f"labctl-{lab.id}-{zone}"}
     groups = ec2.describe_security_groups()["SecurityGroups"]
     names = [
         tag["Value"]

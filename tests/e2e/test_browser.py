@@ -30,6 +30,7 @@ def browser_page(browser: Browser) -> Iterator[Page]:
         yield context.new_page()
 
 
+@pytest.mark.long
 def test_tensorboard_shows_the_runs_scalars(
     service_lab: ServiceLab, recorder: Recorder, browser_page: Page
 ) -> None:
@@ -72,6 +73,7 @@ def test_jupyterlab_opens_with_its_token_and_runs_code(
         keep_picture(browser_page, "jupyter-notebook")
 
 
+@pytest.mark.long
 def test_jupyterlab_refuses_who_has_no_token(
     service_lab: ServiceLab, recorder: Recorder, browser_page: Page
 ) -> None:

@@ -138,6 +138,32 @@ def test_a_run_that_fails_more_often_than_it_may_says_where(gang: LabDirectory) 
     assert [record["exit_code"] for record in end_on_both(gang, "hopeless")] == [143, 9]
 
 
+COUNT = """\
+import json, os, time
+
+for step in range(1, 4001):
+    with open(os.environ["LABCTL_RUN_DIR"] + "/logs/progress.json", "w") as file:
+        json.dump({"step": step, "total_steps": 4000}, file)
+    time.sleep(0.05)
+"""
+ONE_FAILS = "import os, time\ntime.sleep(600 * (os.environ['RANK'] == '0'))\nexit(3)\n"
+
+
+@pytest.mark.long
+def test_a_probe_runs_on_all_servers_and_ends_on_all(gang: LabDirectory) -> None:
+    gang.labctl("up", "--yes")
+    (gang.root / "count.py").write_text(COUNT)
+    words = ("run", "--probe", "40", "--json", "--", "python3", "count.py")
+    done = json.loads(gang.labctl(*words).stdout)["probe"]
+    assert (done["total_steps"], done["finished"]) == (4000, False)
+    assert 150 < done["time"]["seconds"] < 600
+    states = [record["state"] for record in end_on_both(gang, done["run"]["id"])]
+    assert states == ["cancelled", "cancelled"]
+    (gang.root / "count.py").write_text(ONE_FAILS)
+    failed = gang.labctl(*words, code=None)
+    assert "labctl: the probe failed: two-1: " in failed.stderr
+
+
 def test_cancel_ends_all_parts(gang: LabDirectory) -> None:
     gang.labctl("run", "--detach", "--id", "long", "--", "sleep", "600")
     assert "run long: canceled (SIGTERM)" in gang.labctl("cancel", "long").stdout
@@ -225,6 +251,7 @@ def test_a_server_that_falls_silent_ends_the_run_on_all(gang: LabDirectory) -> N
     gang.labctl("cancel", "silent", code=None)
 
 
+@pytest.mark.long
 def test_push_cp_and_forward_reach_every_server(gang: LabDirectory) -> None:
     gang.labctl("up", "--yes")
     (gang.root / "version.py").write_text("print('pushed')\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,9 @@ from lab_world import LAB_ID, DiskCloud, Recorded, World, world
 from labctl.config.member_ids import make_member_id
 from labctl.errors import CapacityError, PolicyError, QuotaError
 from labctl.lifecycle import down, gang_creation
-from labctl.model import CreateServerRequest, Need, Offer, Server
-from labctl.servers import gang
+from labctl.lifecycle.status import read_status
+from labctl.model import CreateServerRequest, Endpoint, Need, Offer, Resource, Server
+from labctl.servers import cost, gang
 from labctl.servers.context import LabContext
 
 
@@ -238,3 +240,58 @@ def test_names_of_servers_stay_valid(lab: World) -> None:
     config = msgspec.structs.replace(context.config, name="a" * 39)
     names = [gang.make_member_name(config, rank) for rank in (0, 1, 15)]
     assert names == ["a" * 39, "a" * 36 + "-1", "a" * 36 + "-15"]
+
+
+class KeepingCloud(ZonedCloud):
+    """One that also keeps disks."""
+
+    can_keep_itself = False
+
+    def keep_disk(self, server_id: str, expires_at: float) -> list[Resource]:
+        return []
+
+    def release_disk(self, server_id: str) -> None:
+        pass
+
+    def attach_kept_disk(self, resource: Resource, server_id: str) -> str:
+        raise AssertionError("no disk is attached here")
+
+
+def test_status_shows_the_kept_disk_of_every_server(tmp_path: Path) -> None:
+    lab = world(tmp_path, KeepingCloud)
+    lab.cloud.settle_s = 0.0
+    write_count(lab, 4)
+    lab_id = make_member_id(LAB_ID, 1)
+    disk = Resource(
+        provider=lab.cloud.name,
+        kind="volume",
+        id="vol-1",
+        lab_id=lab_id,
+        expires_at=time.time() + 9_000,
+        account=lab.cloud.account.id,
+    )
+    lab.cloud.left.append(disk)
+    shown = read_status(lab.context(), refresh=True)
+    assert [kept.disk.id for kept in shown["kept"]] == ["vol-1"]
+    # A command that asks nobody knows it from the ledger.
+    assert len(read_status(lab.context(), refresh=False)["kept"]) == 1
+
+
+def test_a_price_fits_into_the_rest_of_every_share_of_the_budget(lab: World) -> None:
+    lab.cloud.price, context, need = 2.0, lab.context(), Need(budget_usd=12.0)
+    # An earlier server in the place of the second: $2.67 of its share of $3.
+    earlier = Server(
+        id="srv-earlier",
+        provider=lab.cloud.name,
+        lab="digits-1",
+        lab_id=make_member_id(LAB_ID, 1),
+        alias="digits-1",
+        endpoint=Endpoint(host="127.0.0.1"),
+        offer=Offer(provider=lab.cloud.name, type="small", price_usd_per_hour=2.0),
+        created_at=time.time() - 4_800.0,
+    )
+    cost.record_start(context.state, earlier)
+    context.state.record("terminated", lab_id=earlier.lab_id, server_id=earlier.id)
+    with pytest.raises(PolicyError, match=r"digits-1 has \$0.33 left; one hour costs"):
+        create(lab, need=need)
+    assert not lab.cloud.machines

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,7 @@ from labctl.agent import reply
 from labctl.errors import InterruptError, LabError, LinkLostError, NoOfferError, UsageError
 from labctl.events import Progress
 from labctl.lifecycle.up import up
-from labctl.model import Need, Offer
+from labctl.model import Need, Offer, Run
 from labctl.runs import probe
 from labctl.runs.probe import (
     ProbeAmount,
@@ -104,6 +106,16 @@ class Program:
         return found
 
 
+def start_probe(
+    context: LabContext,
+    amount: ProbeAmount,
+    pause: Callable[[float], None] = time.sleep,
+    on_start: Callable[[Run], None] = lambda run: None,
+) -> ProbeResult:
+    job = probe.build_job(context, (), push=False, on_start=on_start)
+    return probe.probe(context, job, amount, pause=pause)
+
+
 def probed(
     lab: World,
     program: Program,
@@ -111,7 +123,7 @@ def probed(
     reporter: Recorded | None = None,
 ) -> ProbeResult:
     context = made(lab, program, reporter)
-    return probe.probe(context, (), ProbeAmount(steps=steps), push=False, pause=program.passes)
+    return start_probe(context, ProbeAmount(steps=steps), pause=program.passes)
 
 
 def made(lab: World, program: Program, reporter: Recorded | None = None) -> LabContext:
@@ -142,7 +154,7 @@ def test_the_whole_run_s_time_is_told_and_the_probe_ended(lab: World) -> None:
 def test_a_share_is_of_all_steps(lab: World) -> None:
     program = Program()
     context = made(lab, program)
-    probe.probe(context, (), ProbeAmount(share=0.1), push=False, pause=program.passes)
+    start_probe(context, ProbeAmount(share=0.1), pause=program.passes)
     assert (program.now - BEGAN) * program.steps_per_s == pytest.approx(100, abs=3)
 
 
@@ -190,7 +202,7 @@ def test_an_interrupted_probe_does_not_go_on(lab: World) -> None:
     program = Program()
     context = made(lab, program)
     with pytest.raises(InterruptError, match="the probe run was canceled"):
-        probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=interrupt)
+        start_probe(context, ProbeAmount(steps=20), pause=interrupt)
     assert program.cancelled
 
 
@@ -198,7 +210,7 @@ def test_a_probe_that_is_interrupted_while_it_starts_does_not_go_on(lab: World) 
     program = Program()
     context = made(lab, program)
     with pytest.raises(InterruptError, match="the probe run was canceled"):
-        probe.probe(context, (), ProbeAmount(steps=20), push=False, on_start=interrupt)
+        start_probe(context, ProbeAmount(steps=20), on_start=interrupt)
     assert program.cancelled
 
 
@@ -206,7 +218,7 @@ def test_a_probe_that_is_interrupted_before_its_start_says_so(lab: World) -> Non
     program = Program(cuts_start=True)
     context = made(lab, program)
     with pytest.raises(InterruptError, match="before the probe run started"):
-        probe.probe(context, (), ProbeAmount(steps=20), push=False)
+        start_probe(context, ProbeAmount(steps=20))
     assert program.verbs == ["start", "cancel"]
 
 
@@ -220,7 +232,7 @@ def test_what_it_costs_here_and_elsewhere(lab: World) -> None:
         Offer(provider="cloud", type="big", price_usd_per_hour=9.0, gpu_name="T4", gpu_count=1),
     ]
     lab.cloud.__dict__["offers"] = lambda need: there
-    found = probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=program.passes)
+    found = start_probe(context, ProbeAmount(steps=20), pause=program.passes)
     assert found.usd == pytest.approx(500 / 3600 * 0.36)
     assert found.low_usd < found.usd < found.high_usd
     assert [(one.offer.type, one.offer.spot) for one in found.elsewhere] == [
@@ -242,7 +254,7 @@ def test_offers_that_are_not_known_are_no_failure(lab: World, error: LabError) -
         raise error
 
     lab.cloud.__dict__["offers"] = refused
-    found = probe.probe(context, (), ProbeAmount(steps=20), push=False, pause=program.passes)
+    found = start_probe(context, ProbeAmount(steps=20), pause=program.passes)
     assert found.elsewhere == ()
     assert ("no credentials" in found.offers_note) == ("no credentials" in error.what)
 

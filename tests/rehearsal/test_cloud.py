@@ -392,3 +392,62 @@ def test_two_rehearsals_know_nothing_of_each_other(setup: RehearsalSetup) -> Non
         ec2 = client(other, region="eu-central-1")
         assert ec2.describe_instances()["Reservations"] == []
         assert other.environment["AWS_REGION"] == "eu-central-1"
+
+
+def create_group(setup: RehearsalSetup, name: str = "close", strategy: str = "cluster") -> Any:
+    tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "labctl", "Value": "1"}]}]
+    reply = setup.ec2.create_placement_group(
+        GroupName=name, Strategy=strategy, TagSpecifications=tags
+    )
+    return reply["PlacementGroup"]
+
+
+def test_a_placement_group_from_its_creation_to_its_end(setup: RehearsalSetup) -> None:
+    ec2, placed = setup.ec2, {"Placement": {"GroupName": "close"}}
+    assert refused(setup.run, **placed) == "InvalidPlacementGroup.Unknown"
+    assert refused(create_group, setup, strategy="near") == "InvalidParameterValue"
+    assert refused(ec2.create_placement_group, Strategy="cluster") == "MissingParameter"
+    assert refused(ec2.delete_placement_group, GroupName="close", DryRun=True) == "DryRunOperation"
+    group = create_group(setup)
+    assert (group["State"], group["Strategy"]) == ("available", "cluster")
+    assert group["Tags"] == [{"Key": "labctl", "Value": "1"}]
+    assert refused(create_group, setup) == "InvalidPlacementGroup.Duplicate"
+    assert ec2.describe_placement_groups(GroupNames=["close"])["PlacementGroups"] == [group]
+    ours, theirs = ({"Name": "tag:labctl", "Values": [value]} for value in ("1", "2"))
+    assert ec2.describe_placement_groups(Filters=[ours])["PlacementGroups"] == [group]
+    assert ec2.describe_placement_groups(Filters=[theirs])["PlacementGroups"] == []
+    instance = setup.run(**placed)
+    assert instance["Placement"]["GroupName"] == "close"
+    assert refused(ec2.delete_placement_group, GroupName="close") == "InvalidPlacementGroup.InUse"
+    setup.rehearsal.change(delays=Delays(terminate=0.4))
+    ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
+    assert refused(ec2.delete_placement_group, GroupName="close") == "InvalidPlacementGroup.InUse"
+    setup.rehearsal.wait(instance["InstanceId"], "terminated")
+    ec2.delete_placement_group(GroupName="close")
+    assert ec2.describe_placement_groups()["PlacementGroups"][0]["State"] == "deleting"
+    assert refused(create_group, setup) == "InvalidPlacementGroup.Duplicate"
+    assert refused(setup.run, **placed) == "InvalidPlacementGroup.Unknown"
+    wait_for(lambda: not ec2.describe_placement_groups()["PlacementGroups"])
+    unknown = refused(ec2.describe_placement_groups, GroupNames=["close"])
+    assert unknown == "InvalidPlacementGroup.Unknown"
+    assert refused(ec2.delete_placement_group, GroupName="close") == unknown
+
+
+def test_a_type_without_cluster_placement_or_efa_is_refused(setup: RehearsalSetup) -> None:
+    create_group(setup)
+    wrong = {"InstanceType": "t3.micro", "Placement": {"GroupName": "close"}}
+    assert refused(setup.run, **wrong) == "InvalidParameterCombination"
+    efa = {"DeviceIndex": 0, "InterfaceType": "efa"}
+    assert refused(setup.run, NetworkInterfaces=[efa]) == "UnsupportedOperation"
+    fast = setup.run(InstanceType="g4dn.8xlarge", NetworkInterfaces=[efa])
+    assert fast["NetworkInterfaces"][0]["InterfaceType"] == "efa"
+    setup.ec2.delete_placement_group(GroupName="close")
+
+
+def test_the_fields_of_a_placement_group_are_those_of_the_model(setup: RehearsalSetup) -> None:
+    """boto3 drops a field that AWS's model does not know, so each must have come through."""
+    group = create_group(setup)
+    assert set(group) == {"GroupName", "State", "Strategy", "GroupId", "Tags", "GroupArn"}
+    other = client(setup.rehearsal, region="us-west-2")
+    assert other.describe_placement_groups()["PlacementGroups"] == []
+    setup.ec2.delete_placement_group(GroupName="close")

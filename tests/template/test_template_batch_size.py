@@ -39,6 +39,7 @@ def test_a_single_image_too_large_is_said() -> None:
         batch_size.largest_that_fits(lambda _: False, cap=8)
 
 
+@pytest.mark.long
 def test_a_gpu_out_of_memory_ends_the_doubling(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU here: the error is raised by hand, the rest is the code that runs on one."""
     step = Learner.step
@@ -86,7 +87,7 @@ def test_the_estimate_is_of_the_right_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image_size", "images"), [pytest.param(16, 40, marks=pytest.mark.long), (512, 4), (2048, 1)]
+    ("image_size", "images"), [pytest.param(16, 40, marks=pytest.mark.long), (512, 4)]
 )
 def test_evaluation_takes_large_images_in_small_batches(
     small: Path, image_size: int, images: int

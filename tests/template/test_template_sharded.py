@@ -30,6 +30,7 @@ def read_loss(output: str) -> float:
     return float(re.findall(r"loss ([\d.]+)", output)[-1])
 
 
+@pytest.mark.long
 def test_fsdp_halves_everything_in_two_processes(tmp_path: Path) -> None:
     memory = read_memory(output := finish(start("fsdp", tmp_path, *SMALL, "--steps", "10")))
     assert memory == [pytest.approx([WHOLE / 2, WHOLE / 2, WHOLE], abs=0.1)] * 2
@@ -37,6 +38,7 @@ def test_fsdp_halves_everything_in_two_processes(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000010"]
 
 
+@pytest.mark.long
 def test_zero_shares_out_the_optimizer_state(tmp_path: Path) -> None:
     memory = read_memory(output := finish(start("zero", tmp_path, *SMALL, "--steps", "10")))
     assert [mib[:2] for mib in memory] == [pytest.approx([WHOLE, WHOLE], abs=0.1)] * 2

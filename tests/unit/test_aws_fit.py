@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, cast
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,11 @@ from labctl.errors import NoOfferError
 from labctl.model import GIB, GpuNeed, Need, Offer, Spot
 from labctl.providers.aws import fit
 from labctl.providers.aws.catalog import VERSION, Catalog, Hardware, Market, Prices, SpotPrice
+from labctl.providers.aws.market import parse_hardware
+from labctl.providers.aws.placement import describe_gang
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2.type_defs import InstanceTypeInfoTypeDef
 
 ZONES = ("us-east-1a", "us-east-1b")
 MIB = 1024**2
@@ -215,3 +222,24 @@ def test_region_without_any_says_so() -> None:
     with pytest.raises(NoOfferError) as raised:
         fit.offers(Need(gpu=GpuNeed(kind="any", count=1)), [market(())], fit.AwsConditions())
     assert "no machine with a GPU" in raised.value.why
+
+
+def test_types_say_how_servers_of_a_gang_are_connected() -> None:
+    """The entries are shortened ones of DescribeInstanceTypes."""
+    entry: dict[str, Any] = {
+        "InstanceType": "p5.48xlarge",
+        "VCpuInfo": {"DefaultVCpus": 192},
+        "MemoryInfo": {"SizeInMiB": 2097152},
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+        "PlacementGroupInfo": {"SupportedStrategies": ["cluster", "partition", "spread"]},
+        "NetworkInfo": {"EfaSupported": True},
+    }
+    best = parse_hardware(cast("InstanceTypeInfoTypeDef", entry))
+    assert (best.cluster, best.efa) == (True, True)
+    entry["PlacementGroupInfo"] = {"SupportedStrategies": ["partition", "spread"]}
+    plain = parse_hardware(cast("InstanceTypeInfoTypeDef", {**entry, "NetworkInfo": {}}))
+    assert (plain.cluster, plain.efa) == (False, False)
+    offer = Offer(provider="aws", type="x", cluster_placement=True)
+    assert describe_gang(offer) == "the servers are placed close together, with a placement group"
+    assert "and the fast network EFA" in describe_gang(replace(offer, rdma=True))
+    assert "only share a zone" in describe_gang(replace(offer, cluster_placement=False))

@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import boto3
+import msgspec
 import pytest
 from aws_cloud import REGION, Cloud
 from aws_provider import ZONE, a_request, a_server, an_image, an_offer, provider, with_market
 
+from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, NotFoundError, ProviderError
 from labctl.model import Resource, Server
 from labctl.providers.aws import AwsProvider
@@ -39,6 +41,24 @@ def test_what_a_living_server_uses_names_it(aws: AwsProvider, server: Server) ->
     assert {resource.server_id for resource in found.values()} == {server.id}
     assert {resource.lab_id for resource in found.values()} == {server.lab_id}
     assert {resource.region for resource in found.values()} == {REGION}
+
+
+def test_what_several_servers_share_belongs_to_each_of_them(
+    aws: AwsProvider, tmp_path: Path
+) -> None:
+    request = a_request(aws, tmp_path)
+    second = msgspec.structs.replace(
+        request,
+        lab_id=make_member_id(request.lab_id, 1),
+        group=request.lab_id,
+        gang=request.lab_id,
+    )
+    server = aws.create(an_offer(), second)
+    found = by_kind(aws)
+    for kind in ("security-group", "key-pair"):
+        assert (found[kind].lab_id, found[kind].server_id) == (request.lab_id, server.id)
+    aws.terminate(server.id)
+    assert {resource.server_id for resource in aws.leftovers()} == {""}
 
 
 def test_terminated_server_leaves_what_can_all_be_removed(aws: AwsProvider, server: Server) -> None:

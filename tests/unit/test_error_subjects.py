@@ -22,7 +22,7 @@ from labctl.lifecycle import disk_restore
 from labctl.model import GIB, Endpoint, GpuNeed, Need, Offer, Resource, Server
 from labctl.providers import local, static
 from labctl.providers.aws import AwsProvider, fit, instances
-from labctl.providers.aws.launch import make_launch_error
+from labctl.providers.aws.launch_errors import make_launch_error
 from labctl.providers.aws.quotas import find_quota
 from labctl.providers.local import LocalProvider
 from labctl.servers import deadlines, playbooks

@@ -26,6 +26,7 @@ from labctl.agent.host.engine_objects import (
     Image,
     Mount,
     NewContainer,
+    NewDevice,
 )
 from labctl.agent.host.paths import (
     lab_dir,
@@ -39,6 +40,7 @@ from labctl.agent.reply import Failure
 from labctl.agent.runs import (
     containers,
     docker_executor,
+    fast_network,
     records,
     resume,
     run_state,
@@ -127,6 +129,29 @@ def test_a_part_of_a_run_on_several_servers_uses_their_network(root: Path) -> No
     alone = build_body(root, SPEC)
     assert alone.HostConfig.NetworkMode == ""
     assert not [line for line in alone.Env if line.startswith(("RANK=", "PET_"))]
+
+
+@pytest.mark.parametrize(("driver", "provider"), [("efa", ["FI_PROVIDER=efa"]), ("mlx5_core", [])])
+def test_a_part_gets_the_fast_network_of_its_server(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, provider: list[str]
+) -> None:
+    nodes, adapters = tmp_path / "nodes", tmp_path / "adapters"
+    drivers, device = tmp_path / "drivers" / driver, adapters / "rdmap0s6" / "device"
+    for directory in (nodes, drivers, device):
+        directory.mkdir(parents=True)
+    # A character device of this machine in place of an adapter's, which needs the hardware.
+    (nodes / "uverbs0").symlink_to(os.devnull)
+    (nodes / "by-path").mkdir()
+    (device / "driver").symlink_to(drivers)
+    monkeypatch.setattr(fast_network, "NODES", nodes)
+    monkeypatch.setattr(fast_network, "ADAPTERS", adapters)
+    body = build_body(root, SPEC, member=GangMember(2, 4, "10.0.0.7", 41234, "ens5"))
+    node = str(nodes / "uverbs0")
+    assert body.HostConfig.Devices == (NewDevice(node, node),)
+    assert [line for line in body.Env if line.startswith("FI_PROVIDER")] == provider
+    alone = build_body(root, SPEC)
+    assert alone.HostConfig.Devices == ()
+    assert not [line for line in alone.Env if line.startswith("FI_PROVIDER")]
 
 
 def test_the_container_of_a_plain_run(root: Path) -> None:

@@ -178,6 +178,14 @@ class ContainerLog(NamedTuple):
     Config: Dict[str, str]
 
 
+class NewDevice(NamedTuple):
+    """A device of the server in a new container, under the same path with the same permissions."""
+
+    PathOnHost: str
+    PathInContainer: str
+    CgroupPermissions: str = "rwm"
+
+
 class Ulimit(NamedTuple):
     Name: str
     Soft: int
@@ -209,6 +217,7 @@ class NewHostConfig(NamedTuple):
     OomScoreAdj: int = 0
     Tmpfs: Optional[Dict[str, str]] = None
     Ulimits: Tuple[Ulimit, ...] = ()
+    Devices: Tuple[NewDevice, ...] = ()
     LogConfig: Optional[ContainerLog] = None
     DeviceRequests: Tuple[DeviceRequest, ...] = ()
     PortBindings: Optional[Dict[str, Tuple[PortBinding, ...]]] = None

@@ -14,12 +14,13 @@ from ..host.engine_objects import (
     Image,
     Mount,
     NewContainer,
+    NewDevice,
     NewHostConfig,
     Ulimit,
 )
 from ..host.paths import labctl_home, require_name, resolve_inside
 from ..host.server_data import resolve_all
-from . import secrets_tmpfs
+from . import fast_network, secrets_tmpfs
 from .executor import NewAttempt
 from .gang import build_member_env, can_raise_limits
 
@@ -64,7 +65,8 @@ def build_run_body(attempt: NewAttempt) -> NewContainer:
     if attempt.member is not None:
         # Its processes reach those of other servers at any port, and pin memory for the network.
         ulimits = (UNLIMITED_PINNED_MEMORY,) if can_raise_limits() else ()
-        host_config = host_config._replace(NetworkMode="host", Ulimits=ulimits)
+        devices = tuple(NewDevice(path, path) for path in fast_network.list_device_nodes())
+        host_config = host_config._replace(NetworkMode="host", Ulimits=ulimits, Devices=devices)
     return container._replace(
         Entrypoint=("/bin/sh",),
         Cmd=("/lab/run/.labctl/entry.sh", *entrypoint, *spec.command),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...wire.runs import GangMember
+from . import fast_network
 
 # The bit of CAP_SYS_RESOURCE (capabilities(7)).
 SYS_RESOURCE = 1 << 24
@@ -30,7 +31,7 @@ def build_member_env(member: GangMember | None) -> dict[str, str]:
         # name without `=` as a prefix.
         env["GLOO_SOCKET_IFNAME"] = member.interface
         env["NCCL_SOCKET_IFNAME"] = f"={member.interface}"
-    return env
+    return {**env, **fast_network.build_adapter_env()}
 
 
 def can_raise_limits() -> bool:

@@ -33,6 +33,7 @@ from labctl.providers.aws import (
     firewall,
     instances,
     leftovers,
+    placement,
     tags,
 )
 from labctl.providers.aws.checks import check_credentials, compute_room, run_checks
@@ -48,7 +49,8 @@ __all__ = ["AwsProvider", "AwsSettings"]
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Firewall, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake, ConsoleSource, CredentialSource, ClockSource and OpensBuckets.
+    Reclaimable, QuotaSource, Bake, ConnectsGangs, ConsoleSource, CredentialSource, ClockSource and
+    OpensBuckets.
     """
 
     name: ClassVar[str] = "aws"
@@ -109,6 +111,9 @@ class AwsProvider:
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         return self._launcher.create(offer, request)
+
+    def describe_gang(self, offer: Offer) -> str:
+        return placement.describe_gang(offer)
 
     def find(self, server_id: str) -> Server | None:
         instance = instances.find_instance(self.clients, server_id)

@@ -13,7 +13,7 @@ import msgspec
 
 from labctl.model import Value
 
-VERSION = 1
+VERSION = 2
 TYPES_FRESH_S = 7 * 86_400.0
 PRICES_FRESH_S = 15 * 60.0
 SCORES_FRESH_S = 3_600.0
@@ -21,7 +21,11 @@ FORGET_S = 30 * 86_400.0
 
 
 class Hardware(Value, frozen=True):
-    """One instance type. GPU memory is per GPU; `part` is below 1 if it has a fraction of a GPU."""
+    """One instance type. GPU memory is per GPU; `part` is below 1 if it has a fraction of a GPU.
+
+    `cluster`: placement groups with the strategy `cluster` accept it. `efa`: it can have an Elastic
+    Fabric Adapter.
+    """
 
     type: str
     cpus: int
@@ -34,6 +38,8 @@ class Hardware(Value, frozen=True):
     part: float = 1.0
     spot: bool = True
     on_demand: bool = True
+    cluster: bool = False
+    efa: bool = False
 
 
 class Catalog(Value, frozen=True):

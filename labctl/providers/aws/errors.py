@@ -44,6 +44,7 @@ QUOTA = frozenset(
     {
         "InstanceLimitExceeded",
         "MaxSpotInstanceCountExceeded",
+        "PlacementGroupLimitExceeded",
         "ResourceLimitExceeded",
         "RulesPerSecurityGroupLimitExceeded",
         "SecurityGroupLimitExceeded",
@@ -96,6 +97,7 @@ HELD = frozenset(
         "IncorrectState",
         "InvalidGroup.InUse",
         "InvalidNetworkInterface.InUse",
+        "InvalidPlacementGroup.InUse",
         "VolumeInUse",
     }
 )
@@ -118,6 +120,7 @@ def is_absent(error: ClientError) -> bool:
     return code.endswith((".NotFound", ".Malformed")) or code in (
         "InvalidAllocationID.NotFound",
         "InvalidAMIID.Unavailable",
+        "InvalidPlacementGroup.Unknown",
         "ResourceNotFoundException",
         "ParameterNotFound",
     )

@@ -191,6 +191,8 @@ def _list_offers(market: Market, hardware: Hardware) -> Iterator[Offer]:
             week_low_usd_per_hour=spot.low if spot else None,
             week_high_usd_per_hour=spot.high if spot else None,
             priced_at=market.prices.made_at,
+            cluster_placement=hardware.cluster,
+            rdma=hardware.efa,
         )
         if hardware.on_demand:
             yield replace(base, price_usd_per_hour=list_price or 0.0)

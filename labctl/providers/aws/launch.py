@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from labctl.errors import BusyError, CapacityError, LabError, ProviderError, QuotaError, UsageError
-from labctl.errors.subject import Subject
+from labctl.errors import BusyError, CapacityError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.model import GIB, CreateServerRequest, Offer, Server
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.errors import (
-    get_code,
-    get_message,
-    translate_client_error,
-    translate_errors,
-)
+from labctl.providers.aws.errors import get_code, get_message, translate_errors
 from labctl.providers.aws.images import MachineImage, find_image
 from labctl.providers.aws.keys import ensure_key
+from labctl.providers.aws.launch_errors import make_launch_error
 from labctl.providers.aws.network import (
     Subnet,
     admit_members,
@@ -30,7 +24,7 @@ from labctl.providers.aws.network import (
     find_caller_network,
     find_subnet,
 )
-from labctl.providers.aws.quotas import find_quota
+from labctl.providers.aws.placement import ensure_placement_group
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -58,6 +52,7 @@ VANISHED = frozenset(
         "InvalidGroup.NotFound",
         "InvalidGroupId.NotFound",
         "InvalidKeyPair.NotFound",
+        "InvalidPlacementGroup.Unknown",
         "InvalidSecurityGroupID.NotFound",
         "InvalidSubnetID.NotFound",
     }
@@ -65,12 +60,17 @@ VANISHED = frozenset(
 
 
 class LaunchParts(NamedTuple):
-    """What a server is launched with: image, name of the key pair, subnet, id of the group."""
+    """What a server is launched with.
+
+    `key` is the name of a key pair, `group` the id of a security group, and `placement` the name
+    of a placement group, "" for none.
+    """
 
     image: MachineImage
     key: str
     subnet: Subnet
     group: str
+    placement: str
 
 
 class Launcher:
@@ -84,7 +84,8 @@ class Launcher:
         self._lock = threading.Lock()
         self._images: dict[tuple[str, str, bool], MachineImage] = {}
         self._places: dict[tuple[str, str], Subnet] = {}
-        self._groups: dict[tuple[str, str], str] = {}
+        self._groups: dict[tuple[str, str, bool], str] = {}
+        self._placements: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str, str], str] = {}
         self._networks: tuple[str, ...] = settings.ssh_from
 
@@ -183,6 +184,12 @@ class Launcher:
                     "InstanceInterruptionBehavior": "terminate",
                 },
             }
+        if parts.placement:
+            call["Placement"] = {"GroupName": parts.placement}
+        if _has_efa(offer, request):
+            # The interface on network card 0, which also has the addresses. See docs/limits.md
+            # about types with several cards.
+            call["NetworkInterfaces"][0]["InterfaceType"] = "efa"
         if request.first_boot:
             call["UserData"] = request.first_boot
         return call
@@ -205,10 +212,14 @@ class Launcher:
             key = threads.submit(
                 self._ensure_key, ec2, offer.region, request.public_key, shared_tags
             )
+            efa = _has_efa(offer, request)
             group = self._ensure_group(
-                ec2, subnet.vpc, networks.result(), shared_tags, is_gang=bool(request.gang)
+                ec2, subnet.vpc, networks.result(), shared_tags, gang=bool(request.gang), efa=efa
             )
-            return LaunchParts(image.result(), key.result(), subnet, group)
+            placement = ""
+            if request.gang and offer.cluster_placement:
+                placement = self._ensure_placement(ec2, subnet.zone, shared_tags)
+            return LaunchParts(image.result(), key.result(), subnet, group, placement)
 
     def _build_disks(self, machine_image: MachineImage) -> list[BlockDeviceMappingTypeDef]:
         gib = max(math.ceil(self._settings.disk_bytes / GIB), machine_image.gib)
@@ -259,17 +270,25 @@ class Launcher:
         networks: tuple[str, ...],
         lab_tags: dict[str, str],
         *,
-        is_gang: bool,
+        gang: bool,
+        efa: bool,
     ) -> str:
-        key = (vpc, lab_tags[tags.LAB_ID])
-        with self._locks.setdefault(key, threading.Lock()):
+        key = (vpc, lab_tags[tags.LAB_ID], efa)
+        with self._locks.setdefault(key[:2], threading.Lock()):
             if key not in self._groups:
                 group = ensure_group(ec2, vpc, lab_tags)
                 admit_networks(ec2, group, networks, self._owner)
-                if is_gang:
-                    admit_members(ec2, group)
+                if gang:
+                    admit_members(ec2, group, efa=efa)
                 self._groups[key] = group["GroupId"]
             return self._groups[key]
+
+    def _ensure_placement(self, ec2: EC2Client, zone: str, lab_tags: dict[str, str]) -> str:
+        key = (zone, lab_tags[tags.LAB_ID])
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._placements:
+                self._placements[key] = ensure_placement_group(ec2, zone, lab_tags)
+            return self._placements[key]
 
     def _ensure_key(
         self, ec2: EC2Client, region: str, public_key: str, lab_tags: dict[str, str]
@@ -282,41 +301,11 @@ class Launcher:
 
     def _clear_caches(self) -> None:
         self._groups.clear()
+        self._placements.clear()
         self._keys.clear()
         self._places.clear()
 
 
-def make_launch_error(error: ClientError, offer: Offer) -> LabError:
-    """Turn a refused RunInstances into labctl's own error."""
-    general = translate_client_error(error)
-    if isinstance(general, QuotaError):
-        quota = find_quota(offer.type, offer.spot)
-        return QuotaError(
-            f"the quota {quota.name!r} does not allow {offer.type} in {offer.region}",
-            why=f"it needs {offer.cpus} vCPUs; {general.why}",
-            hint=partial(_render_quota_hint, quota.link(offer.region), offer.spot),
-        )
-    if isinstance(general, CapacityError):
-        market = "spot" if offer.spot else "on-demand"
-        return CapacityError(
-            f"no {offer.type} ({market}) in {offer.zone} now",
-            why=general.why,
-            hint=general.next_step,
-        )
-    if type(general) is ProviderError:
-        # A definite refusal: nothing was created, and the same request would be refused again.
-        return UsageError(
-            f"AWS refused to launch {offer.type} in {offer.zone}",
-            why=general.why,
-            hint="labctl config   # shows the settings of server.aws",
-        )
-    return general
-
-
-def _render_quota_hint(link: str, spot: bool, subject: Subject) -> str:
-    ask = f"ask for more at {link}"
-    if not spot:
-        return ask
-    if subject.kind == "lab":
-        return f"{ask}\nlabctl up --spot never   # instead"
-    return f"{ask}\nor set spot: never under server: in course.yaml"
+def _has_efa(offer: Offer, request: CreateServerRequest) -> bool:
+    """Whether the server gets an Elastic Fabric Adapter, which only servers of a gang can use."""
+    return bool(request.gang) and offer.rdma

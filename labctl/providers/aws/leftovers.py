@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, DeniedError
 from labctl.lazy import lazy_imports
 from labctl.model import Resource
-from labctl.providers.aws import instances, tags
+from labctl.providers.aws import instances, placement, tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.deadline import PREFIX
 from labctl.providers.aws.errors import get_code, get_message, is_absent, translate_errors
@@ -201,10 +202,28 @@ def _list_keys(clients: Clients, region: str, living: LiveServers) -> list[Resou
 def _make_lab_resource(
     kind: str, native_id: str, region: str, described: Tagged, living: LiveServers
 ) -> Resource:
-    """Return a resource that belongs to a lab, and so to the lab's live server, if any."""
+    """Return a resource that belongs to a lab, and so to one of the lab's live servers, if any."""
     lab_tags = tags.parse_tags(described)
-    server_id = living.by_lab.get(lab_tags.get(tags.LAB_ID, ""), "")
+    lab_ids = list_lab_ids(lab_tags.get(tags.LAB_ID, ""))
+    server_id = next((living.by_lab[one] for one in lab_ids if one in living.by_lab), "")
     return _make_resource(kind, native_id, region, lab_tags, server_id)
+
+
+def _list_placement_groups(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
+    """List the placement groups of labs with several servers.
+
+    Credentials without the permission to list them cannot have created any.
+    """
+    try:
+        with translate_errors():
+            groups = clients.get_ec2(region).describe_placement_groups(Filters=tags.make_filters())
+    except DeniedError:
+        return []
+    return [
+        _make_lab_resource("placement-group", group["GroupName"], region, group, living)
+        for group in groups["PlacementGroups"]
+        if group.get("State") not in placement.ENDING
+    ]
 
 
 def _list_addresses(clients: Clients, region: str, living: LiveServers) -> list[Resource]:
@@ -285,6 +304,7 @@ READERS: tuple[Reader, ...] = (
     _list_interfaces,
     _list_groups,
     _list_keys,
+    _list_placement_groups,
     _list_addresses,
     _list_images,
     _list_snapshots,
@@ -296,6 +316,7 @@ _DELETE: dict[str, Callable[[EC2Client, str], object]] = {
     "network-interface": lambda ec2, id: ec2.delete_network_interface(NetworkInterfaceId=id),
     "security-group": lambda ec2, id: ec2.delete_security_group(GroupId=id),
     "key-pair": lambda ec2, id: ec2.delete_key_pair(KeyName=id),
+    "placement-group": lambda ec2, id: ec2.delete_placement_group(GroupName=id),
     "address": lambda ec2, id: ec2.release_address(AllocationId=id),
     "image": lambda ec2, id: ec2.deregister_image(ImageId=id),
     "snapshot": lambda ec2, id: ec2.delete_snapshot(SnapshotId=id),

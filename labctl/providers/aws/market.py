@@ -177,6 +177,8 @@ def parse_hardware(entry: InstanceTypeInfoTypeDef) -> Hardware:
         part=gpu.get("GpuPartitionSize", 1.0),
         spot="spot" in usage,
         on_demand="on-demand" in usage,
+        cluster="cluster" in entry.get("PlacementGroupInfo", {}).get("SupportedStrategies", []),
+        efa=entry.get("NetworkInfo", {}).get("EfaSupported", False),
     )
 
 

@@ -179,13 +179,19 @@ def admit_networks(
     return new
 
 
-def admit_members(ec2: EC2Client, group: SecurityGroupTypeDef) -> None:
-    """Let the servers of this group reach one another at every port, and nobody else."""
+def admit_members(ec2: EC2Client, group: SecurityGroupTypeDef, *, efa: bool) -> None:
+    """Let the servers of this group reach one another at every port, and nobody else.
+
+    An Elastic Fabric Adapter "requires a security group that allows all inbound and outbound
+    traffic to and from the security group itself" (EC2 User Guide, Get started with EFA and NCCL).
+    """
     rule: IpPermissionTypeDef = {
         "IpProtocol": "-1",
         "UserIdGroupPairs": [{"GroupId": group["GroupId"], "Description": "labctl gang"}],
     }
     _change_rules(ec2.authorize_security_group_ingress, group, [rule])
+    if efa:
+        _change_rules(ec2.authorize_security_group_egress, group, [rule])
 
 
 def _change_rules(

@@ -33,6 +33,15 @@ _DRY: dict[str, Callable[[EC2Client], object]] = {
         GroupId=GROUP,
         IpPermissions=[{"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}],
     ),
+    "AuthorizeSecurityGroupEgress": lambda ec2: ec2.authorize_security_group_egress(
+        DryRun=True, GroupId=GROUP, IpPermissions=[{"IpProtocol": "-1"}]
+    ),
+    "CreatePlacementGroup": lambda ec2: ec2.create_placement_group(
+        DryRun=True, GroupName="labctl-doctor", Strategy="cluster"
+    ),
+    "DeletePlacementGroup": lambda ec2: ec2.delete_placement_group(
+        DryRun=True, GroupName="labctl-doctor"
+    ),
     "ImportKeyPair": lambda ec2: ec2.import_key_pair(
         DryRun=True, KeyName="labctl-doctor", PublicKeyMaterial=SOME_KEY.encode()
     ),
@@ -51,6 +60,7 @@ _DRY: dict[str, Callable[[EC2Client], object]] = {
     "DescribeSecurityGroups": lambda ec2: ec2.describe_security_groups(DryRun=True),
     "DescribeVolumes": lambda ec2: ec2.describe_volumes(DryRun=True),
     "DescribeNetworkInterfaces": lambda ec2: ec2.describe_network_interfaces(DryRun=True),
+    "DescribePlacementGroups": lambda ec2: ec2.describe_placement_groups(DryRun=True),
     "DescribeKeyPairs": lambda ec2: ec2.describe_key_pairs(DryRun=True),
 }
 
