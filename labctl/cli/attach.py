@@ -42,8 +42,9 @@ HAS_SEPARATOR = "labctl.has_separator"
 def attach_command(ctx: click.Context, run: str) -> None:
     """Open the tmux session beside RUN (default: the latest run).
 
-    It shows the run's log and the GPU, and has a shell in the container. Leave it with Ctrl-b d.
-    Closing it does not affect the run.
+    It has windows for the run's log, the GPU (without one: the processes), and a shell in the
+    container. Change the window with Ctrl-b n, and leave with Ctrl-b d. Closing it does not affect
+    the run.
 
     \b
     labctl attach

@@ -130,7 +130,7 @@ def _print_orphans(
         if not _is_free(resource)
     ]
     if rows:
-        print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", "STATE"))
+        print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", "STATE"), cut=False)
     for resource in orphans.resources:
         if resource.expires_at:
             click.echo(

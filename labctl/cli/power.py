@@ -54,6 +54,8 @@ def _print_stopped(result: StopResult) -> None:
         print_message(text, err=False)
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
+    if result.canceled:
+        click.echo("  docs/resume.md    continue from a canceled run's checkpoints in a new run")
 
 
 @click.command("start")

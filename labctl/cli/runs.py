@@ -214,7 +214,7 @@ def _start_and_follow(
             raise
         if options.down:
             run_server.note_interrupt(lab, started_runs[0].id, interrupt)
-        _print_still_running(lab, started_runs[0])
+        _print_still_running(lab, started_runs[0], recovers=options.recover)
         ctx.exit(INTERRUPTED)
     finally:
         waiting.stop()
@@ -270,8 +270,17 @@ def print_run(run: Run) -> None:
         print_message(f"labctl run --recover --id {run.id}    resume it when a GPU is free")
     elif run.stopped_by:
         print_message(f"labctl up && labctl run --recover --id {run.id}    resume it")
+    elif run.state == "cancelled":
+        _print_how_to_continue(run)
     elif run.exit_code:
         print_message(f"labctl explain {run.id}    why, and what to try next")
+
+
+def _print_how_to_continue(run: Run) -> None:
+    """Name what is left of a canceled run. Nothing resumes it; a new run can use its results."""
+    pull = f"labctl pull {run.id}"
+    print_message(f"{pull}    download its checkpoints and logs")
+    print_message(f"{'docs/resume.md':<{len(pull)}}    continue from them in a new run")
 
 
 def find_exit_code(run: Run) -> int:
@@ -299,18 +308,23 @@ def write_log(block: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _print_still_running(lab: Lab, run: Run) -> None:
+def _print_still_running(lab: Lab, run: Run, *, recovers: bool) -> None:
     cost = price_or_free_text(gang.sum_prices(lab.context))
     print_message(f"\nrun {run.id} is still running ({cost})")
     if lab.keeper:
         note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."
         print_message(note)
-    for line, effect in (
-        (f"labctl logs -f {run.id}", "follow the log again"),
+    follow = (f"labctl logs -f {run.id}", "follow the log again")
+    if recovers and not lab.keeper:
+        # Only this command recovers the run; `logs -f` would let it end with its server.
+        follow = (f"labctl run --recover --id {run.id}", "follow it again, and recover it")
+    lines = (
+        follow,
         (f"labctl cancel {run.id}", "stop the run"),
         ("labctl down", adoption.describe_down(lab.context)),
-    ):
-        print_message(f"  {line:<{len(run.id) + 18}}{effect}")
+    )
+    for line, effect in lines:
+        print_message(f"  {line:<{len(follow[0]) + 3}}{effect}")
 
 
 class _SshCommand(click.Command):
@@ -400,4 +414,5 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
         cancel.note_remaining_runs(context, ended_run)
     else:
         print_message(f"run {ended_run.id}: {clean(ended_run.summary)}", err=False)
+        _print_how_to_continue(ended_run)
         cancel.note_remaining_runs(context, ended_run)

@@ -148,7 +148,8 @@ def _serve(
         model_serving.forward(lab.context, server, request, port) as forward,
     ):
         _print_address(request, forward.url, forward.local_port, json_)
-        print_message("Press Ctrl-C to close the forward; labctl serve --stop stops it all")
+        text = "Press Ctrl-C to close the forward. To stop the model too: labctl serve --stop"
+        print_message(text)
         wait_until_interrupted([forward])
 
 

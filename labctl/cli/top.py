@@ -97,13 +97,16 @@ def _show_live(lab: Lab) -> None:
         )
 
     def add_sample(now: ServerMetrics) -> None:
+        nonlocal about
+        # A recovered run may have moved to another server.
+        about = msgspec.structs.replace(about, server=lab.context.get_server())
         history.add(now)
         update_screen()
 
     def show_cut(error: LabError, pause_s: float) -> None:
         history.add_gap()
         when = time.strftime("%H:%M:%S")
-        update_screen(f"{when} {error.what}; runs continue; retrying in {pause_s:g} s")
+        update_screen(f"{when} {error.what}; retrying in {pause_s:g} s; q quits")
 
     with rich_live.Live(console=console, screen=True, auto_refresh=False) as live:
         update_screen()

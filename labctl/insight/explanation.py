@@ -20,6 +20,7 @@ from labctl.insight.explain.evidence import Finding, LeftOutPath, MemoryFit, Run
 from labctl.insight.explain.installs import find_installs
 from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
 from labctl.insight.explain.missing_path import find_missing_path
+from labctl.insight.explain.server_commands import ServerCommands
 from labctl.insight.model_measurement import ModelSource, measure_model, suggest_target
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
@@ -89,11 +90,15 @@ def explain(context: LabContext, run: Run) -> Explanation:
     if failure is not None:
         material = msgspec.structs.replace(material, fit=_estimate_fit(context, material, failure))
     diagnosis = diagnose(material)
+    commands = ServerCommands(
+        server=context.state.get_server(run.server_id),
+        lab_server=context.state.get_lab_server(context.lab_id),
+    )
     scalars = material.scalars
     return Explanation(
         run=run,
-        findings=diagnosis.findings,
-        unknown=diagnosis.unknown,
+        findings=tuple(map(commands.adapt, diagnosis.findings)),
+        unknown=tuple(map(commands.adapt, diagnosis.unknown)),
         read=InputSummary(
             samples=len(material.samples),
             curves=len(scalars.series),

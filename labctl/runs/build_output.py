@@ -47,6 +47,8 @@ _ACTIONS = (
 _PIP_RETRY = re.compile(r"WARNING: Retrying \(Retry\(")
 # That, the classic builder's line about its container, and pip's progress bars
 _NOISE = re.compile(rf"{_PIP_RETRY.pattern}| ---> Running in |\s*[━╸╺]+ ")
+# what pip prints if it cannot reach the package index
+_INDEX_UNREACHABLE = re.compile(rf"{_PIP_RETRY.pattern}|Could not fetch URL")
 # What the output of a failed build says if the server cannot reach what the build needs, the name
 # of that, and the setting that replaces it.
 _UNREACHABLE = (
@@ -56,7 +58,7 @@ _UNREACHABLE = (
         "LABCTL_BASE_IMAGE",
     ),
     (
-        re.compile(rf"{_PIP_RETRY.pattern}|Could not fetch URL"),
+        _INDEX_UNREACHABLE,
         "the package index",
         "LABCTL_WHEELHOUSE or LABCTL_PACKAGE_INDEX",
     ),
@@ -66,6 +68,11 @@ _UNREACHABLE = (
 def join_plain(lines: Sequence[str]) -> str:
     """Join lines of a program's output, without the colors that it has for a terminal."""
     return "\n".join(rich_text.Text.from_ansi(line.rstrip("\r")).plain for line in lines)
+
+
+def is_index_unreachable(lines: Sequence[str]) -> bool:
+    """Whether the output of a failed build says that the server cannot reach the package index."""
+    return bool(_INDEX_UNREACHABLE.search(join_plain(lines)))
 
 
 def summarize_build(lines: Sequence[str], base_image: str = "") -> str:

@@ -18,7 +18,7 @@ import msgspec
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
-from labctl.runs import images, runs
+from labctl.runs import images, outputs, runs
 from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_evaluation
 from labctl.runs.evaluation_script import (
     SCRIPT,
@@ -33,6 +33,7 @@ from labctl.runs.missing_model import (
     make_no_local_checkpoints_error,
     make_no_script_error,
     make_no_server_checkpoints_error,
+    make_not_pulled_error,
 )
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
@@ -115,6 +116,17 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
     )
 
 
+def _has_more_checkpoints_on_server(context: LabContext, run: Run) -> bool:
+    """Whether the run's server has checkpoints that this machine lacks, as after `explain`."""
+    server = context.state.get_server(run.server_id)
+    if server is None or server.state == "stopped":
+        return False
+    try:
+        return bool(outputs.list_new_checkpoints(context, server, run.id))
+    except LabError:
+        return False
+
+
 def _list_checkpoints(run: Path) -> str:
     names = sorted(p.name for p in run.glob("checkpoints/*") if p.is_dir())
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
@@ -131,6 +143,8 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     if not (context.config.root / SCRIPT).is_file():
         raise make_no_script_error()
     if not _has_files(path):
+        if _has_more_checkpoints_on_server(context, choice.run):
+            raise make_not_pulled_error(choice.run)
         raise make_no_local_checkpoints_error(choice.run, choice.directory)
     on_server = command("labctl", "eval", "--on-server", *([which] if which else [])).render()
     refuse_pickles(path, hint=f"{on_server}   # runs in a sandbox there, without network")

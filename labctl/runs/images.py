@@ -325,7 +325,9 @@ def _build(
 def suggest_wheels(
     context: LabContext, server: Server, output: Sequence[str], package_file: str = ""
 ) -> str:
-    """Return what to type if a build on the server missed a wheel; "" after other errors."""
+    """Return what to type if a build lacked a wheel or an index; "" after other errors."""
+    if not context.config.wheelhouse:
+        return wheelhouse.suggest_cached_wheels(context.paths.cache_dir, output)
     arch = context.load_facts(server).arch
     return wheelhouse.suggest_download(context.config.wheelhouse, output, arch, package_file)
 

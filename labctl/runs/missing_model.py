@@ -57,13 +57,18 @@ def make_no_script_error() -> LabError:
     )
 
 
+def make_not_pulled_error(run: Run) -> LabError:
+    """Make the error for a run whose checkpoints were not downloaded."""
+    return NotFoundError(
+        f"run {run.id} was not pulled to this machine",
+        hint=command("labctl", "pull", run.id).render(),
+    )
+
+
 def make_no_local_checkpoints_error(run: Run, home: Path) -> LabError:
     """Make the error for a run that has no checkpoints on this machine."""
     if not home.is_dir():
-        return NotFoundError(
-            f"run {run.id} was not pulled to this machine",
-            hint=command("labctl", "pull", run.id).render(),
-        )
+        return make_not_pulled_error(run)
     follow = command("labctl", "pull", "--follow", run.id)
     return _make_no_checkpoints_error(run, home, "this machine", follow)
 

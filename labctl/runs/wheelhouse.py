@@ -14,6 +14,7 @@ from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 
 with lazy_imports(__name__):
+    from labctl.runs import build_output
     from labctl.sync import push, scan, transfer_lock
 
 # What pip and uv print in a build without an index. A build has no field for the reason, and one
@@ -61,6 +62,15 @@ def suggest_download(
         f"your wheelhouse lacks a package. Download it for {version}, then try again:\n"
         f"{shlex.join(words)}"
     )
+
+
+def suggest_cached_wheels(cache_dir: Path, output: Sequence[str]) -> str:
+    """Return how to use the wheels that scripts/setup downloaded, if a build had no index."""
+    wheels = cache_dir / "wheelhouse"
+    if not wheels.is_dir() or not build_output.is_index_unreachable(output):
+        return ""
+    setting = f"export LABCTL_WHEELHOUSE={shlex.quote(str(wheels))}"
+    return f"{setting}   # the packages that scripts/setup downloaded; then try again"
 
 
 def _list_tags(python: str, arch: str) -> list[str]:

@@ -93,7 +93,7 @@ def train(options: argparse.Namespace, accelerator: Accelerator) -> int:
                 optimizer.step()
                 optimizer.zero_grad()
             if accelerator.check_trigger():  # in any process: all stop together
-                accelerator.print(f"stopped; start again to repeat epoch {epoch}")
+                accelerator.print(f"stopped during epoch {epoch}; a resumed run repeats it")
                 return STOPPED
         ms = (time.perf_counter() - started) / len(batches) * 1000
         save(accelerator, epoch)

@@ -171,7 +171,7 @@ class Training:
     @torch.no_grad()
     def report(self, stopped_by: int) -> None:
         if stopped_by:
-            print(f"stopped after step {self.step}; start again to go on", flush=True)
+            print(f"stopped after step {self.step}, with a checkpoint", flush=True)
             return
         images, labels = self.test_images.tensors
         predicted = self.model(images.to(self.device)).argmax(1).cpu()

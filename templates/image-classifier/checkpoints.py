@@ -188,6 +188,12 @@ def clean(directory: Path) -> None:
         shutil.rmtree(path)
 
 
+def copy_from(earlier: Path, directory: Path) -> None:
+    """Copy the checkpoints of an earlier run, unless `directory` has one to resume from."""
+    if earlier.is_dir() and latest(directory) is None:
+        shutil.copytree(earlier, directory, dirs_exist_ok=True)
+
+
 def _partial(final: Path) -> Path:
     return final.with_name(f".{final.name}.partial-{secrets.token_hex(4)}")
 

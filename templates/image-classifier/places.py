@@ -19,6 +19,8 @@ class Places:
     dataset: Path  # holds train/, val/ and test/; perhaps read-only
     checkpoints: Path
     logs: Path
+    # An earlier run's checkpoints, which a new run continues from.
+    start: Path
     # Writable: where the digits are made when `dataset` is missing and locked.
     spare_dataset: Path
     run_id: str  # labctl's name for this run; "local" without labctl
@@ -37,6 +39,7 @@ def from_environment(environ: Mapping[str, str], dataset_name: str = "digits") -
         dataset=Path(data) / dataset_name if data else Path("dataset"),
         checkpoints=Path(environ.get("LABCTL_CHECKPOINT_DIR", run / "checkpoints")),
         logs=Path(environ.get("LABCTL_LOG_DIR", run / "logs")),
+        start=(Path(data) if data else run) / "start",
         spare_dataset=Path(environ.get("LABCTL_CACHE_DIR", run)) / "dataset",
         run_id=environ.get("LABCTL_RUN_ID", LOCAL),
     )

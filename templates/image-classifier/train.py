@@ -93,6 +93,7 @@ class Training:
             here.checkpoints.mkdir(parents=True, exist_ok=True)
             if group.is_first:
                 checkpoints.clean(here.checkpoints)
+                checkpoints.copy_from(here.start, here.checkpoints)
         shape = shape_of(self.data, options.image_size)
         self.images, self.val_images, _ = (ImageFolder(self.data / part, shape) for part in SPLITS)
         checkpoint = checkpoints.latest(here.checkpoints)
@@ -159,7 +160,7 @@ class Training:
         try:
             while self.at.epoch < self.options.epochs:
                 if not self._train_epoch():
-                    self._say(f"stopped after step {self.at.step}; start again to go on")
+                    self._say(f"stopped after step {self.at.step}, with a checkpoint")
                     return self.exit_code
             if self.ranks.is_first:
                 self._report()

@@ -17,9 +17,11 @@ from labctl.cli.explain import _print_labeled, _show_page
 from labctl.config import ensure_lab_id, find_paths
 from labctl.insight import profile
 from labctl.insight.explain.profile import Profile
+from labctl.insight.explain.server_commands import IN_NEXT_RUN, ServerCommands
+from labctl.insight.explain.wording import join_suggestions
 from labctl.insight.profile import ProfileResult
 from labctl.lab import Lab
-from labctl.model import Run
+from labctl.model import Endpoint, Offer, Run, Server, ServerState
 from labctl.state import State
 from labctl.wire.codec import to_json
 from labctl.wire.telemetry import GpuRecord, OtherProgramRecord, TelemetryRecord
@@ -68,7 +70,8 @@ def test_what_is_wrong_comes_with_evidence_source_and_the_next_command(
     assert "✗ the loss became NaN at step 310" in lines
     assert any("at step 300, NaN at step 310 [TensorBoard]" in line for line in lines)
     assert any(
-        line.startswith("  next    labctl run -- python train.py --lr 0.01") for line in lines
+        line.startswith("  next    labctl up && labctl run -- python train.py --lr 0.01")
+        for line in lines
     )
     assert any("tuning_playbook" in line for line in lines)
     assert lines[-1] == "1 problem; start with: the loss became NaN at step 310"
@@ -120,9 +123,15 @@ def test_a_command_below_a_sentence_is_not_wrapped(
     monkeypatch.setenv("COLUMNS", "40")
     (logs / "run.log").write_text("ModuleNotFoundError: No module named 'pandas'\n")
     lines = labctl("explain", "night").out.splitlines()
-    (command,) = (line for line in lines if line.strip().startswith("labctl run -- "))
+    command = lines[next(n for n, line in enumerate(lines) if line.endswith("then:")) + 1]
     assert len(command) > 40
-    assert lines[lines.index(command) - 1].endswith("then:")
+    assert command.strip().startswith("labctl up && labctl run -- ")
+
+
+def test_a_command_after_advice_has_its_own_line() -> None:
+    command = "labctl run -- python train.py --clip 5.5"
+    joined = join_suggestions("look at the batch of that step", command)
+    assert joined == f"look at the batch of that step, then:\n{command}"
 
 
 def test_what_is_not_known_is_said_and_at_length_if_asked(labctl: Any, logs: Path) -> None:
@@ -261,6 +270,58 @@ def test_on_a_busy_server_what_else_runs_there_is_named(labctl: Any, logs: Path)
     assert "other work took 6.6 of the server's 8 cores" in said
     assert re.search(r"by stress \(bob\): 3\.\d cores, python3 \(run second\): 1\.\d cores", said)
     assert "the run shared its GPU with stress (bob)" in said
+    in_next_run = "in the next run, since this run's server has ended: labctl top (shows what"
+    assert f"one job at a time, or use another server {in_next_run} runs there now)" in said
+    assert f"use a GPU that no other program uses {in_next_run} is on the GPU now)" in said
+
+
+@pytest.mark.parametrize(
+    ("state", "run_again", "inspect"),
+    [
+        (
+            None,
+            "labctl up && labctl run",
+            "in the next run, since this run's server has ended: labctl ssh -- df -h",
+        ),
+        ("stopped", "labctl start && labctl run", "labctl start && labctl ssh -- df -h"),
+    ],
+)
+def test_a_command_that_needs_a_server_says_how_to_get_one(
+    labctl: Any, logs: Path, state: ServerState | None, run_again: str, inspect: str
+) -> None:
+    if state is not None:
+        with State(find_paths().database) as records:
+            records.save_server(_make_server(logs, state))
+    (logs / "run.log").write_text("OSError: [Errno 28] No space left on device\n")
+    said = " ".join(labctl("explain", "night").out.split())
+    assert f"next {run_again} -- df -h /dev/shm {inspect} source" in said
+
+
+def test_a_command_for_a_server_that_exists_is_unchanged(logs: Path) -> None:
+    server = _make_server(logs, "running")
+    text = "first:\nlabctl run   # again\nlabctl top   # shows what runs there now"
+    assert ServerCommands(server, server).adapt_text(text) == text
+    # The lab has a new server: `labctl top` would show that one.
+    assert ServerCommands(None, server).adapt_text(text) == (
+        f"first:\nlabctl run   # again\n{IN_NEXT_RUN}\nlabctl top   # shows what runs there now"
+    )
+    for line in ("labctl run --recover --id night", "labctl run --up", "labctl logs night -n 40"):
+        assert ServerCommands(None, None).adapt_text(line) == line
+
+
+def _make_server(logs: Path, state: ServerState) -> Server:
+    """Make a server with the id of the run's."""
+    return Server(
+        id="gone",
+        provider="local",
+        lab="digits",
+        lab_id=ensure_lab_id(logs.parents[2]),
+        alias="digits",
+        endpoint=Endpoint(host="127.0.0.1", port=9, user="student"),
+        offer=Offer(provider="local", type="container"),
+        created_at=1000.0,
+        state=state,
+    )
 
 
 @pytest.mark.parametrize(

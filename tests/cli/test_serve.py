@@ -137,7 +137,7 @@ def test_ctrl_c_closes_the_forward_and_says_so(
     server = lab.context.get_server()
     _serve(lab, server, wanted(lab, image="ollama/ollama", port=11434), options, json_=False)
     own_line = "\n" if is_terminal else ""  # the terminal has written ^C
-    assert capsys.readouterr().err.endswith(f"stops it all\n{own_line}closed\n")
+    assert capsys.readouterr().err.endswith(f"labctl serve --stop\n{own_line}closed\n")
 
 
 def test_only_what_serve_started_is_its_own() -> None:

@@ -8,15 +8,18 @@ import pty
 import sys
 import termios
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from labctl.cli import top
 from labctl.cli.keys import read_keys
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, render_sparkline
 from labctl.cli.top_screen import About, render_server
+from labctl.errors import ConnectError
 from labctl.insight.top import ContainerMetrics, GpuMetrics, GpuUse, ProcessMetrics, ServerMetrics
 from labctl.model import Endpoint, Offer, Server
 
@@ -224,6 +227,33 @@ def test_a_lost_link_is_said_beside_the_last_picture() -> None:
     text = drawn(seen(NOW), 80, msgspec.structs.replace(ABOUT, cut="link lost, again in 2 s"))
     assert "link lost, again in 2 s" in text
     assert "7.2 of 48 cores" in text
+
+
+def test_the_title_names_the_server_to_which_a_recovered_run_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = msgspec.structs.replace(SERVER, id="i-2", created_at=NOW.at - 30)
+    servers = iter((SERVER, SERVER, later))
+    drawn: list[Server] = []
+    cuts: list[str] = []
+
+    def follow(context: Any, add_sample: Any, on_cut: Any) -> None:
+        add_sample(NOW)
+        on_cut(ConnectError("gpu.example refuses connections"), 1.0)
+        add_sample(NOW)
+
+    def render(history: History, about: About, width: int, height: int) -> str:
+        drawn.append(about.server)
+        cuts.append(about.cut[9:])
+        return ""
+
+    monkeypatch.setattr(top, "follow", follow)
+    monkeypatch.setattr(top.top_screen, "render_server", render)
+    lab: Any = SimpleNamespace(id=OURS, context=SimpleNamespace(get_server=lambda: next(servers)))
+    top._show_live(lab)
+    assert drawn == [SERVER, SERVER, SERVER, later]
+    # A stopped server refuses connections, too: nobody knows whether its runs continue.
+    assert cuts[2] == "gpu.example refuses connections; retrying in 1 s; q quits"
 
 
 def test_a_run_s_time_left_comes_from_its_pace() -> None:

@@ -251,12 +251,12 @@ def test_the_session_beside_a_run_can_be_killed_and_comes_back(
     process = followed("seen")
     process.said("line 1\n")
     windows = "tmux list-windows -t =labctl-seen -F '#W'"
-    assert lab.student(windows).split() == ["run", "gpu", "shell"]
+    assert lab.student(windows).split() == ["run", "monitor", "shell"]
     before = lab.inspected("seen")["State"]
     lab.student("tmux kill-server")
     wait_for(lambda: "seen" not in lab.student("tmux ls", check=False))
     _attach_and_leave(lab, "seen")
-    assert lab.student(windows).split() == ["run", "gpu", "shell"]
+    assert lab.student(windows).split() == ["run", "monitor", "shell"]
     after = lab.inspected("seen")["State"]
     assert (after["Running"], after["Pid"]) == (True, before["Pid"])
     inside = lab.labctl("exec", "seen", "--", "sh", "-c", "echo $LABCTL_RUN_ID; exit 5", code=5)

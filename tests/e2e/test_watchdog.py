@@ -281,6 +281,7 @@ def test_the_ttl_stops_a_run_saves_its_checkpoint_and_powers_off(watched: WatchL
     log = watched.log("trained")
     assert re.search(r"labctl: this server ends in \d+ s: its time is up \(16 s\)", log)
     assert "labctl: this server ends now: its time is up (16 s)." in log
+    assert "\nlabctl: For more time: labctl extend 30m.\n" in log
     assert log.endswith("saved\n")
     watched.server.ssh("test -s labctl/watched/runs/trained/checkpoints/last/manifest.json")
     run = watched.find_run("trained")

@@ -117,6 +117,23 @@ def test_an_evaluation_on_a_new_server_says_that_the_runs_server_has_ended(
     assert "  next: labctl run" in output.err
 
 
+def test_an_evaluation_after_only_the_logs_were_downloaded_names_the_pull(
+    lab: World, labctl: Labctl
+) -> None:
+    """As by `labctl explain` or `labctl report`."""
+    up.up(lab.context())
+    lab.machine.run_with("night", **{"best.pth": "weights"})
+    put_run(lab.context(), "night", "cancelled")
+    root = lab.home / "lab"
+    (root / "evaluate.py").touch()
+    (root / "runs" / "night" / "logs").mkdir(parents=True)
+    output = labctl(lab, "eval")
+    assert output.code == 4
+    assert output.err == (
+        "labctl: run night was not pulled to this machine\n  next: labctl pull night\n"
+    )
+
+
 @pytest.mark.parametrize("with_new_server", [False, True])
 def test_a_cancel_says_that_the_run_has_ended_with_its_server(
     run_lab: World, labctl: Labctl, with_new_server: bool

@@ -287,6 +287,22 @@ def test_a_wheel_that_is_missing_is_named_with_the_command_that_downloads_it(
     assert failed.value.hint.startswith("labctl ssh -- cat build.log")
 
 
+def test_without_a_package_index_the_wheels_that_setup_downloaded_are_named(
+    lab: World, engine: Engine
+) -> None:
+    engine.build_code = 1
+    engine.build_tail = ["Could not fetch URL https://index.example/simple/torch/: no route"]
+    hints = []
+    for _ in range(2):
+        with pytest.raises(BuildError) as failed:
+            run(lab)
+        hints.append(failed.value.hint.split("\n")[0])
+        wheels = lab.places.cache_dir / "wheelhouse"
+        wheels.mkdir(parents=True, exist_ok=True)
+    assert hints[0].startswith("labctl ssh -- cat build.log")
+    assert hints[1].startswith(f"export LABCTL_WHEELHOUSE={wheels}   # the packages that ")
+
+
 def test_a_mistyped_script_is_named_once_and_before_the_push(lab: World, engine: Engine) -> None:
     reporter, pushes = Recorded(), list[int]()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from lab_world import Labctl, RunMachine, World
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from lab_world import LAB_ID, Labctl, RunMachine, World
+
+from labctl.cli.runs import _print_still_running
 from labctl.runs import runs
 
 BESIDE_R3 = (
@@ -108,8 +112,33 @@ def test_a_cancel_names_the_runs_that_are_still_active(
     runs.refresh(context, context.get_server())
     output = labctl(busy_lab, "cancel")
     assert output.out == "run r4: canceled (SIGTERM)\n"
-    assert output.err == "run r3 is still running; to stop r3: labctl cancel r3\n"
+    others = "run r3 is still running; to stop r3: labctl cancel r3\n"
+    assert output.err == _describe_results("r4") + others
     again = labctl(busy_lab, "cancel")
     assert again.out == "Run r4 had already ended: canceled (SIGTERM)\n"
-    assert again.err == output.err
-    assert labctl(busy_lab, "cancel", "r3").err == ""
+    assert again.err == others
+    assert labctl(busy_lab, "cancel", "r3").err == _describe_results("r3")
+
+
+def _describe_results(run: str) -> str:
+    return (
+        f"labctl pull {run}    download its checkpoints and logs\n"
+        "docs/resume.md    continue from them in a new run\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("recovers", "keeper", "command"),
+    [
+        (False, "", "labctl logs -f r3   "),
+        (True, "", "labctl run --recover --id r3   follow it again, and recover it\n"),
+        (True, "lab-pi", "labctl logs -f r3   "),  # the keeper recovers it
+    ],
+)
+def test_ctrl_c_names_the_command_that_goes_on_recovering_the_run(
+    busy_lab: World, capsys: pytest.CaptureFixture[str], recovers: bool, keeper: str, command: str
+) -> None:
+    lab: Any = SimpleNamespace(context=busy_lab.context(), keeper=keeper)
+    (run,) = busy_lab.context().state.list_runs(LAB_ID)
+    _print_still_running(lab, run, recovers=recovers)
+    assert f"  {command}" in capsys.readouterr().err

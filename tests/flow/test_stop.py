@@ -96,6 +96,15 @@ def test_the_disk_stays_and_its_price_is_named_before_and_after(paid: World) -> 
     assert result.canceled == ()
 
 
+def test_after_a_canceled_run_the_way_to_continue_is_named(
+    paid: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_active_run(paid, monkeypatch)
+    _print_stopped(power.stop(paid.context()))
+    line = "  docs/resume.md    continue from a canceled run's checkpoints in a new run\n"
+    assert capsys.readouterr().out.endswith(line)
+
+
 def test_closed_forwards_are_named_with_the_command_that_reopens_them(
     paid: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

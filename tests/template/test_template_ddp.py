@@ -71,7 +71,7 @@ def test_a_stopped_training_goes_on_with_the_same_numbers(tmp_path: Path) -> Non
     training.send_signal(signal.SIGTERM)
     output, _ = training.communicate(timeout=PATIENCE_S)
     assert training.returncode != 0
-    assert "start again to go on" in output
+    assert ", with a checkpoint" in output
     assert not list((run / "checkpoints").glob("*.partial"))
     assert "resuming after step" in finish(start("ddp", run, *arguments))
     first, second = load_weights(whole), load_weights(run)

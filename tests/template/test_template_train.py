@@ -243,6 +243,24 @@ def test_a_signal_makes_a_checkpoint(
     assert f"resuming from {tmp_path}/checkpoints/step-{step:08d}" in finish(process, 143)
 
 
+def test_a_new_run_continues_from_the_checkpoints_of_an_earlier_one(
+    tmp_path: Path, small: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in lab.yaml `data: {start: ./runs/RUN/checkpoints}`."""
+    earlier, run = tmp_path / "earlier", tmp_path / "run"
+    assert train(earlier, small, *SHORT, stop_after=20) == 143
+    assert "stopped after step 20, with a checkpoint\n" in capsys.readouterr().out
+    run.mkdir()
+    (earlier / "checkpoints").rename(run / "start")
+    assert train(run, small, *SHORT, stop_after=30) == 143
+    output = capsys.readouterr().out
+    assert f"resuming from {run}/checkpoints/step-00000020" in output
+    # Resumed itself, it continues from its own checkpoint.
+    assert train(run, small, *SHORT) == 0
+    assert f"resuming from {run}/checkpoints/step-00000030" in capsys.readouterr().out
+    assert_same(newest(run), newest(whole))
+
+
 def test_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, small: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

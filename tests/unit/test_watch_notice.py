@@ -21,6 +21,7 @@ from labctl.agent.host.imds import Imds
 from labctl.agent.runs.executor import LiveAttempt
 from labctl.agent.watchdog import imds_notices as watch_imds
 from labctl.agent.watchdog.imds_notices import has_reclaim_notices, read_notices
+from labctl.agent.watchdog.notify import split_sentences
 from labctl.agent.watchdog.provider_notice import (
     MARGIN_S,
     PASSED_S,
@@ -76,6 +77,15 @@ def test_a_notice_handed_over_is_for_this_boot_and_ends() -> None:
 
 
 # What follows
+
+
+def test_each_sentence_of_a_notice_has_a_line() -> None:
+    """A terminal of 80 columns broke the command at the end."""
+    text = "this server ends in 1.5 h: $5.00 is spent. To save the results: labctl pull."
+    assert split_sentences(text) == [
+        "this server ends in 1.5 h: $5.00 is spent.",
+        "To save the results: labctl pull.",
+    ]
 
 
 def test_each_notice_is_acted_on_once() -> None:

@@ -17,13 +17,13 @@ BEST_SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 
 
 def build_session_words(executor: Executor, directory: Path, attempt: str) -> list[str]:
-    """Return the words after `tmux` that open the run's session: windows run (the log), gpu, shell.
+    """Return the words after `tmux` that open the run's session: windows run, monitor, shell.
 
     Killing the session does not touch the run. If it exists already, tmux changes nothing.
     """
     name = f"labctl-{directory.name}"
     log = directory / "logs" / "run.log"
-    gpu = "if command -v nvidia-smi >/dev/null; then exec watch -n 2 nvidia-smi; else exec top; fi"
+    monitor = "command -v nvidia-smi >/dev/null && exec watch -n 2 nvidia-smi; exec top"
     shell = shlex.join(executor.build_exec_words(attempt, ["sh", "-c", BEST_SHELL]))
     shell += " 2>/dev/null || { "
     shell += f"echo 'This shell is on the server, not in the {executor.noun} of the run.'"
@@ -31,7 +31,7 @@ def build_session_words(executor: Executor, directory: Path, attempt: str) -> li
     return [
         *("new-session", "-d", "-s", name, "-n", "run", "-c", str(directory)),
         *("-x", "200", "-y", "50", f"exec tail -n +1 -F {shlex.quote(str(log))}", ";"),
-        *("new-window", "-d", "-t", f"={name}:", "-n", "gpu", gpu, ";"),
+        *("new-window", "-d", "-t", f"={name}:", "-n", "monitor", monitor, ";"),
         *("new-window", "-d", "-t", f"={name}:", "-n", "shell", shell, ";"),
         *("set-option", "-t", f"={name}:", "status-right", " leave: Ctrl-b d ", ";"),
         # tmux cuts the name of the session, which has the run's id, after 10 characters.

@@ -13,16 +13,23 @@ from .activity import LabAccount
 
 def notify(account: LabAccount, text: str, runs: list[Path]) -> None:
     """Send `text` once to every terminal, log and tmux client, ignoring those that hang."""
-    message = f"\r\n*** labctl: {text} ***\r\n".encode()
+    lines = split_sentences(text)
+    message = "".join(["\r\n", *(f"*** labctl: {line} ***\r\n" for line in lines)]).encode()
     for terminal in Path("/dev/pts").glob("[0-9]*"):
         with suppress(OSError):
             _write(terminal, message, os.O_NOCTTY | os.O_NONBLOCK)
     for log in runs:
         with suppress(OSError):
-            _write(log, f"labctl: {text}\n".encode(), os.O_APPEND | os.O_NOFOLLOW)
+            content = "".join(f"labctl: {line}\n" for line in lines).encode()
+            _write(log, content, os.O_APPEND | os.O_NOFOLLOW)
     for socket in Path(f"/tmp/tmux-{account.uid}").glob("*"):
         with suppress(OSError, subprocess.SubprocessError):
             _notify_tmux([*account.words, "tmux", "-S", str(socket)], text)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Return the sentences: one a line fits a terminal, which would break a command in two."""
+    return text.replace(". ", ".\n").split("\n")
 
 
 def _notify_tmux(tmux: list[str], text: str) -> None:

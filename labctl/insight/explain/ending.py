@@ -132,7 +132,7 @@ KNOWN_MESSAGES = (
         r"No space left on device",
         "a disk was full",
         "either the server's disk, or /dev/shm, which is in memory",
-        "labctl ssh -- df -h\nlabctl run -- df -h /dev/shm",
+        "labctl run -- df -h /dev/shm\nlabctl ssh -- df -h",
         LAB_FILE,
     ),
     _known_message(

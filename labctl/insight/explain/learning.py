@@ -36,6 +36,7 @@ from labctl.insight.explain.wording import (
     build_command,
     find_accepted_option,
     find_option,
+    join_suggestions,
     make_few_points_answer,
     number,
     percent,
@@ -132,9 +133,8 @@ def _clip(material: RunData, usual: float) -> str:
         return "look at the batch of that step; the norm is already clipped"
     # The option's name shows that the script clips. Its value has the magnitude of usual norms.
     if find_accepted_option(material, CLIP):
-        return "look at the batch of that step; " + build_command(
-            material, {CLIP: f"{usual * 2:.2g}"}, "a smaller maximum norm"
-        )
+        clipped = build_command(material, {CLIP: f"{usual * 2:.2g}"}, "a smaller maximum norm")
+        return join_suggestions("look at the batch of that step", clipped)
     return f"torch.nn.utils.clip_grad_norm_(model.parameters(), {usual * 2:.2g})"
 
 

@@ -8,7 +8,7 @@ from labctl.insight.explain.curves import Trend, find_accuracies, finite_points
 from labctl.insight.explain.evidence import Evidence, Finding, RunData, from_events
 from labctl.insight.explain.rates import list_rates_at, suggest_other_learning_rate
 from labctl.insight.explain.sources import RECIPE
-from labctl.insight.explain.wording import number, percent
+from labctl.insight.explain.wording import join_suggestions, number, percent
 from labctl.insight.scalars import Scalars, Series
 
 # Numbers of classes for which the loss is compared with that of guessing, ln(classes).
@@ -98,7 +98,10 @@ def make_flat_finding(material: RunData, series: Series, trend: Trend) -> Findin
         why="nothing is learned: the learning rate is far too small or too large, gradients do not "
         "reach the weights (frozen, detached, no optimizer step), or labels do not match",
         evidence=tuple(evidence),
-        next="first train on a single batch until the loss is nearly 0; if that fails, the code "
-        f"has a bug. Then {suggest_other_learning_rate(material)}",
+        next=join_suggestions(
+            "first train on a single batch until the loss is nearly 0; if that fails, the code has "
+            "a bug",
+            suggest_other_learning_rate(material),
+        ),
         source=RECIPE,
     )

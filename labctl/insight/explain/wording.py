@@ -106,9 +106,11 @@ def build_command(material: RunData, changes: Mapping[tuple[str, ...], str], oth
 
 
 def join_suggestions(first: str, more: str) -> str:
-    """Join two suggestions. After a command the second is a comment, so that it can be copied."""
+    """Join two suggestions. A command gets a line, with a comment behind it, to be copied."""
     if not more:
         return first
+    if more.startswith("labctl "):
+        return f"{first}, then:\n{more}"
     return f"{first}   # {more}" if first.startswith("labctl ") else f"{first}; {more}"
 
 
