@@ -97,6 +97,7 @@ ASSIGN = (
 OFFERS = "labctl offers --provider aws --gpu any --min-gpu-memory 16GB --max-price 0.50"
 UP = "labctl up --provider aws --spot --budget 5 --ttl 8h --idle 30m"
 COMMAND_S = 60.0  # seconds that a command may take
+PAST_S = 26 * 3600.0  # seconds since the due time of the assignment with late submissions
 PASSED_S = 12.0  # seconds that the drawn bars have run
 SUBMIT = "labctl submit slow --dry-run"
 SERVE = "labctl course serve --dashboard"
@@ -270,7 +271,7 @@ def make_course(folder: Path, scratch: Path, environ: Mapping[str, str]) -> Iter
 def make_dashboard(
     folder: Path, scratch: Path, browser: Browser, environ: Mapping[str, str]
 ) -> Iterator[Picture]:
-    bed = fill(make(scratch))
+    bed = fill(make(scratch, due_in_s=-PAST_S))
     session = Session(bed.folder.path, environ)
     yield draw_output(folder, session, "course", "A course's seats", "labctl course status")
     stop = threading.Event()

@@ -94,6 +94,8 @@ def regrades_command(
     shown = [request for request in listed if all_ or student or request.is_open]
     if json_:
         print_json({"regrades": shown})
+    elif student and not shown:
+        click.echo(f"{student} has not asked for a regrade of {assignment}.")
     else:
         _print_regrades(shown)
 

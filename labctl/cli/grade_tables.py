@@ -98,7 +98,9 @@ def print_grades(
 def _describe_grade(grade: Grade, dropped: DroppedGrade | None) -> str:
     """Return why a grade is missing, and what decided about it."""
     reason = dropped.reason if dropped else ""
-    return "; ".join(filter(None, [grade.problem, grade.stamp.free_days.text, reason]))
+    outdated = (grade.unreleased or grade).outdated_marks_text
+    parts = [grade.problem, outdated, grade.stamp.free_days.text, reason]
+    return "; ".join(filter(None, parts))
 
 
 def _choose_columns(

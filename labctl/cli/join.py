@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 import click
@@ -22,6 +24,7 @@ from labctl.courses.join import (
 from labctl.errors import LabError, UsageError
 from labctl.runs.public_tests import has_public_tests
 from labctl.servers.provider_traits import read_provider_traits
+from labctl.submissions.assignment import judge, load_assignment
 from labctl.sync.starter_update import restore_file
 
 
@@ -162,5 +165,18 @@ def _print_next_commands(joined: JoinResult) -> None:
     if ready:
         click.echo("  labctl submit")
     elif joined.assignments:
-        first = joined.assignments[0]
-        click.echo(f"  labctl submit --assignment assignments/{first}.yaml")
+        name = _find_next_due(joined)
+        click.echo(f"  labctl submit --assignment assignments/{name}.yaml")
+
+
+def _find_next_due(joined: JoinResult) -> str:
+    """Return the open assignment that is due next; the first one if none is open."""
+    dues = dict[str, float]()
+    for name in joined.assignments:
+        try:
+            rules = load_assignment(joined.directory / "assignments" / f"{name}.yaml")
+        except LabError:
+            continue
+        if judge(rules, time.time()).accepted:
+            dues[name] = rules.due.at if rules.due is not None else math.inf
+    return min(dues, key=dues.__getitem__, default=joined.assignments[0])

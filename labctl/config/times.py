@@ -131,9 +131,10 @@ def _resolve_in_zone(text: str, local: datetime, name: str) -> datetime:
         ) from None
     first, second = (local.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
     if first.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != local:
-        raise ValueError(f"{quote(text)}: clocks skip this time there; write an offset: +01:00")
+        raise ValueError(f"{quote(text)}: clocks skip this time there; write another time")
     if first.utcoffset() != second.utcoffset():
-        raise ValueError(f"{quote(text)}: this time occurs twice there; write an offset: +01:00")
+        times = " or ".join(one.isoformat(timespec="minutes") for one in (first, second))
+        raise ValueError(f"{quote(text)}: this time occurs twice there; write {times}")
     return first
 
 

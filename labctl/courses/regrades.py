@@ -277,8 +277,10 @@ def _find_open(folder: CourseFolder, assignment: str, student: str, number: int)
             return request
     raise NotFoundError(
         f"{quote(student)} has no open request for {assignment}",
-        why=_describe_answered(requests, number),
-        hint=f"labctl course regrades {assignment}",
+        why=_describe_answered(requests, number) or "the student has not asked for a regrade",
+        hint=f"labctl course regrades {assignment} {student}"
+        if requests
+        else f"labctl course grades {assignment}",
     )
 
 

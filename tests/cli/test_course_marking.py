@@ -314,6 +314,13 @@ def test_regrades_are_listed_and_answered(run: Labctl, course: CourseFolder) -> 
     assert said.out == "alice: request 1 for essay accepted\n"
     assert "labctl course mark essay alice" in said.err
     assert run("regrades").out == "No regrade request is open.\n"
+    again = run("regrades", "essay", "alice", "--answer", "no")
+    assert "labctl course regrades essay alice\n" in again.err
+    assert "you are right" in run("regrades", "essay", "alice").out
+    nobody = run("regrades", "essay", "bob", "--answer", "no")
+    assert "the student has not asked" in nobody.err
+    assert "labctl course grades essay\n" in nobody.err
+    assert run("regrades", "essay", "bob").out == "bob has not asked for a regrade of essay.\n"
     (listed,) = json.loads(run("regrades", "--all", "--json").out)["regrades"]
     assert (listed["accepted"], listed["answered_by"]) == (True, "ann")
 

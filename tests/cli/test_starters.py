@@ -12,6 +12,8 @@ import pytest
 from labctl.cli.starter_output import has_failed, print_image_change, print_starters
 from labctl.courses.join import JoinResult
 from labctl.courses.starter_delivery import DeliveredStarter
+from labctl.submissions.receive import write_assignment
+from labctl.submissions.receiver import Receiver
 from labctl.sync.starter_update import FileChange
 
 # A result has `code`, `out` and `err`.
@@ -101,6 +103,34 @@ def test_joining_suggests_labctl_run_where_there_is_something_to_run(
     said = labctl("join", "ml.join")
     expected = "labctl run" if run else "labctl run -- COMMAND"
     assert said.out.splitlines()[-1] == f"  {expected}"
+
+
+def test_joining_suggests_the_open_assignment_that_is_due_next(
+    labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab.yaml").write_text("lab: ml-a\n")
+    dues = {
+        "a": "2020-01-01 12:00 UTC",
+        "b": "",
+        "c": "2098-01-01 12:00 UTC",
+        "d": "2097-01-01 12:00 UTC",
+    }
+    receiver = Receiver(tmp_path / "drop")
+    receiver.init()
+    (tmp_path / "assignments").mkdir()
+    for name, due in dues.items():
+        given = {
+            "course": "ml",
+            "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFAKE",
+            "due": due,
+        }
+        text = write_assignment(receiver, name, "ssh://a@127.0.0.1", given)
+        (tmp_path / "assignments" / f"{name}.yaml").write_text(text)
+    joined = JoinResult(course="ml", student="a", directory=tmp_path, assignments=tuple(dues))
+    monkeypatch.setattr("labctl.cli.join.fetch_join_file", lambda place: b"")
+    monkeypatch.setattr("labctl.cli.join.join_course", lambda *_, **__: joined)
+    expected = "  labctl submit --assignment assignments/d.yaml"
+    assert labctl("join", "ml.join").out.splitlines()[-1] == expected
 
 
 def test_a_student_with_an_own_lab_file_reads_how_to_use_the_new_image(

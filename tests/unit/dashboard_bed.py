@@ -127,7 +127,7 @@ class Bed:
         """A receipt in the receiver's list."""
         due = self.folder.config.assignments[assignment].due
         assert due is not None
-        received = due.at + late_s if late_s else self.now - 7200
+        received = due.at + late_s if late_s else min(self.now, due.at) - 7200
         made = Receipt(
             kind="labctl-receipt", version=1, course="ml-2026", assignment=assignment,
             student=student,
@@ -160,15 +160,20 @@ class Bed:
         (place / records.FILE).write_bytes(records.encode(made))
 
 
-def make(root: Path, names: tuple[str, ...] = NAMES, teams: bool = True) -> Bed:
+def make(
+    root: Path,
+    names: tuple[str, ...] = NAMES,
+    teams: bool = True,
+    due_in_s: float = 7 * 86_400,
+) -> Bed:
     """A course of these people below `root`; the last two are a team. Nothing is up yet.
 
-    hw3 is due in a week, hw4 in three.
+    hw3 is due in `due_in_s`, hw4 in three weeks.
     """
     now = time.time()
     path = root / "ml-2026"
     path.mkdir()
-    due = {"SOON": now + 7 * 86_400, "LATER": now + 21 * 86_400}
+    due = {"SOON": now + due_in_s, "LATER": now + 21 * 86_400}
     text = COURSE
     for word, at in due.items():
         text = text.replace(word, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)))

@@ -6,8 +6,10 @@ import csv
 import hashlib
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from submission_bed import DUE_AT, FILES, make_receiver, packed
 
@@ -26,8 +28,8 @@ from labctl.courses.marking import (
 )
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.records.grade_statistics import compute_statistics
-from labctl.courses.records.gradebook import Grade
-from labctl.courses.records.marks import list_notes
+from labctl.courses.records.gradebook import Grade, Stamp, excuse
+from labctl.courses.records.marks import ItemMark, RubricItem, list_notes
 from labctl.courses.records.timetable import find_zone
 from labctl.courses.records.writeback import _write_plain
 from labctl.courses.release import release_grades
@@ -399,3 +401,18 @@ def test_the_page_of_a_rubric_says_when_the_submission_arrived(folder: CourseFol
     assert "<h1>hw3, submission 1</h1>" in pages[0]
     # Without a submission there is nothing to say about one.
     assert "<h1>hw3</h1><p><strong>50</strong> of 50 points.</p>" in pages[1]
+
+
+def test_a_grade_names_the_marks_that_are_older_than_the_submission() -> None:
+    at = datetime(2026, 11, 28, 10, 0, tzinfo=UTC).timestamp()
+    items = (
+        RubricItem(name="code", points=20, mark=ItemMark(points=17, at=at - 1)),
+        RubricItem(name="logs", points=20, mark=ItemMark(points=17, at=at + 1)),
+        RubricItem(name="talk", points=20),
+    )
+    stamp = Stamp(number=5, received="2026-11-28T10:00:00Z")
+    newer = Grade(student="alice", score=None, points=60, stamp=stamp, items=items)
+    assert newer.outdated_marks_text == "marked before submission 5 arrived: code"
+    assert excuse(newer, "ill").outdated_marks_text == ""
+    nothing = msgspec.structs.replace(newer, stamp=Stamp())
+    assert nothing.outdated_marks_text == ""

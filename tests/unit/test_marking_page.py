@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 import re
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +129,21 @@ def test_the_page_says_what_students_see_until_the_next_release(bed: Bed, ann: V
     page = ann.ask(page_of(bed))[2]
     assert "<strong data-total>57</strong>" in page
     assert "students see 55 until the next release" in page
+
+
+def test_marks_that_are_older_than_the_submission_are_named(bed: Bed, ann: Visitor) -> None:
+    give_mark(bed.folder, "hw3", "lovelace", "code", "20", by="ben")
+    assert "marked before" not in ann.ask(page_of(bed))[2]
+    hand_in_files(bed, "lovelace", FILES, number=7, at=time.time() + 60)
+    assert "marked before submission 7 arrived: code" in ann.ask(page_of(bed))[2]
+    output = run_grades(bed)
+    assert "marked before submission 7 arrived: code" in output
+
+
+def run_grades(bed: Bed) -> str:
+    """What `labctl course grades hw3` prints."""
+    words = [sys.executable, "-m", "labctl", "-C", str(bed.folder.path), "course", "grades", "hw3"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_page_opens_with_a_file_that_people_mark(bed: Bed, ann: Visitor) -> None:

@@ -68,8 +68,11 @@ def test_a_time_has_a_zone(text: str, at: int) -> None:
         ("2026-11-28 25:00 UTC", "is not a time"),
         ("2026-11-28 23:59 Europe/Atlantis", "has no time zone"),
         ("2026-11-28 23:59 ../../etc/passwd", "has no time zone"),
-        ("2026-03-29 02:30 Europe/Berlin", "clocks skip this time"),
-        ("2026-10-25 02:30 Europe/Berlin", "occurs twice"),
+        ("2026-03-29 02:30 Europe/Berlin", "clocks skip this time there; write another time"),
+        (
+            "2026-11-01 01:30 America/New_York",
+            "occurs twice there; write 2026-11-01T01:30-04:00 or 2026-11-01T01:30-05:00",
+        ),
         ("2026-11-28T23:59+99:00", "is not a time"),
     ],
 )

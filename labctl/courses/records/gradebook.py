@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,16 @@ class Grade(Value, frozen=True):
     @property
     def final(self) -> float | None:
         return None if self.score is None else max(0.0, self.score - self.penalty_points)
+
+    @property
+    def outdated_marks_text(self) -> str:
+        """Name the items that were marked before the submission that counts arrived, or ""."""
+        if self.excused or not self.stamp.received:
+            return ""
+        received_at = datetime.fromisoformat(self.stamp.received).timestamp()
+        items = [one.name for one in self.items if one.mark and one.mark.at < received_at]
+        number = self.stamp.number
+        return f"marked before submission {number} arrived: {', '.join(items)}" if items else ""
 
 
 def add_marks(grade: Grade, graded_points: float, items: tuple[RubricItem, ...]) -> Grade:
