@@ -50,6 +50,8 @@ def describe(result: Bandwidth) -> str:
     if result.servers == 1:
         return f"{who} on one server exchange {best} at best."
     text = f"{who} on {result.servers} servers exchange {best} at best over {result.interface}"
+    if result.is_encrypted:
+        return f"{text}, through WireGuard. Its encryption uses the CPU and limits the bandwidth."
     if result.link_share is None:
         return f"{text}. The network card does not say how fast it is."
     speed = result.link_bits_per_s / 1e9

@@ -214,6 +214,7 @@ class LabConfigReader:
                 executor=self.get_job_executor(file.server.provider) or file.server.executor,
                 need=_need(file.server),
                 count=file.server.count,
+                network=file.server.network,
                 provider_settings=settings,
                 on_this_machine=self.is_on_this_machine(file.server.provider),
             ),
@@ -365,6 +366,15 @@ class LabConfigReader:
         if file.launch.restarts and not file.launch.launcher and file.server.count == 1:
             message = "needs `with: torchrun`, or several servers"
             self.problems.append(make_problem(restarts, "launch.restarts", message))
+        if "server.network" in self.leaves and file.server.count == 1:
+            self.check_network(file)
+
+    def check_network(self, file: LabFile) -> None:
+        """Report a network between servers if there is one server; `auto` may be written."""
+        if "server.count" not in self.leaves or file.server.network != "auto":
+            message = "needs several servers: write `count: 2`, or remove `network`"
+            node = self.find_leaf("server.network")
+            self.problems.append(make_problem(node, "server.network", message))
 
     def check_process_executor(self, file: LabFile) -> None:
         """Report settings that need a container."""

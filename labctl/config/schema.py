@@ -259,12 +259,17 @@ class ServiceConfig(Value, frozen=True):
 ExecutorName: TypeAlias = Literal["docker", "process", "slurm"]
 
 
+# over which network several servers exchange data: a private one if they have one, else WireGuard
+NetworkName: TypeAlias = Literal["auto", "private", "wireguard"]
+
+
 class ServerFile(Value, frozen=True):
     """`server:` in lab.yaml, without the providers' own sections."""
 
     provider: Name = DEFAULT_PROVIDER
     executor: ExecutorName = "docker"
     count: Annotated[int, Parsed(parse_server_count)] = 1
+    network: NetworkName = "auto"
     gpu: Annotated[GpuNeed, Parsed(parse_gpu)] = GpuNeed()
     gpu_memory: Size = 0
     arch: Literal["", "x86_64", "arm64"] = ""
@@ -339,12 +344,14 @@ class ProviderTraits(Value, frozen=True):
 class ServerConfig(Value, frozen=True):
     """The configuration of the lab's server; `on_this_machine` as in ProviderTraits.
 
-    `count` is the number of servers, which are all alike: `need` is that of one.
+    `count` is the number of servers, which are all alike: `need` is that of one. They exchange data
+    over `network`.
     """
 
     provider: str
     need: Need
     count: int = 1
+    network: NetworkName = "auto"
     executor: str = "docker"
     provider_settings: dict[str, ProviderSettings] = msgspec.field(default_factory=dict)
     on_this_machine: bool = False

@@ -69,6 +69,9 @@ def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     need = config.server.need
     yield "server.provider", config.server.provider
     yield "server.executor", config.server.executor
+    if config.server.count > 1:
+        yield "server.count", str(config.server.count)
+        yield "server.network", config.server.network
     yield "server.gpu", gpu_text(need.gpu)
     yield "server.gpu_memory", _size(need.gpu.min_memory_bytes)
     yield "server.arch", need.arch

@@ -10,6 +10,7 @@ from labctl.config import LabConfig
 from labctl.errors import LabError, UsageError
 from labctl.model import Run, Value
 from labctl.runs.launch import PYTHON, TORCHRUN
+from labctl.wire.networks import WIREGUARD_PREFIX
 
 # A training on several servers spends most of its time waiting for such a link.
 SLOW_BITS_PER_S = 1e9
@@ -46,9 +47,16 @@ class Bandwidth(Value, frozen=True):
         return 8 * max(row.bus_bytes_per_s for row in self.rows)
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether WireGuard encrypts what the servers exchange."""
+        return self.interface.startswith(WIREGUARD_PREFIX)
+
+    @property
     def link_share(self) -> float | None:
         """The share of the link that was reached, 0 to 1; None if its speed is not known."""
-        return self.best_bits_per_s / self.link_bits_per_s if self.link_bits_per_s else None
+        if self.is_encrypted or not self.link_bits_per_s:  # a tunnel reports no real speed
+            return None
+        return self.best_bits_per_s / self.link_bits_per_s
 
     @property
     def is_slow(self) -> bool:

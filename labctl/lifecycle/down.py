@@ -36,7 +36,7 @@ from labctl.sync.local_results import MissingFile
 from labctl.text import price_or_free_text
 
 with lazy_imports(__name__):
-    from labctl.lifecycle import gang_down
+    from labctl.lifecycle import gang_down, gang_wireguard
 
 GRACE_S = 60
 NAMED_AT_MOST = 20
@@ -119,6 +119,8 @@ def down(
         if not discard:
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
+        if context.rank is not None and adoption.is_leased(context) and server.state != "stopped":
+            gang_wireguard.remove(context, server)
         rest = end_server.remove_or_drop(context, server, discard=discard)
         if not isinstance(rest, LabError):
             job_queue.remove_files(context)

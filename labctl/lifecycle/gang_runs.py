@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from labctl.errors import ConnectError, LabError, UsageError
-from labctl.lifecycle import gang, restore
+from labctl.lifecycle import gang, gang_network, restore
 from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Run, Server
 from labctl.runs import first_run, provenance, run_specs, runs
@@ -20,14 +20,7 @@ from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
 from labctl.text import names_text
-from labctl.wire.runs import (
-    FIND_ADDRESS,
-    FindAddressReply,
-    GangMember,
-    RunSpec,
-    StartRunReply,
-)
-from labctl.wire.verbs import Empty
+from labctl.wire.runs import GangMember, RunSpec, StartRunReply
 
 # seconds between SIGTERM and SIGKILL: the others can save nothing, since they wait for one another
 GRACE_S = 10
@@ -153,7 +146,7 @@ def start_parts(
     """
     first, *others = members
     run_id = specs[first.lab_id].id
-    addresses = gang.call_for_each(members, find_address)
+    addresses = gang_network.connect(members)
     meeting = GangMember(0, len(members), addresses[0].address, addresses[0].port)
 
     def create_part(one: LabContext, meeting: GangMember) -> GangMember:
@@ -178,11 +171,6 @@ def start_parts(
     except LabError as error:
         end_parts(members, run_id, f"not all servers could start it: {error.what}")
         raise
-
-
-def find_address(context: LabContext) -> FindAddressReply:
-    """Return the server's address in its own network, and a port that is free there."""
-    return context.open_agent(context.get_server()).call(FIND_ADDRESS, Empty())
 
 
 def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Run, bool]:

@@ -6,7 +6,7 @@ Times are Unix seconds of the server's clock, sizes are in bytes.
 from typing import Dict, NamedTuple, Optional, Tuple, Union
 
 from .codec import with_keys
-from .verbs import Empty, LabRequest, StreamingVerb, Verb
+from .verbs import LabRequest, StreamingVerb, Verb
 
 # The names of the executors.
 DOCKER, PROCESS, SLURM = "docker", "process", "slurm"
@@ -373,17 +373,6 @@ class AdoptPushedReply(NamedTuple):
     run: RunRecord
 
 
-class FindAddressReply(NamedTuple):
-    """The server's address in its own network, the interface that has it, and a free TCP port.
-
-    The interface is "" if no interface has the address.
-    """
-
-    address: str
-    interface: str
-    port: int
-
-
 class ClearRunsReply(NamedTuple):
     """The ended runs, whose containers and sessions are removed now."""
 
@@ -399,7 +388,6 @@ class SessionReply(NamedTuple):
 
 START_RUN = Verb("start", StartRunRequest, StartRunReply)
 START_HELD = Verb("start-held", RunRequest, StartRunReply)
-FIND_ADDRESS = Verb("address", Empty, FindAddressReply)
 RUN = StreamingVerb("run", StartRunRequest, StartRunReply, StartRunReply)
 FOLLOW_RUN = StreamingVerb("follow", FollowRunRequest, FollowRunOpening, FollowRunResult)
 STATUS = Verb("status", StatusRequest, StatusReply)

@@ -16,6 +16,7 @@ import sshd_container
 import store_lab
 import sync_lab
 import systemd_machine
+import wireguard_machine
 
 from labctl.providers.local import engine
 from labctl.rehearsal.images import default_building, ensure_image
@@ -25,6 +26,7 @@ def build_servers() -> None:
     server = lab_servers.build_server_image(lab_servers.base_image())
     lab_servers.build_gpu_image(server)
     systemd_machine.build_image(server)
+    wireguard_machine.build_image(server)
     with engine.connect() as client:
         ensure_image(client, default_building())
 

@@ -84,6 +84,10 @@ def test_the_command_of_an_earlier_run_is_not_launched_twice(tmp_path: Path) -> 
         ("launch: {with: torchrun, per_server: 0}", "not a number of processes"),
         ("launch: {with: torchrun, restarts: -1}", "not a number of restarts"),
         ("launch: {restarts: 2}", "needs `with: torchrun`, or several servers"),
+        ("server: {network: wireguard}", "needs several servers: write `count: 2`"),
+        ("server: {network: auto}", "needs several servers: write `count: 2`"),
+        ("server: {count: 1, network: private}", "needs several servers: write `count: 2`"),
+        ("server: {count: 2, network: vpn}", "is not one of auto, private, wireguard"),
         ("launch: torchrun", "expected a mapping"),
     ],
 )

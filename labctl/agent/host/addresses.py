@@ -6,7 +6,7 @@ import fcntl
 import socket
 import struct
 
-from ...wire.runs import FindAddressReply
+from ...wire.networks import NetworkAddress
 from ...wire.verbs import Empty
 
 # The ioctl that returns an interface's IPv4 address (netdevice(7)).
@@ -15,8 +15,8 @@ SIOCGIFADDR = 0x8915
 ELSEWHERE = ("192.0.2.1", 9)
 
 
-def find_address(request: Empty) -> FindAddressReply:
-    """Return the address that the default route uses, and a port that is free on it now."""
+def find_address(request: Empty) -> NetworkAddress:
+    """Return the address that the default route uses, and ports that are free on it now."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         interfaces = _list_interfaces(probe)
         try:
@@ -24,10 +24,15 @@ def find_address(request: Empty) -> FindAddressReply:
             address = probe.getsockname()[0]
         except OSError:  # no default route: the first interface that leads anywhere
             address = next(iter(interfaces), "127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((address, 0))
-        port = listener.getsockname()[1]
-    return FindAddressReply(address, interfaces.get(address, ""), port)
+    return describe_address(address, interfaces.get(address, ""))
+
+
+def describe_address(address: str, interface: str) -> NetworkAddress:
+    """Return the address with ports that are free on it now."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind((address, 0))
+        second.bind((address, 0))
+        return NetworkAddress(address, interface, first.getsockname()[1], second.getsockname()[1])
 
 
 def _list_interfaces(probe: socket.socket) -> dict[str, str]:
