@@ -50,6 +50,8 @@ TOGETHER_LONGEST_FIRST = (
     "template/test_template_learner template/test_template_findings "
     "template/test_template_predict template/test_template_prepare_data",
     "e2e/test_watchdog",
+    "e2e/test_gang",
+    "e2e/test_gang_wireguard",
     "e2e/test_store e2e/test_recover",
     "e2e/test_connection_faults",
     "e2e/test_grading_live e2e/test_hidden_tests_live",
