@@ -25,15 +25,15 @@ from benchmarks.runner import Group
 # The times with --quick are five minutes together.
 GROUPS = {
     "start-up": Group(startup.compare, 10.0),
-    "control": Group(control.compare_one_server, 25.0),
-    "fan-out": Group(control.compare_all_servers, 30.0),
-    "data": Group(data.compare, 50.0),
+    "control": Group(control.compare_one_server, 20.0),
+    "fan-out": Group(control.compare_all_servers, 25.0),
+    "data": Group(data.compare, 45.0),
     "forward": Group(forwards.compare, 20.0),
-    "jobs": Group(jobs.compare, 40.0),
-    "first-line": Group(first_line.compare, 45.0),
-    "gang": Group(gangs.compare, 40.0),
-    "slurm": Group(slurm_jobs.compare, 25.0),
-    "aws": Group(fleet.compare, 30.0),
+    "jobs": Group(jobs.compare, 35.0),
+    "first-line": Group(first_line.compare, 40.0),
+    "gang": Group(gangs.compare, 15.0),
+    "slurm": Group(slurm_jobs.compare, 15.0),
+    "aws": Group(fleet.compare, 25.0),
     "course": Group(course.compare, 25.0),
     "soak": Group(soak.compare, 25.0),
 }

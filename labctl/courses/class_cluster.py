@@ -190,8 +190,7 @@ def _run_as_root(name: str, transport: Transport, script: str) -> str:
         raise LabError(
             f"{name} cannot be a machine of the cluster",
             why=result.stderr.strip()[-500:] or f"{script} exited with code {result.code}",
-            hint=f"{CHECK_COMMAND}   # after you repaired it. "
-            "The login needs root, or sudo without a password",
+            hint=f"the login needs root, or sudo without a password; then try again\n{CHECK_COMMAND}",
         )
     output: str = result.stdout
     return output

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from labctl.errors import BusyError, LabError, NoOfferError, UsageError
 from labctl.estimate.cards import find_peak_speed
@@ -152,15 +153,27 @@ def probe(
     after an error. InterruptError after Ctrl-C, at whatever moment of the run or of its start.
     """
     try:
-        monitor = _ProbeMonitor(context, job)
-        try:
-            monitor.run_until(wanted, pause)
-        finally:
-            if not monitor.run.has_ended:
-                monitor.run = job.cancel()
+        monitor = _follow(context, job, wanted, pause)
     except KeyboardInterrupt:
         raise runs.cancel_interrupted(job.cancel, "probe") from None
     return _summarize(context, job.servers, monitor)
+
+
+def _follow(
+    context: LabContext, job: ProbeJob, wanted: ProbeAmount, pause: Callable[[float], None]
+) -> _ProbeMonitor:
+    """Start the run, let it do `wanted`, and end what is left of it, also after an error."""
+    try:
+        monitor = _ProbeMonitor(context, job)
+        monitor.run_until(wanted, pause)
+    except LabError:
+        # Some parts may be active although the first one has ended, or could not start.
+        with suppress(LabError):
+            job.cancel()
+        raise
+    if job.servers > 1 or not monitor.run.has_ended:
+        monitor.run = job.cancel()
+    return monitor
 
 
 class _ProbeMonitor:
