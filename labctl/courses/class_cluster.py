@@ -189,8 +189,9 @@ def _run_as_root(name: str, transport: Transport, script: str) -> str:
     if result.code:
         raise LabError(
             f"{name} cannot be a machine of the cluster",
-            why=result.stderr.strip()[-500:] or f"{script} exited with code {result.code}",
-            hint=f"{CHECK_COMMAND}\nThe login needs root, or sudo without a password.",
+            why=(result.stderr.strip()[-500:] or f"{script} exited with code {result.code}")
+            + "\nThe account there must be root, or use sudo without a password.",
+            hint=CHECK_COMMAND,
         )
     output: str = result.stdout
     return output
