@@ -186,6 +186,10 @@ class LinkLostError(ConnectError):
     pass
 
 
+class NoCommonNetworkError(LabError):
+    """The servers of a lab do not reach one another; trying again does not help."""
+
+
 class AuthenticationError(LabError):
     """The server does not accept our key. `endpoint` is where the login failed, if known."""
 

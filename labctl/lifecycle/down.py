@@ -119,7 +119,7 @@ def down(
         if not discard:
             saved = _save(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
-        if context.rank is not None and adoption.is_leased(context) and server.state != "stopped":
+        if adoption.is_leased(context) and server.state != "stopped":
             gang_wireguard.remove(context, server)
         rest = end_server.remove_or_drop(context, server, discard=discard)
         if not isinstance(rest, LabError):

@@ -7,33 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labctl.errors import ConnectError, LabError
+from labctl.errors import LabError, NoCommonNetworkError
 from labctl.events import UniqueNote
 from labctl.lifecycle import gang, gang_wireguard
-from labctl.lifecycle.gang_peers import describe_pairs, find_unreached
+from labctl.lifecycle.gang_peers import ServerPair, describe_pairs, find_unreached
 from labctl.servers.context import LabContext
 from labctl.wire.networks import FIND_ADDRESS, NetworkAddress
 from labctl.wire.verbs import Empty
 
-# seconds within which the servers must reach one another, from the first call of their agents
-CHECK_S = 5.0
+# Seconds within which the servers must reach one another, from the first call of their agents, in
+# the first check and in the second: a busy server can take longer than the first.
+CHECKS_S = (5.0, 20.0)
 
 
 def connect(members: Sequence[LabContext]) -> list[NetworkAddress]:
     """Return an address of each server that all others reach, in the order of the ranks.
 
-    ConnectError says which servers cannot reach one another, and what to open.
+    NoCommonNetworkError says which servers cannot reach one another, and what to open.
     """
     network = members[0].config.server.network
     addresses = gang.call_for_each(members, find_address)
     if network == "wireguard":
         return gang_wireguard.connect(members, addresses, [])
-    unreached = find_unreached(members, addresses, CHECK_S)
-    if not unreached:
-        return addresses
+    unreached: list[ServerPair] = []
+    for seconds in CHECKS_S:
+        unreached = find_unreached(members, addresses, seconds)
+        if not unreached:
+            return addresses
     found = describe_pairs(members, unreached, [f"{one.address} (TCP)" for one in addresses])
     if network == "private":
-        raise ConnectError(
+        raise NoCommonNetworkError(
             "the lab's servers cannot reach one another over their private addresses",
             why=found,
             hint=lambda subject: (

@@ -162,6 +162,8 @@ def start_parts(
     run = runs.find_run(first, run_id)
     if run.state != "starting":
         return run
+    if meeting.address != addresses[0].address:
+        _end_outdated_start(members, run_id, meeting.address, addresses[0].address)
     try:
         gang.call_for_each(others, lambda one: create_part(one, meeting))
         gang.call_for_each(others, start_part)
@@ -171,6 +173,16 @@ def start_parts(
     except LabError as error:
         end_parts(members, run_id, f"not all servers could start it: {error.what}")
         raise
+
+
+def _end_outdated_start(members: Sequence[LabContext], run_id: str, old: str, new: str) -> None:
+    """End a start that was interrupted before the servers' network changed; raise LabError."""
+    end_parts(members, run_id, "the network of the servers has changed")
+    raise LabError(
+        f"run {run_id} cannot start",
+        why=f"its first start was interrupted, and the servers meet at {new} now instead of {old}",
+        hint="labctl run   # starts it under another id",
+    )
 
 
 def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Run, bool]:

@@ -16,8 +16,8 @@ from ipaddress import IPv4Network, ip_address
 from typing import NamedTuple
 
 from labctl.commands import ansible
-from labctl.errors import ConnectError, LabError, PolicyError
-from labctl.events import report_wait
+from labctl.errors import LabError, NoCommonNetworkError
+from labctl.events import Note, report_wait
 from labctl.lifecycle import gang
 from labctl.lifecycle.gang_peers import ServerPair, find_unreached
 from labctl.model import Server, Value
@@ -91,7 +91,7 @@ def connect(
     """Connect the servers by WireGuard; return the address of each, in the order of their ranks.
 
     `addresses` are their private ones, and `unreached` the pairs that cannot use these. Safe to
-    repeat. ConnectError if the servers do not reach one another.
+    repeat. NoCommonNetworkError if the servers do not reach one another.
     """
     interface = make_interface_name(members[0].lab_id)
     replies = gang.call_for_each(members, partial(_prepare, interface=interface))
@@ -118,10 +118,13 @@ def connect(
 
 
 def remove(context: LabContext, server: Server) -> None:
-    """Remove the interface from a machine that lives on. One that does not answer keeps it."""
+    """Remove the interface from a machine that lives on; a warning says if it stays."""
     name = make_interface_name(context.group or context.lab_id)
-    with suppress(LabError):
+    try:
         context.open_agent(server).call(REMOVE_WIREGUARD, RemoveWireGuardRequest(name))
+    except LabError as error:
+        text = f"a WireGuard interface of this lab may stay on {server.alias}, {name}: {error.what}"
+        context.reporter.emit(Note(text=text, level="warning"))
 
 
 def make_interface_name(lab_id: str) -> str:
@@ -174,8 +177,6 @@ def _call(context: LabContext, verb: Verb[Request, Reply], request: Request) -> 
         return context.open_agent(context.get_server()).call(verb, request)
     except LabError as error:
         error.what = f"{context.config.name}: {error.what}"
-        if isinstance(error, PolicyError):
-            error.next_step = "connect the servers by a private network, or allow sudo there"
         raise
 
 
@@ -273,7 +274,7 @@ def _make_error(
     sites: Sequence[Site],
     failed: Sequence[ServerPair],
     hosts: dict[ServerPair, list[str]],
-) -> ConnectError:
+) -> NoCommonNetworkError:
     """Say which servers do not reach one another, and what filters their packets."""
     inspect = InspectWireGuardRequest(tunnel.interface)
     replies = gang.call_for_each(members, lambda one: _call(one, INSPECT_WIREGUARD, inspect))
@@ -289,7 +290,7 @@ def _make_error(
         lines.append(f"{who}: no answer at {places} (UDP port {tunnel.port})")
     rule = f"{tunnel.port}/udp" if has_silent else f"in on {tunnel.interface}"
     open_port = f"open UDP port {tunnel.port} of these servers for one another"
-    return ConnectError(
+    return NoCommonNetworkError(
         "the lab's servers cannot reach one another",
         why="\n".join(lines),
         hint=f"{open_port if has_silent else 'admit the interface'}; with ufw, on each of them:\n"

@@ -16,6 +16,7 @@ import pytest
 from labctl.agent.host import wireguard
 from labctl.agent.host.addresses import describe_address
 from labctl.agent.host.peers import check_peers
+from labctl.agent.reply import Failure
 from labctl.cli.bandwidth import describe
 from labctl.errors import LabError
 from labctl.insight.bandwidth import AllReduce, Bandwidth
@@ -95,6 +96,23 @@ def test_the_interface_has_a_name_that_linux_allows_and_that_differs_between_lab
     assert all(len(name) == 12 for name in names)
 
 
+FIRST_KEY, SECOND_KEY = "A" * 43 + "=", "B" * 43 + "="
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        WireGuardPeer(f"{FIRST_KEY}\n[Peer]\nPublicKey = {SECOND_KEY}", "10.1.2.2", ""),
+        WireGuardPeer(FIRST_KEY, "10.1.2.0/24", ""),
+        WireGuardPeer(FIRST_KEY, "10.1.2.2", "203.0.113.5:1\nAllowedIPs = 0.0.0.0/0"),
+    ],
+)
+def test_another_server_cannot_write_the_configuration(peer: WireGuardPeer) -> None:
+    request = ConnectWireGuardRequest("labctl0f1e2d", "10.1.2.1", 24, 51821, (peer,))
+    with pytest.raises(Failure, match="another server sent"):
+        wireguard._build_config(request, "secret")
+
+
 def test_a_peer_may_use_one_address_and_the_key_is_readable_by_its_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,15 +123,20 @@ def test_a_peer_may_use_one_address_and_the_key_is_readable_by_its_owner_alone(
     assert stat.S_IMODE((tmp_path / "keys" / "labctl0f1e2d").stat().st_mode) == 0o600
     assert [file.name for file in (tmp_path / "keys").iterdir()] == ["labctl0f1e2d"]
     peers = (
-        WireGuardPeer("A=", "10.1.2.2", "203.0.113.5", 25),
-        WireGuardPeer("B=", "10.1.2.3", ""),
+        WireGuardPeer(FIRST_KEY, "10.1.2.2", "203.0.113.5", 25),
+        WireGuardPeer(SECOND_KEY, "10.1.2.3", ""),
     )
     request = ConnectWireGuardRequest("labctl0f1e2d", "10.1.2.1", 24, 51821, peers)
     assert wireguard._build_config(request, key).splitlines() == [
         *("[Interface]", "PrivateKey = secret", "ListenPort = 51821"),
-        *("[Peer]", "PublicKey = A=", "AllowedIPs = 10.1.2.2/32"),
+        *("[Peer]", f"PublicKey = {FIRST_KEY}", "AllowedIPs = 10.1.2.2/32"),
         *("Endpoint = 203.0.113.5:51821", "PersistentKeepalive = 25"),
-        *("[Peer]", "PublicKey = B=", "AllowedIPs = 10.1.2.3/32", "PersistentKeepalive = off"),
+        *(
+            "[Peer]",
+            f"PublicKey = {SECOND_KEY}",
+            "AllowedIPs = 10.1.2.3/32",
+            "PersistentKeepalive = off",
+        ),
     ]
 
 

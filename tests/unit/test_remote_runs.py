@@ -141,6 +141,7 @@ def test_a_part_gets_the_fast_network_of_its_server(
         directory.mkdir(parents=True)
     # A character device of this machine in place of an adapter's, which needs the hardware.
     (nodes / "uverbs0").symlink_to(os.devnull)
+    (nodes / "umad0").symlink_to(os.devnull)  # with it, a program could manage the network
     (nodes / "by-path").mkdir()
     (device / "driver").symlink_to(drivers)
     monkeypatch.setattr(fast_network, "NODES", nodes)
@@ -152,6 +153,9 @@ def test_a_part_gets_the_fast_network_of_its_server(
     alone = build_body(root, SPEC)
     assert alone.HostConfig.Devices == ()
     assert not [line for line in alone.Env if line.startswith("FI_PROVIDER")]
+    tunnel = build_body(root, SPEC, member=GangMember(2, 4, "10.1.2.1", 41234, "labctl0f1e2d"))
+    assert tunnel.HostConfig.Devices == (), "RDMA would not be encrypted"
+    assert "NCCL_NET=Socket" in tunnel.Env
 
 
 def test_the_container_of_a_plain_run(root: Path) -> None:

@@ -10,10 +10,12 @@ import errno
 import ipaddress
 import json
 import os
+import re
 import shutil
 import socket
 import stat
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +44,7 @@ KEYS = Path("/var/lib/labctl/wireguard")
 TUN = Path("/dev/net/tun")
 # The MTU that wg-quick chooses on Ethernet, and what WireGuard adds to a packet over IPv6.
 MOST_MTU, OVERHEAD_BYTES = 1420, 80
+PUBLIC_KEY = re.compile("[A-Za-z0-9+/]{43}=")
 # seconds for which a handshake proves that the peer is connected
 HANDSHAKE_S = 180
 
@@ -54,7 +57,9 @@ def inspect(request: InspectWireGuardRequest) -> InspectWireGuardReply:
     _extend_path()
     name = request.interface
     missing = [] if shutil.which("wg") else ["wireguard-tools"]
-    if not (_has_interface(name) or shutil.which("wireguard-go") or _has_kernel_module(name)):
+    if not shutil.which("ip"):
+        missing.append("iproute2")
+    if not (_has_interface(name) or shutil.which("wireguard-go") or _has_kernel_module()):
         missing.append("wireguard-go")
     if missing:
         return InspectWireGuardReply(tuple(missing))
@@ -98,8 +103,9 @@ def remove(request: RemoveWireGuardRequest) -> Empty:
     _extend_path()
     if _has_interface(name):
         _run("ip", "link", "delete", name)  # wireguard-go ends with its interface
-    with suppress(FileNotFoundError):
-        (KEYS / name).unlink()
+    for file in (KEYS / name, *KEYS.glob(f".{name}.*")):  # also of a call that was killed
+        with suppress(FileNotFoundError):
+            file.unlink()
     with suppress(OSError):  # another lab's keys are in it
         KEYS.rmdir()
     return Empty()
@@ -109,7 +115,9 @@ def _require_sudo() -> None:
     if not can_sudo():
         user = os.environ.get("USER") or str(os.getuid())
         what = "WireGuard needs root, or sudo without a password"
-        raise Failure("policy", what, f"the account {user} has neither on this server")
+        why = f"the account {user} has neither on this server"
+        next_step = "connect the servers by a private network, or allow sudo there"
+        raise Failure("policy", what, why, next_step)
 
 
 def _extend_path() -> None:
@@ -118,7 +126,10 @@ def _extend_path() -> None:
 
 def _run(*words: str, stdin: str = "") -> str:
     """Run a command and return its output. Failure (server) with its error output if it fails."""
-    done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise Failure("server", f"WireGuard needs {words[0]}, which is missing here") from None
     if done.returncode != 0:
         what = f"WireGuard could not be set up: {words[0]} failed"
         why = f"{' '.join(words)}: {done.stderr.strip()[-1000:]}"
@@ -137,8 +148,9 @@ def _has_interface(name: str) -> bool:
     return Path("/sys/class/net", name).exists()
 
 
-def _has_kernel_module(name: str) -> bool:
-    """Try whether the kernel makes such an interface."""
+def _has_kernel_module() -> bool:
+    """Try whether the kernel makes such an interface, by one that nobody else uses."""
+    name = f"labctltest{os.getpid() % 100000}"
     return _add_kernel_interface(name) and _succeeds("ip", "link", "delete", name)
 
 
@@ -148,7 +160,7 @@ def _add_kernel_interface(name: str) -> bool:
 
 def _create_interface(name: str) -> None:
     """Create the interface by the kernel's module, or by wireguard-go without it."""
-    if _add_kernel_interface(name):
+    if _add_kernel_interface(name) or _has_interface(name):  # another call may have made it
         return
     if not TUN.exists():
         _succeeds("modprobe", "tun")
@@ -167,13 +179,13 @@ def _read_key(name: str) -> str:
     KEYS.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = KEYS / name
     if not file.exists():
-        new = KEYS / f".{name}.{os.getpid()}"
-        descriptor = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as out:
-            out.write(_run("wg", "genkey"))
-        with suppress(FileExistsError):  # another call was faster
-            os.link(new, file)
-        new.unlink()
+        # Only root can read it: so NamedTemporaryFile makes its files.
+        with tempfile.NamedTemporaryFile("w", dir=str(KEYS), prefix=f".{name}.") as new:
+            new.write(_run("wg", "genkey"))
+            new.flush()
+            os.fsync(new.fileno())
+            with suppress(FileExistsError):  # another call was faster
+                os.link(new.name, file)
     return file.read_text()
 
 
@@ -181,12 +193,25 @@ def _build_config(request: ConnectWireGuardRequest, key: str) -> str:
     """Return the configuration file (wg(8)) that names the peers, with one address for each."""
     lines = ["[Interface]", f"PrivateKey = {key.strip()}", f"ListenPort = {request.port}"]
     for peer in request.peers:
+        _require_plain(peer)
         lines += ["[Peer]", f"PublicKey = {peer.public_key}", f"AllowedIPs = {peer.address}/32"]
         if peer.host:
             host = f"[{peer.host}]" if ":" in peer.host else peer.host
             lines.append(f"Endpoint = {host}:{request.port}")
         lines.append(f"PersistentKeepalive = {peer.keepalive_s or 'off'}")
     return "\n".join(lines) + "\n"
+
+
+def _require_plain(peer: WireGuardPeer) -> None:
+    """Failure if the peer's server sent anything else than a key and addresses."""
+    try:
+        ipaddress.ip_address(peer.address)
+        if peer.host:
+            ipaddress.ip_address(peer.host)
+    except ValueError as error:
+        raise Failure("policy", "another server sent an address that is none", str(error)) from None
+    if not PUBLIC_KEY.fullmatch(peer.public_key):
+        raise Failure("policy", "another server sent a WireGuard key that is none")
 
 
 def _read_ip(kind: type[Message], *words: str) -> list[Message]:
@@ -243,7 +268,7 @@ def _find_mtu(peers: tuple[WireGuardPeer, ...]) -> int:
     found = [MOST_MTU]
     for peer in peers:
         if peer.host:
-            with suppress(Failure):
+            with suppress(Failure, OSError):
                 for route in _read_ip(IpRoute, "route", "get", peer.host):
                     metrics = [each.mtu for each in route.metrics if each.mtu]
                     device = int(Path("/sys/class/net", route.dev, "mtu").read_text())

@@ -22,7 +22,7 @@ from ..host.paths import labctl_home, require_name, resolve_inside
 from ..host.server_data import resolve_all
 from . import fast_network, secrets_tmpfs
 from .executor import NewAttempt
-from .gang import build_member_env, can_raise_limits
+from .gang import build_member_env, can_raise_limits, uses_tunnel
 
 UNLIMITED_PINNED_MEMORY = Ulimit("memlock", -1, -1)
 HOME_ENV = {
@@ -65,7 +65,8 @@ def build_run_body(attempt: NewAttempt) -> NewContainer:
     if attempt.member is not None:
         # Its processes reach those of other servers at any port, and pin memory for the network.
         ulimits = (UNLIMITED_PINNED_MEMORY,) if can_raise_limits() else ()
-        devices = tuple(NewDevice(path, path) for path in fast_network.list_device_nodes())
+        nodes = [] if uses_tunnel(attempt.member) else fast_network.list_device_nodes()
+        devices = tuple(NewDevice(path, path) for path in nodes)
         host_config = host_config._replace(NetworkMode="host", Ulimits=ulimits, Devices=devices)
     return container._replace(
         Entrypoint=("/bin/sh",),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# Device nodes of adapters, through which programs send without the kernel.
+# Device nodes of adapters, through which programs send without the kernel. There are others, with
+# which a program could manage the whole network.
 NODES = Path("/dev/infiniband")
 # The kernel's entry of each adapter, which names its driver.
 ADAPTERS = Path("/sys/class/infiniband")
+NODE_NAMES = ("uverbs*", "rdma_cm")
 EFA_DRIVER = "efa"
 
 
 def list_device_nodes() -> list[str]:
     """List the device nodes of this server's adapters; none on a server without any."""
-    return sorted(str(path) for path in NODES.glob("*") if path.is_char_device())
+    paths = [path for name in NODE_NAMES for path in NODES.glob(name)]
+    return sorted(str(path) for path in paths if path.is_char_device())
 
 
 def build_adapter_env() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ...wire.networks import WIREGUARD_PREFIX
 from ...wire.runs import GangMember
 from . import fast_network
 
@@ -31,7 +32,15 @@ def build_member_env(member: GangMember | None) -> dict[str, str]:
         # name without `=` as a prefix.
         env["GLOO_SOCKET_IFNAME"] = member.interface
         env["NCCL_SOCKET_IFNAME"] = f"={member.interface}"
+    if uses_tunnel(member):
+        # NCCL would prefer an adapter's RDMA, which no tunnel encrypts.
+        return {**env, "NCCL_NET": "Socket"}
     return {**env, **fast_network.build_adapter_env()}
+
+
+def uses_tunnel(member: GangMember) -> bool:
+    """Whether the servers exchange data over WireGuard."""
+    return member.interface.startswith(WIREGUARD_PREFIX)
 
 
 def can_raise_limits() -> bool:
