@@ -79,12 +79,12 @@ def page_of(bed: Bed, number: int = 0) -> str:
 
 
 def read_fields(page: str) -> dict[str, str]:
-    """The fields of the rubric's form as a browser would send them."""
+    """The fields of the rubric's form as a browser would send them; no box is checked."""
     form = page.partition('<form id="rubric"')[2].partition("</form>")[0]
     fields = {}
     for tag in re.findall(r"<input[^>]*>", form):
         name, value = (re.search(f' {word}="([^"]*)"', tag) for word in ("name", "value"))
-        if name:
+        if name and 'type="checkbox"' not in tag:
             fields[name[1]] = html.unescape(value[1] if value else "")
     for name, value in re.findall(r'<textarea[^>]*name="([^"]*)"[^>]*>([^<]*)</textarea>', form):
         fields[name] = html.unescape(value)
@@ -138,6 +138,31 @@ def test_marks_that_are_older_than_the_submission_are_named(bed: Bed, ann: Visit
     assert "marked before submission 7 arrived: code" in ann.ask(page_of(bed))[2]
     output = run_grades(bed)
     assert "marked before submission 7 arrived: code" in output
+
+
+def test_an_older_mark_is_to_be_marked_until_a_grader_confirms_it(bed: Bed, ann: Visitor) -> None:
+    for item, points in (("code", "20"), ("presentation", "10")):
+        give_mark(bed.folder, "hw3", "lovelace", item, points, by="ben", note="good")
+    assert "; 2 to mark" in ann.ask(page_of(bed))[2]
+    # A submission that arrived between these marks and now.
+    hand_in_files(bed, "lovelace", FILES, number=7, at=time.time() + 1)
+    time.sleep(1.1)
+    page = ann.ask(page_of(bed))[2]
+    assert "; 3 to mark" in page
+    assert page.count("The mark is right for submission 7 too") == 2
+    confirmed = {**read_fields(page), "confirm-code": "yes"}
+    page = ann.form(f"{page_of(bed)}/marks", **confirmed)[2]
+    assert "Saved: code." in page
+    assert "marked before submission 7 arrived: presentation" in page
+    page = ann.form(
+        f"{page_of(bed)}/marks", **{**read_fields(page), "confirm-presentation": "yes"}
+    )[2]
+    assert "marked before" not in page
+    assert "; 2 to mark" in page
+    assert marks_of(bed, "lovelace") == {
+        "code": (20.0, "good", "ann"),
+        "presentation": (10.0, "good", "ann"),
+    }
 
 
 def run_grades(bed: Bed) -> str:
