@@ -111,7 +111,7 @@ class SubmissionList:
         )
 
     def find_closings(self, assignment: str) -> dict[str, int]:
-        """Return when an assignment closes, as Unix times: for "", and by student with an extension.
+        """Return Unix times at which an assignment closes: for "", and for students with an extension.
 
         {} if it never closes.
         """

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from dashboard_bed import NAMES, Bed, Visitor, fill
 from marking_bed import (
@@ -163,6 +164,20 @@ def test_an_older_mark_is_to_be_marked_until_a_grader_confirms_it(bed: Bed, ann:
         "code": (20.0, "good", "ann"),
         "presentation": (10.0, "good", "ann"),
     }
+
+
+def test_an_upgrade_does_not_change_the_pages_of_a_running_process(
+    bed: Bed, stop: threading.Event, tmp_path: Path
+) -> None:
+    """Its older code does not have the values that a newer template shows."""
+    data_dir = tmp_path / "installed"
+    templates = data_dir / "templates" / "dashboard"
+    shutil.copytree(bed.paths.data_dir / "templates" / "dashboard", templates)
+    bed.paths = msgspec.structs.replace(bed.paths, data_dir=data_dir)
+    bed.start(stop)
+    for template in templates.glob("*.j2"):
+        template.write_text("{{ value_of_a_newer_version }}")
+    assert 'id="rubric"' in enter(bed, "ann").ask(page_of(bed))[2]
 
 
 def run_grades(bed: Bed) -> str:
