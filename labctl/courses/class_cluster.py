@@ -157,7 +157,7 @@ class ClassCluster:
                 why="a job must find its student's files on whichever machine it runs; a file that "
                 f"{self.controller} wrote there was not found",
                 hint=f"mount {homes} of {self.controller} there, for example by NFS, or set "
-                f"shared.homes to a directory that they share; then: {CHECK_COMMAND}",
+                f"shared.homes to a directory that they share\n{CHECK_COMMAND}",
             )
 
     def choose_uids(self, accounts: Sequence[str]) -> dict[str, int]:
@@ -189,8 +189,9 @@ def _run_as_root(name: str, transport: Transport, script: str) -> str:
     if result.code:
         raise LabError(
             f"{name} cannot be a machine of the cluster",
-            why=result.stderr.strip()[-500:] or f"{script} exited with code {result.code}",
-            hint=f"the login needs root, or sudo without a password; then try again\n{CHECK_COMMAND}",
+            why=(result.stderr.strip()[-500:] or f"{script} exited with code {result.code}")
+            + "\nThe account there must be root, or use sudo without a password.",
+            hint=CHECK_COMMAND,
         )
     output: str = result.stdout
     return output

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from labctl.errors import ConnectError, LabError, UsageError
+from labctl.errors import ConnectError, LabError, NotFoundError, UsageError
 from labctl.lifecycle import gang, gang_network, restore
 from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Run, Server
@@ -186,12 +186,18 @@ def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Ru
         return runs.cancel(one, one.get_server(), run_id, grace_s)
 
     outcomes = run_for_each(members, cancel_part)
-    if errors := [outcome.error for outcome in outcomes if outcome.error is not None]:
-        names = [each.context.config.name for each in outcomes if each.error is not None]
+    parts = [outcome.value for outcome in outcomes if outcome.value is not None]
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if parts:
+        # A start that was interrupted has created the run on some servers only.
+        failed = [each for each in failed if not isinstance(each.error, NotFoundError)]
+    if failed:
+        error = next(each.error for each in failed if each.error is not None)
+        names = [each.context.config.name for each in failed]
         text = f"the run may still be active on {names_text(names, 5)}"
-        errors[0].why = "\n".join(filter(None, [errors[0].why, text]))
-        raise errors[0]
-    return next(outcome.value for outcome in outcomes if outcome.value is not None)
+        error.why = "\n".join(filter(None, [error.why, text]))
+        raise error
+    return parts[0]
 
 
 def is_canceled_since(context: LabContext, run_id: str, at: float) -> bool:

@@ -21,7 +21,8 @@ from labctl.servers.context import LabContext
 from labctl.text import duration_text
 
 POLL_S = 2.0
-# the same once the log of one part has ended, since the others end at about the same time
+# The first one after the log of one part has ended, since the others end at about the same time;
+# each one after it is twice as long, up to POLL_S.
 LAST_POLL_S = 0.2
 # seconds after which a server that does not answer is the cause of a failure that was seen
 CONFIRM_S = 4.0
@@ -62,7 +63,9 @@ class GangWatch:
         self._silence_s = silence_s
         self._failed_checks = FailedChecks()
         self._silent_s = [0.0] * len(self._members)
-        self._checked_s = time.monotonic()
+        # when the parts were checked last, by the monotonic clock
+        self._checked_s: float | None = None
+        self._last_pause_s = LAST_POLL_S
         self._is_over = threading.Event()
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
@@ -105,7 +108,8 @@ class GangWatch:
     def _pause(self) -> bool:
         """Wait until all parts must be checked again; return whether the watch is over."""
         if self._is_ending.is_set():
-            return self._is_over.wait(LAST_POLL_S)
+            pause_s, self._last_pause_s = self._last_pause_s, min(2 * self._last_pause_s, POLL_S)
+            return self._is_over.wait(pause_s)
         self._is_ending.wait(POLL_S)
         return self._is_over.is_set()
 
@@ -128,7 +132,8 @@ class GangWatch:
         ended = [part for part in parts if isinstance(part, Run) and part.has_ended]
         self.is_done = len(ended) == len(self._members)
         now_s = time.monotonic()
-        since_s, self._checked_s = now_s - self._checked_s, now_s
+        since_s = 0.0 if self._checked_s is None else now_s - self._checked_s
+        self._checked_s = now_s
         if all(outcome.error is not None for outcome in outcomes):
             return None
         for rank, outcome in enumerate(outcomes):

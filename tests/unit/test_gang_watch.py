@@ -36,7 +36,8 @@ def fail(rank: int, run: Run | None = None, *, lost: bool = False) -> PartFailur
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PartFailure | None]:
     """`watch(seconds, part, part)` checks once: a part is a Run, a PartFailure or an error."""
     made = GangWatch([Member(0), Member(1)], "night", silence_s=10.0)  # type: ignore[list-item]
-    clock = [made._checked_s]
+    made._checked_s = 0.0
+    clock = [0.0]
 
     def check(seconds: float, *parts: object) -> PartFailure | None:
         clock[0] += seconds
@@ -106,3 +107,12 @@ def test_silence_counts_only_while_another_server_answers(
     assert failure is not None
     assert (failure.rank, failure.is_lost) == (1, True)
     assert failure.reason == "two-1: no answer for 11 s (no answer)"
+
+
+def test_what_was_before_the_first_check_is_no_silence(
+    watch: Callable[..., PartFailure | None],
+) -> None:
+    watch.made._checked_s = None  # type: ignore[attr-defined]
+    assert watch(600, make_run(), SILENT) is None
+    assert watch(9, make_run(), SILENT) is None
+    assert watch(2, make_run(), SILENT) is not None
