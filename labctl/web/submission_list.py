@@ -111,7 +111,7 @@ class SubmissionList:
         )
 
     def find_closings(self, assignment: str) -> dict[str, int]:
-        """Return Unix times at which an assignment closes: for "", and for students with an extension.
+        """Return when an assignment closes (Unix time): for "", and for students with an extension.
 
         {} if it never closes.
         """
