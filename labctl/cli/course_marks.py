@@ -16,7 +16,7 @@ from labctl.cli.options import json_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.unreleased import print_unseen_change
 from labctl.cli.wrapping import print_message
-from labctl.courses import marking
+from labctl.courses import marking, marking_tasks
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.gradebook import points_text
 from labctl.courses.records.marks import list_notes
@@ -27,9 +27,10 @@ from labctl.text import count_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from labctl.courses.marking import GivenMark, MarkingTask
+    from labctl.courses.marking import GivenMark
+    from labctl.courses.marking_tasks import MarkingTask
     from labctl.courses.records.folder import CourseFolder
-    from labctl.courses.records.marks import RubricItem
+    from labctl.courses.records.marks import ItemMark, RubricItem
 
 # what `mark --next` accepts
 ENTER = "Enter points such as 7 or 7.5, s to skip an item, or q to stop"
@@ -46,8 +47,8 @@ MOST_NOTES = 5
 @click.option("--alone", is_flag=True, help="Mark only this student, not the whole team.")
 @click.option("--replace", is_flag=True, help="Replace a mark that another grader has given.")
 @click.option("--undo", is_flag=True, help="Take the mark back.")
-@click.option("--next", "next_", is_flag=True, help="Go through what is unmarked, and ask.")
-@click.option("--list", "list_", is_flag=True, help="List what is unmarked.")
+@click.option("--next", "next_", is_flag=True, help="Go through what is to be marked, and ask.")
+@click.option("--list", "list_", is_flag=True, help="List what is to be marked.")
 @json_option
 @click.pass_context
 def mark_command(ctx: click.Context, /, **options: Any) -> None:
@@ -143,10 +144,10 @@ def _print_tasks(folder: CourseFolder, assignment: str, json_: bool) -> None:
         return
     names = names_by_seat(folder)
     rows = [
-        (seat, names.get(seat, "-"), number, items)
-        for seat, number, items in marking.describe_tasks(tasks)
+        (seat, names.get(seat, "-"), number, items, why)
+        for seat, number, items, why in marking_tasks.describe_tasks(tasks)
     ]
-    print_table(rows, ("SEAT", "NAME", "SUBMISSION", "UNMARKED (POINTS)"), cut=False)
+    print_table(rows, ("SEAT", "NAME", "SUBMISSION", "TO MARK (POINTS)", ""), cut=False)
     print_message(f"next: labctl course mark {assignment} --next")
 
 
@@ -157,7 +158,7 @@ def _describe_no_tasks(folder: CourseFolder, assignment: str) -> str:
 
 
 def _walk(folder: CourseFolder, assignment: str) -> None:
-    """Ask for a mark for each unmarked item, seat by seat."""
+    """Ask for a mark for each item that needs one, seat by seat."""
     if not sys.stdin.isatty():
         raise UsageError(
             "--next asks for each mark, and this is not a terminal",
@@ -214,6 +215,8 @@ def _print_task(folder: CourseFolder, assignment: str, task: MarkingTask, positi
     number = f", submission {task.number}" if task.number else ", no submission"
     heading = f"{task.seat} ({clean(names)}){number}, {position}"
     click.echo(f"\n{click.style(heading, bold=True)}")
+    if task.outdated_text:
+        click.echo(f"  {task.outdated_text}")
     (seat,) = folder.choose_seats([task.seat], list_assignment_seats(folder, assignment))
     try:
         paths = marking.write_readable_files(folder, assignment, seat)
@@ -228,14 +231,19 @@ def _ask_points(
     folder: CourseFolder, assignment: str, task: MarkingTask, item: RubricItem, by: str
 ) -> list[GivenMark] | None:
     """Ask for an item until it has a mark; [] if the person skips it, None if they stop."""
+    kept = task.find_mark_to_keep(item)
     while True:
-        question = f"{task.describe_item(item)} (0-{points_text(item.points)})"
-        points = read_points(click.prompt(question, default="s", show_default=False))
+        points = read_points(
+            click.prompt(_ask_text(task, item, kept), default="s", show_default=False)
+        )
         if points.lower() in ("s", "q"):
             return None if points.lower() == "q" else []
         try:
-            marking.parse_points(points, assignment, task.seat, item.name, item.points)
-            note = _ask_note(folder, assignment, item.name)
+            if kept is not None and points.lower() == "k":
+                points, note = points_text(kept.points), kept.note
+            else:
+                marking.parse_points(points, assignment, task.seat, item.name, item.points)
+                note = _ask_note(folder, assignment, item.name)
             given = marking.give_mark(
                 folder,
                 assignment,
@@ -245,6 +253,7 @@ def _ask_points(
                 note=note,
                 by=by,
                 only=task.unmarked[item.name],
+                seen=task.outdated.get(item.name, ()),
             )
         except LabError as error:
             print_message(clean(f"{error.what}: {error.why}" if error.why else error.what))
@@ -254,6 +263,15 @@ def _ask_points(
             return []  # another grader was faster
         print_mark(given)
         return [given]
+
+
+def _ask_text(task: MarkingTask, item: RubricItem, kept: ItemMark | None) -> str:
+    """Return the question for an item's points, with the mark that `k` keeps."""
+    keep = ""
+    if kept is not None:
+        by = f" of {clean(kept.by)}" if kept.by else ""
+        keep = f", or k to keep the {points_text(kept.points)}{by}"
+    return f"{task.describe_item(item)} (0-{points_text(item.points)}{keep})"
 
 
 def _ask_note(folder: CourseFolder, assignment: str, item: str) -> str:

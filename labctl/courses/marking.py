@@ -6,7 +6,7 @@ Graders may work at the same time: a mark is checked and written while no other 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,15 +18,14 @@ from labctl.courses.collect import find_rules
 from labctl.courses.grades import list_current_grades
 from labctl.courses.grading.results import clean_text
 from labctl.courses.lateness import DeadlineJudge, find_counting_receipt
+from labctl.courses.marking_tasks import MarkingTask, make_marking_task
 from labctl.courses.records.comments import NOTEBOOK
 from labctl.courses.records.excuses import Excuse, draft_excuse_line, read_excuses
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.marks import (
     ItemMark,
-    RubricItem,
     draft_mark_line,
-    list_unmarked,
     read_marks,
 )
 from labctl.courses.records.student import Student
@@ -50,24 +49,6 @@ class GivenMark(Value, frozen=True):
     before: ItemMark | None = None
 
 
-class MarkingTask(Value, frozen=True):
-    """A seat whose students lack marks. `items` are those that any of them lacks.
-
-    `unmarked` are the students who lack each item.
-    """
-
-    seat: str
-    students: tuple[str, ...]
-    number: int
-    items: tuple[RubricItem, ...]
-    unmarked: dict[str, tuple[str, ...]]
-
-    def describe_item(self, item: RubricItem) -> str:
-        """Return an item's name, and who lacks it unless all of the seat's students do."""
-        names = self.unmarked[item.name]
-        return item.name if names == self.students else f"{item.name} of {', '.join(names)}"
-
-
 def give_mark(
     folder: CourseFolder,
     assignment: str,
@@ -80,13 +61,14 @@ def give_mark(
     alone: bool = False,
     only: Sequence[str] = (),
     replace: bool = False,
+    seen: Sequence[ItemMark] = (),
 ) -> GivenMark:
     """Give the students of a seat `text` points for an item; with `alone`, only that student.
 
     `only` limits it to these students of the seat.
 
-    PolicyError if another grader has marked the item, unless `replace`; UsageError for points that
-    the item does not have.
+    PolicyError if another grader has marked the item, unless `replace` or `seen` has that mark;
+    UsageError for points that the item does not have.
     """
     most = find_item(folder, assignment, item)
     points = parse_points(text, assignment, name, item, most)
@@ -99,7 +81,7 @@ def give_mark(
     def check() -> None:
         marks = read_marks(ledger.list_entries(kind="mark"), assignment)
         own = [mark for one in students if (mark := marks.get(one, {}).get(item))]
-        others = [one for one in own if one.by != by]
+        others = [one for one in own if one.by != by and one not in seen]
         if others and not replace:
             raise PolicyError(
                 f"{name} has {points_text(others[0].points)} points for {item} already",
@@ -157,17 +139,17 @@ def take_back_mark(
 
 
 def list_marking_tasks(folder: CourseFolder, assignment: str) -> list[MarkingTask]:
-    """Return the seats with unmarked items, in the roster's order.
+    """Return the seats with items to mark, for the first time or again, in the roster's order.
 
     Excused students, and seats that submitted nothing and have no mark, need none.
     """
     require_rubric(folder, assignment)
-    tasks = (_make_task(seat, own) for seat, own in list_seat_grades(folder, assignment))
+    tasks = (make_marking_task(seat, own) for seat, own in list_seat_grades(folder, assignment))
     return [task for task in tasks if task is not None]
 
 
 def find_marking_task(folder: CourseFolder, assignment: str, seat: str) -> MarkingTask | None:
-    """Return what is unmarked of a seat now; None if nothing is."""
+    """Return what is to be marked of a seat now; None if nothing is."""
     tasks = list_marking_tasks(folder, assignment)
     return next((task for task in tasks if task.seat == seat), None)
 
@@ -182,7 +164,7 @@ def reserve_seat(folder: CourseFolder, assignment: str, seat: str) -> Iterator[N
 
 
 def has_unmarked(folder: CourseFolder, assignment: str) -> bool:
-    """Whether the assignment has a rubric, and a submission lacks marks."""
+    """Whether the assignment has a rubric, and a submission needs marks."""
     has_rubric = bool(find_rules(folder, assignment).rubric)
     return has_rubric and bool(list_marking_tasks(folder, assignment))
 
@@ -204,23 +186,6 @@ def list_seat_grades(folder: CourseFolder, assignment: str) -> list[tuple[Seat, 
         ):
             listed.append((seat, own))
     return listed
-
-
-def _make_task(seat: Seat, grades: Sequence[Grade]) -> MarkingTask | None:
-    """Return what is unmarked in these grades of a seat; None if nothing is."""
-    unmarked: dict[str, tuple[str, ...]] = {}
-    for grade in grades:
-        for name in list_unmarked(grade.items):
-            unmarked[name] = (*unmarked.get(name, ()), grade.student)
-    if not unmarked:
-        return None
-    return MarkingTask(
-        seat=seat.name,
-        students=tuple(grade.student for grade in grades),
-        number=max(grade.stamp.number for grade in grades),
-        items=tuple(item for item in grades[0].items if item.name in unmarked),
-        unmarked=unmarked,
-    )
 
 
 def write_readable_files(folder: CourseFolder, assignment: str, seat: Seat) -> dict[str, Path]:
@@ -314,7 +279,7 @@ def parse_points(
     """
     command = command or f"labctl course mark {assignment} {name} {item}"
     hint = f"{command} {points_text(most)}"
-    if not re.fullmatch(r"\d{1,6}(\.\d{1,3})?", text):
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,3})?", text):
         raise UsageError(f"{quote(text)} is not a number of points", hint=hint)
     if float(text) > most:
         raise UsageError(
@@ -340,10 +305,3 @@ def choose_students(
 def clean_note(note: str) -> str:
     """Return a note without control characters: it is shown in terminals and pages."""
     return clean_text(note.strip(), MOST_NOTE_CHARS)
-
-
-def describe_tasks(tasks: Sequence[MarkingTask]) -> Iterable[tuple[str, str, str]]:
-    """Return the seat, the number of the submission, and what is unmarked, for each task."""
-    for task in tasks:
-        items = [f"{task.describe_item(item)} ({points_text(item.points)})" for item in task.items]
-        yield task.seat, str(task.number or ""), ", ".join(items)

@@ -41,7 +41,8 @@ class SeatMark(Value, frozen=True):
 class ItemEdit(Value, frozen=True):
     """What a grader typed for an item; `points` "" takes the mark back.
 
-    `shown` is the mark that the form showed, and `version` its version.
+    `shown` is the mark that the form showed, and `version` its version. `is_confirmed` gives the
+    same mark again: it was given before the submission arrived, and is still right.
     """
 
     item: str
@@ -49,10 +50,11 @@ class ItemEdit(Value, frozen=True):
     note: str
     shown: tuple[str, str]
     version: str
+    is_confirmed: bool = False
 
     @property
     def is_change(self) -> bool:
-        return (self.points, self.note) != self.shown
+        return self.is_confirmed or (self.points, self.note) != self.shown
 
 
 class PreparedAnswer(Value, frozen=True):

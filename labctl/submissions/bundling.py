@@ -219,8 +219,21 @@ def _check_size(
     raise PolicyError(
         f"the bundle is too large: {total:,} bytes; {rules.name} accepts at most {most_bytes:,}",
         why="\n".join(f"{size:>15,} bytes  {name}" for name, size in largest),
-        hint="labctl submit --checkpoint NAME   # a smaller one; or list files in .labignore",
+        hint=_suggest_smaller([name for name, _ in largest]),
     )
+
+
+def _suggest_smaller(largest: list[str]) -> str:
+    """Suggest what makes a bundle smaller whose largest files are these, the largest first."""
+    parts = {get_bundle_part(name) for name in largest}
+    lines: list[str] = []
+    if "code" in parts:
+        lines.append("list files that you need not submit in .labignore, then:\nlabctl submit")
+    if "model" in parts:
+        lines.append("labctl submit --checkpoint NAME   # a smaller one")
+    if not lines:
+        lines.append("labctl submit --code-only   # without the run, if the assignment allows it")
+    return "\n".join(lines)
 
 
 def find_run(context: LabContext, run_id: str) -> Run:

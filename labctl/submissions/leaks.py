@@ -6,14 +6,14 @@ A finding names the file, the line and the kind, and never repeats the secret it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from labctl.model import Value
 from labctl.shell import Secret
 
-BLOCK_BYTES = 1024 * 1024
+BLOCK_BYTES = 256 * 1024
 OVERLAP_BYTES = 8 * 1024
 # Shortest known value to search for: shorter ones occur by chance.
 SHORTEST = 8
@@ -41,6 +41,13 @@ SHAPES = {
     "password_in_url": (rb"\b[a-z][a-z0-9+]{1,12}://[^\s/@:\"']{1,64}:[^\s/@\"'{}$<]{6,}@[\w.-]+",
                         "a password in an address"),
 }  # fmt: skip
+# Every match contains one of these texts, in any case. The patterns are slow, so they are tried
+# only where such a text occurs.
+MARKS = (
+    b"private key", b"akia", b"asia", b"aws_secret_access_key", b"ghp_", b"gho_", b"ghu_", b"ghs_",
+    b"ghr_", b"github_pat_", b"glpat-", b"hf_", b"wandb", b"sk-", b"xoxa-", b"xoxb-", b"xoxr-",
+    b"xoxs-", b"xoxp-", b"aiza", b".eyj", b"://",
+)  # fmt: skip
 
 
 class SecretFinding(Value, frozen=True):
@@ -56,11 +63,14 @@ class LeakSearch:
 
     def __init__(self, known: Mapping[str, Secret] | None = None) -> None:
         self._kinds = {name: kind for name, (_, kind) in SHAPES.items()}
+        self._marks = list(MARKS)
         parts = [b"(?P<%s>%s)" % (name.encode(), shape) for name, (shape, _) in SHAPES.items()]
         for number, (name, value) in enumerate(sorted((known or {}).items())):
             if len(value.reveal()) >= SHORTEST:
-                parts.insert(0, b"(?P<own%d>%s)" % (number, re.escape(value.reveal().encode())))
+                text = value.reveal().encode()
+                parts.insert(0, b"(?P<own%d>%s)" % (number, re.escape(text)))
                 self._kinds[f"own{number}"] = f"the value of your secret {name}"
+                self._marks.append(text.lower())
         self._pattern = re.compile(b"|".join(parts))
 
     def find_leaks(self, path: str, file: BinaryIO) -> list[SecretFinding]:
@@ -73,7 +83,7 @@ class LeakSearch:
         lines, overlap = 1, b""
         while block := file.read(BLOCK_BYTES):
             text = overlap + block
-            for match in self._pattern.finditer(text):
+            for match in self._find_matches(text):
                 line = lines + text.count(b"\n", 0, match.start())
                 found[
                     SecretFinding(path=path, line=line, kind=self._kinds[match.lastgroup or ""])
@@ -81,6 +91,11 @@ class LeakSearch:
             overlap = text[-OVERLAP_BYTES:]
             lines += text.count(b"\n", 0, len(text) - len(overlap))
         return list(found)[:MOST_NAMED]
+
+    def _find_matches(self, text: bytes) -> Iterator[re.Match[bytes]]:
+        lower = text.lower()
+        if any(mark in lower for mark in self._marks):
+            yield from self._pattern.finditer(text)
 
 
 def describe_leaks(leaks: Iterable[SecretFinding]) -> str:

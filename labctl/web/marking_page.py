@@ -280,6 +280,7 @@ def read_edits(form: Mapping[str, str]) -> Iterator[ItemEdit]:
             note=_read_text(form, f"note-{item}"),
             shown=(form.get(f"shown-points-{item}", ""), _read_text(form, f"shown-note-{item}")),
             version=form.get(f"version-{item}", ""),
+            is_confirmed=f"confirm-{item}" in form,
         )
 
 

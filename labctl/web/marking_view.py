@@ -22,7 +22,7 @@ from labctl.courses.records.comments import (
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.records.marks import list_unmarked, read_marks, sum_marks
+from labctl.courses.records.marks import read_marks, sum_marks
 from labctl.courses.records.regrade_requests import RegradeRequest, read_regrades
 from labctl.courses.records.released_grades import as_released, list_released_lines
 from labctl.courses.records.student import Student
@@ -36,11 +36,15 @@ Result = TypeVar("Result")
 
 
 class ItemView(Value, frozen=True):
-    """An item of the rubric, worth `worth` points, with the mark that its fields show."""
+    """An item of the rubric, worth `worth` points, with the mark that its fields show.
+
+    The mark `is_outdated` if it was given before the submission arrived.
+    """
 
     name: str
     worth: float
     mark: SeatMark
+    is_outdated: bool = False
 
 
 class RegradeView(Value, frozen=True):
@@ -173,7 +177,12 @@ class MarkingReader:
                 parts=parts,
                 shown=open_part(submission, parts, file, comments),
                 items=tuple(
-                    ItemView(name=name, worth=worth, mark=merge_marks(seat, marks, name))
+                    ItemView(
+                        name=name,
+                        worth=worth,
+                        mark=merge_marks(seat, marks, name),
+                        is_outdated=any(name in one.outdated_marks for one in own or ()),
+                    )
                     for name, worth in rules.rubric.items()
                 ),
                 grade=grade,
@@ -249,9 +258,7 @@ def find_place(
     if hidden:
         listed = sorted(listed, key=lambda pair: pair[0].pseudonym)
     keys = [one.pseudonym for one, _ in listed]
-    unmarked = {
-        one.pseudonym for one, own in listed if any(list_unmarked(grade.items) for grade in own)
-    }
+    unmarked = {one.pseudonym for one, own in listed if any(grade.items_to_mark for grade in own)}
     own = seat.pseudonym if seat else ""
     at = keys.index(own) if own in keys else -1
     after, before = keys[at + 1 :] + keys[: max(at, 0)], keys[at + 1 :] + keys[: max(at, 0)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from labctl.config.scalars import limit_text
@@ -79,11 +79,16 @@ HTMX_CONFIG = {
 
 
 class Pages:
-    """Templates in `folder`, read once; texts are escaped and their control characters visible."""
+    """Templates in `folder`, all read at once; texts are escaped, control characters visible.
+
+    An upgrade of labctl while this process runs changes nothing here: its code would not match the
+    new templates.
+    """
 
     def __init__(self, folder: Path) -> None:
+        templates = {path.name: path.read_text("utf-8") for path in folder.glob("*.j2")}
         self._environment = Environment(
-            loader=FileSystemLoader(folder),
+            loader=DictLoader(templates),
             autoescape=True,
             undefined=StrictUndefined,
             finalize=formatting.clean_text,

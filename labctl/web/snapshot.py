@@ -281,6 +281,7 @@ class SnapshotTaker:
             has_starter=has_starter,
             free_days=rules.free_days,
             extensions=read_due_extensions(self._ledger.of_kinds("due"), name),
+            closings=self._hand_ins.find_closings(name),
         )
 
 

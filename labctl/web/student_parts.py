@@ -31,7 +31,10 @@ class BudgetView(Value, frozen=True):
 
 
 class WorkView(Value, frozen=True):
-    """A student's work on one assignment. Only what was released of a grade is in it."""
+    """A student's work on one assignment. Only what was released of a grade is in it.
+
+    `closed_at` is when it closed; None while it accepts submissions.
+    """
 
     assignment: AssignmentView
     student: str
@@ -46,6 +49,7 @@ class WorkView(Value, frozen=True):
     can_ask_regrade: bool = False
     dropped: str = ""
     is_missing: bool = False
+    closed_at: int | None = None
 
 
 def can_write_files(standing: Standing, seat: SeatView) -> bool:
@@ -102,7 +106,7 @@ class StudentParts:
             is_up = seat.machine is not None and seat.machine.state == "running"
             can_submit = is_up and bool(seat.runs or standing.labs)
             can_get_files = is_up and can_write_files(standing, seat)
-            work = tuple(self._make_work(one, person) for one in snapshot.assignments)
+            work = tuple(self._make_work(one, person, snapshot.at) for one in snapshot.assignments)
             return {
                 "server": self._render(
                     student, "server", seat, standing, budget, self._has_services
@@ -134,11 +138,12 @@ class StudentParts:
         left_s = round(left_usd / price * 60) * 60.0 if price else None
         return BudgetView(usd_per_hour=price, left_usd=left_usd, left_s=left_s)
 
-    def _make_work(self, due: AssignmentView, person: PersonView) -> WorkView:
+    def _make_work(self, due: AssignmentView, person: PersonView, at: float) -> WorkView:
         feedback = self._feedback.read(due.name, person.id)
         regrades = person.list_regrades(due.name)
         total = person.totals.released
         dropped = total.find_dropped(due.name) if total else None
+        closes_at = due.find_closing(person.id)
         return WorkView(
             assignment=due,
             student=person.id,
@@ -153,6 +158,7 @@ class StudentParts:
             can_ask_regrade=feedback is not None and not refuse_request(regrades),
             dropped=dropped.reason if dropped else "",
             is_missing=total is not None and due.name in total.missing,
+            closed_at=closes_at if closes_at is not None and int(at) > closes_at else None,
         )
 
     def _render(self, student: str, part: str, *values: Any) -> str:

@@ -110,6 +110,18 @@ class SubmissionList:
             one.assignment == assignment for name in names for one in self._by_student.get(name, ())
         )
 
+    def find_closings(self, assignment: str) -> dict[str, int]:
+        """Return when an assignment closes (Unix time): for "", and for students with an extension.
+
+        {} if it never closes.
+        """
+        rules, extensions = self._assignments[assignment], self._extensions.get(assignment, {})
+        closings = {
+            student: judge(rules, 0, extension_s, rules.grace, self._pauses).closes_at
+            for student, extension_s in {"": 0, **extensions}.items()
+        }
+        return {student: at for student, at in closings.items() if at is not None}
+
     def _judge(self, student: str) -> tuple[SubmissionView, ...]:
         """Return a student's submissions as judged now; only new ones if no rule has changed."""
         received = self._by_student.get(student, ())

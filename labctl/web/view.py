@@ -240,6 +240,12 @@ class AssignmentView(Value, frozen=True):
     free_days: int = 0
     # student id -> seconds of extension
     extensions: dict[str, int] = msgspec.field(default_factory=dict)
+    # student id -> Unix time; "" for students without an extension. Empty if it never closes.
+    closings: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def find_closing(self, student: str) -> int | None:
+        """Return when the assignment closes for a student; None if it never does."""
+        return self.closings.get(student, self.closings.get(""))
 
 
 class HistoryEvent(Value, frozen=True):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from submission_bed import packed
 
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.regrade_requests import draft_request_line
@@ -189,6 +192,45 @@ def test_next_says_what_is_left_and_how_to_release(run: Labctl, course: CourseFo
     assert "  next: labctl course grades essay --release" in err
     code, out, err = answer_in_a_terminal(course, "")
     assert (code, out, err) == (0, "", "Every submission for essay is marked.\n")
+
+
+def test_marks_older_than_the_submission_are_asked_again(run: Labctl, course: CourseFolder) -> None:
+    for item, points in (("text", "8"), ("talk", "17")):
+        run("mark", "essay", "alice", item, points, "--note", "good")
+    assert run("mark", "essay", "--list").out == "Every submission for essay is marked.\n"
+    submit_after_the_marks(course, "alice")
+    reason = "marked before submission 1 arrived: text, talk"
+    said = run("mark", "essay", "--list")
+    assert "text (10), talk (20)" in said.out
+    assert reason in " ".join(said.out.split())
+    task = json.loads(run("mark", "essay", "--list", "--json").out)["unmarked"][0]
+    assert [mark["points"] for marks in task["outdated"].values() for mark in marks] == [8, 17]
+    # One mark is kept, the other skipped: it stays to be marked, until a grader gives it again.
+    code, out, err = answer_in_a_terminal(course, "k\ns\n", by="ben")
+    assert (code, "1 mark given; 1 item left" in err) == (0, True), err
+    assert reason in out
+    assert "text (0-10, or k to keep the 8 of ann)" in out
+    assert "alice: text 8 of 10 (was 8, by ann)" in out
+    assert "marked before submission 1 arrived: talk" in run("mark", "essay", "--list").out
+    run("mark", "essay", "alice", "talk", "18")
+    assert run("mark", "essay", "--list").out == "Every submission for essay is marked.\n"
+    items = json.loads(run("grades", "essay", "--json").out)["grades"][0]["items"]
+    marks = [(one["mark"]["points"], one["mark"]["by"], one["mark"]["note"]) for one in items]
+    assert marks == [(8, "ben", "good"), (18, "ann", "")]
+
+
+def submit_after_the_marks(course: CourseFolder, student: str) -> None:
+    """Submit at the next full second, which a receipt shows, and wait for it."""
+    at = int(time.time()) + 1
+    receiver = Receiver(course.drop, lambda: at)
+    receiver.init()
+    write_assignment(receiver, "essay", "ssh://drop@course.example", RECEIVER)
+    data = packed(student=student, assignment="essay")
+    about = ("essay", student, hashlib.sha256(data).hexdigest(), len(data))
+    receiver.begin(*about)
+    receiver.write(*about, 0, data)
+    receiver.finish(*about)
+    time.sleep(max(0.0, at - time.time()))
 
 
 def test_ctrl_c_stops_marking_and_what_was_given_stays(run: Labctl, course: CourseFolder) -> None:

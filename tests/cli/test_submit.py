@@ -201,6 +201,24 @@ def test_an_assignment_about_code_needs_no_run(
     assert "missing" not in said.out
 
 
+def test_a_bundle_that_is_too_large_suggests_what_makes_it_smaller(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned("--require", "code", "--max-size", "1MB")
+    (run.parents[1] / "data.bin").write_bytes(bytes(2 * 10**6))
+    refused = labctl("submit", "--dry-run", "--code-only")
+    assert refused.code == 3
+    assert "the bundle is too large" in refused.err
+    assert ".labignore" in refused.err
+    assert "--checkpoint" not in refused.err
+    (run.parents[1] / "data.bin").unlink()
+    weights = run / "checkpoints" / "step-00000040" / "model.safetensors"
+    weights.write_bytes(bytes(2 * 10**6))
+    refused = labctl("submit", "--dry-run")
+    assert "labctl submit --checkpoint NAME" in refused.err
+    assert ".labignore" not in refused.err
+
+
 def test_code_alone_is_refused_where_it_is_not_enough(
     labctl: Labctl, assigned: Callable[..., Assignment], run: Path, home: Path
 ) -> None:

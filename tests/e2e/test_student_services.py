@@ -26,7 +26,7 @@ from labctl.transports.ssh_client import runtime_dir
 from labctl.web.student_services import ServiceKey
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
-from service_proxy_bed import CODE, Campus, serve_campus
+from service_proxy_bed import CODE, Campus, ServiceVisitor, serve_campus
 
 pytest_plugins = ["browser_fixtures", "service_fixtures"]
 pytestmark = [pytest.mark.engine, pytest.mark.browser]
@@ -163,3 +163,29 @@ def test_a_kernel_answers_until_the_student_loses_access(campus: Campus) -> None
     with ThreadPoolExecutor(1) as pool:  # Playwright's own loop runs in this thread
         pool.submit(asyncio.run, scenario()).result()
     assert ada.ask("/api/status")[0] == 403
+
+
+def test_another_student_reaches_neither_notebook_nor_kernel(campus: Campus) -> None:
+    ada, turing = campus.open("lovelace"), campus.enter("turing")
+    origin = f"http://{ada.host}"
+    kernel = json.loads(ada.ask("/api/kernels", "POST", "{}", Origin=origin)[2])["id"]
+    uri = f"ws://{ada.host}/api/kernels/{kernel}/channels"
+    name, _, own = ada.cookie.partition("=")
+    other = turing.cookie.partition("=")[2]
+    cookies = ("", turing.cookie, f"{name}={other}", f"{name}={own[:-4]}AAAA")
+
+    async def connect(cookie: str) -> None:
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            await websockets.connect(
+                uri, origin=websockets.Origin(origin), additional_headers={"Cookie": cookie}
+            )
+        assert refused.value.response.status_code == 403
+
+    with ThreadPoolExecutor(1) as pool:  # Playwright's own loop runs in this thread
+        for cookie in cookies:
+            stranger = ServiceVisitor(f"{origin}/")
+            stranger.cookie = cookie
+            for path in ("/lab", f"/api/kernels/{kernel}", "/api/contents"):
+                assert stranger.ask(path)[0] == 403, (path, cookie)
+            pool.submit(asyncio.run, connect(cookie)).result()
+    assert ada.ask(f"/api/kernels/{kernel}")[0] == 200

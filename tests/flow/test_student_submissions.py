@@ -13,12 +13,14 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from course_keeper_context import create
-from draft_bed import EVIL, Worker, publish
+from draft_bed import EVIL, HOST_KEY, Worker, publish
 from service_proxy_bed import Campus, serve_bed
 
 from labctl.config.times import local_time_text
 from labctl.courses import server_submissions
+from labctl.courses.publish import publish_assignments
 from labctl.courses.records.regrade_requests import MOST_REQUESTS
+from labctl.courses.records.timetable import find_zone
 from labctl.courses.regrades import answer_regrade
 from labctl.courses.server_submissions import Choice, ServerSubmissions, WorkerProcesses
 from labctl.courses.submission_worker import (
@@ -226,6 +228,34 @@ def test_late_work_shows_its_penalty_after_free_days(
     assert f"late, {penalty} <small>uses 1 of 1 free days</small>" in page
     assert "at most 500 MB" in page
     assert "Start your server first" in page
+
+
+def test_a_closed_assignment_says_so_unless_the_student_has_an_extension(
+    tmp_path: Path, worker: Worker
+) -> None:
+    bed = fill(make(tmp_path))
+    publish(bed)
+    file = bed.folder.path / "course.yaml"
+    due_at = int(time.time()) // 60 * 60 - 3 * 86_400
+    due = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(due_at))
+    hw3 = next(line for line in file.read_text().splitlines() if line.startswith("  hw3:"))
+    closed = f'  hw3: {{due: "{due}", late: 48h, penalty: 10, points: 100}}'
+    file.write_text(file.read_text().replace(hw3, closed))
+    bed.folder.refresh()
+    publish_assignments(bed.folder, HOST_KEY)
+    Receiver(bed.folder.drop).extend("hw3", "hopper", 7 * 86_400)
+    with serve_bed(bed, lab_id=LAB_ID) as campus:
+        create(campus.request_handler, "lovelace", lab="mine", lab_id=LAB_ID)
+        create(campus.request_handler, "hopper", "bb" * 8, lab="mine", lab_id="b" * 12)
+        assert campus.request_handler.wait(60)
+        page = campus.enter("lovelace").ask("/")[2]
+        extended = campus.enter("hopper").ask("/")[2]
+    closed_at = local_time_text(due_at + 2 * 86_400, find_zone(bed.folder.config))
+    assert f"Closed on {closed_at}: no more submissions are accepted." in page
+    assert 'href="/submissions/hw3/new"' not in page
+    assert 'href="/submissions/hw4/new"' in page
+    assert "Closed on" not in extended
+    assert 'href="/submissions/hw3/new"' in extended
 
 
 # floods and faults

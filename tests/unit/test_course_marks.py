@@ -6,6 +6,7 @@ import csv
 import hashlib
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -138,6 +139,7 @@ def test_a_mark_is_for_the_team_unless_it_is_for_one_alone(folder: CourseFolder)
         (("hw3", "alic", "code", "1"), NotFoundError, "did you mean alice"),
         (("hw4", "alice", "code", "1"), NotFoundError, "did you mean hw3"),
         (("plain", "alice", "code", "1"), ConfigError, "no rubric"),
+        (("hw3", "alice", "code", "\u0661\u0667"), UsageError, "is not a number of points"),
     ],
 )
 def test_wrong_marks_are_refused_and_leave_no_line(
@@ -165,6 +167,7 @@ def test_another_graders_mark_is_not_replaced_by_accident(folder: CourseFolder) 
 
 GRADER = """\
 import sys
+import time
 from pathlib import Path
 from labctl.courses.marking import give_mark
 from labctl.courses.records.folder import CourseFolder
@@ -279,8 +282,8 @@ def test_a_released_mark_changes_only_with_another_release(folder: CourseFolder)
 
 def test_what_is_unmarked_is_listed_with_its_files(folder: CourseFolder) -> None:
     assert list_marking_tasks(folder, "hw3") == []
-    hand_in(folder, "alice")
-    hand_in(folder, "carol")
+    hand_in(folder, "alice", at=time.time() - 60)
+    hand_in(folder, "carol", at=time.time() - 60)
     give_mark(folder, "hw3", "alice", "code", "1")
     tasks = {
         one.seat: [item.name for item in one.items] for one in list_marking_tasks(folder, "hw3")
@@ -413,6 +416,7 @@ def test_a_grade_names_the_marks_that_are_older_than_the_submission() -> None:
     stamp = Stamp(number=5, received="2026-11-28T10:00:00Z")
     newer = Grade(student="alice", score=None, points=60, stamp=stamp, items=items)
     assert newer.outdated_marks_text == "marked before submission 5 arrived: code"
+    assert newer.items_to_mark == ("code", "talk")
     assert excuse(newer, "ill").outdated_marks_text == ""
     nothing = msgspec.structs.replace(newer, stamp=Stamp())
     assert nothing.outdated_marks_text == ""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from dashboard_bed import NAMES, Bed, Visitor, fill
 from marking_bed import (
@@ -79,12 +80,12 @@ def page_of(bed: Bed, number: int = 0) -> str:
 
 
 def read_fields(page: str) -> dict[str, str]:
-    """The fields of the rubric's form as a browser would send them."""
+    """The fields of the rubric's form as a browser would send them; no box is checked."""
     form = page.partition('<form id="rubric"')[2].partition("</form>")[0]
     fields = {}
     for tag in re.findall(r"<input[^>]*>", form):
         name, value = (re.search(f' {word}="([^"]*)"', tag) for word in ("name", "value"))
-        if name:
+        if name and 'type="checkbox"' not in tag:
             fields[name[1]] = html.unescape(value[1] if value else "")
     for name, value in re.findall(r'<textarea[^>]*name="([^"]*)"[^>]*>([^<]*)</textarea>', form):
         fields[name] = html.unescape(value)
@@ -138,6 +139,45 @@ def test_marks_that_are_older_than_the_submission_are_named(bed: Bed, ann: Visit
     assert "marked before submission 7 arrived: code" in ann.ask(page_of(bed))[2]
     output = run_grades(bed)
     assert "marked before submission 7 arrived: code" in output
+
+
+def test_an_older_mark_is_to_be_marked_until_a_grader_confirms_it(bed: Bed, ann: Visitor) -> None:
+    for item, points in (("code", "20"), ("presentation", "10")):
+        give_mark(bed.folder, "hw3", "lovelace", item, points, by="ben", note="good")
+    assert "; 2 to mark" in ann.ask(page_of(bed))[2]
+    # A submission that arrived between these marks and now.
+    hand_in_files(bed, "lovelace", FILES, number=7, at=time.time() + 1)
+    time.sleep(1.1)
+    page = ann.ask(page_of(bed))[2]
+    assert "; 3 to mark" in page
+    assert page.count("The mark is right for submission 7 too") == 2
+    confirmed = {**read_fields(page), "confirm-code": "yes"}
+    page = ann.form(f"{page_of(bed)}/marks", **confirmed)[2]
+    assert "Saved: code." in page
+    assert "marked before submission 7 arrived: presentation" in page
+    page = ann.form(
+        f"{page_of(bed)}/marks", **{**read_fields(page), "confirm-presentation": "yes"}
+    )[2]
+    assert "marked before" not in page
+    assert "; 2 to mark" in page
+    assert marks_of(bed, "lovelace") == {
+        "code": (20.0, "good", "ann"),
+        "presentation": (10.0, "good", "ann"),
+    }
+
+
+def test_an_upgrade_does_not_change_the_pages_of_a_running_process(
+    bed: Bed, stop: threading.Event, tmp_path: Path
+) -> None:
+    """Its older code does not have the values that a newer template shows."""
+    data_dir = tmp_path / "installed"
+    templates = data_dir / "templates" / "dashboard"
+    shutil.copytree(bed.paths.data_dir / "templates" / "dashboard", templates)
+    bed.paths = msgspec.structs.replace(bed.paths, data_dir=data_dir)
+    bed.start(stop)
+    for template in templates.glob("*.j2"):
+        template.write_text("{{ value_of_a_newer_version }}")
+    assert 'id="rubric"' in enter(bed, "ann").ask(page_of(bed))[2]
 
 
 def run_grades(bed: Bed) -> str:

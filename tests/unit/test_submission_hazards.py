@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from submission_bed import bomb
 
 from labctl.shell import Secret
-from labctl.submissions.leaks import LeakSearch, SecretFinding, describe_leaks
+from labctl.submissions.leaks import SHAPES, LeakSearch, SecretFinding, describe_leaks
 from labctl.wire import pickles
 from labctl.wire.judge import judge_file
 
@@ -241,11 +242,20 @@ SECRETS = {
     b"key = AKIAIOSFODNN7EXAMPLE": "an AWS access key",
     b"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY": "an AWS secret key",
     b"ghp_" + b"a1B2" * 9: "a GitHub token",
+    b"github_pat_" + b"a1B2" * 15: "a GitHub token",
+    b"glpat-" + b"a1B2" * 5: "a GitLab token",
+    b"XOXB: xoxb-0123456789": "a Slack token",
+    b"AIza" + b"a1B2_" * 7: "a Google API key",
+    b"eyJ" + b"a" * 10 + b".eyJ" + b"b" * 10 + b"." + b"c" * 20: "a JWT",
     b"HF_TOKEN=hf_" + b"abcdEFGH12" * 4: "a Hugging Face token",
     b"wandb.login(key='" + b"0123456789" * 4 + b"')": "a W&B key",
     b"OPENAI='sk-proj-" + b"abcd1234" * 5 + b"'": "an API key",
     b"git clone https://me:hunter22secret@github.com/x": "a password in an address",
 }
+
+
+def test_each_kind_of_secret_is_tried() -> None:
+    assert set(SECRETS.values()) == {kind for _, kind in SHAPES.values()}
 
 
 @pytest.mark.parametrize(("text", "kind"), SECRETS.items())
@@ -275,6 +285,15 @@ def test_each_place_is_told_once_and_files_by_their_names() -> None:
         SecretFinding(path="code/.env", line=0, kind="a file of secrets")
     ]
     assert len(LeakSearch().find_leaks("code/a", io.BytesIO(line * 300))) == 20
+
+
+def test_data_without_secrets_is_searched_quickly() -> None:
+    """450 MB of zeros took more than a minute of CPU."""
+    search, zeros = LeakSearch(), bytes(2**20)
+    began_s = time.process_time()
+    for _ in range(32):
+        assert search.find_leaks("code/data.bin", io.BytesIO(zeros)) == []
+    assert time.process_time() - began_s < 2
 
 
 def test_ordinary_code_holds_no_secret() -> None:

@@ -12,7 +12,7 @@ import msgspec
 from labctl.courses.grading.record import RESULTS
 from labctl.courses.grading.results import decode_results, parse_number
 from labctl.courses.records.free_days import FreeDays
-from labctl.courses.records.marks import RubricItem, list_unmarked, sum_marks
+from labctl.courses.records.marks import ItemMark, RubricItem, list_unmarked, sum_marks
 from labctl.courses.records.student import Student
 from labctl.model import Value
 
@@ -83,14 +83,30 @@ class Grade(Value, frozen=True):
         return None if self.score is None else max(0.0, self.score - self.penalty_points)
 
     @property
-    def outdated_marks_text(self) -> str:
-        """Name the items that were marked before the submission that counts arrived, or ""."""
+    def outdated_marks(self) -> dict[str, ItemMark]:
+        """The marks that were given before the submission that counts arrived, by item."""
         if self.excused or not self.stamp.received:
-            return ""
+            return {}
         received_at = datetime.fromisoformat(self.stamp.received).timestamp()
-        items = [one.name for one in self.items if one.mark and one.mark.at < received_at]
-        number = self.stamp.number
-        return f"marked before submission {number} arrived: {', '.join(items)}" if items else ""
+        marks = {item.name: item.mark for item in self.items if item.mark}
+        return {name: mark for name, mark in marks.items() if mark.at < received_at}
+
+    @property
+    def outdated_marks_text(self) -> str:
+        """Name the items of `outdated_marks`; "" without any."""
+        return outdated_text(self.stamp.number, self.outdated_marks)
+
+    @property
+    def items_to_mark(self) -> tuple[str, ...]:
+        """The items without a mark, and those of `outdated_marks`."""
+        todo = {*list_unmarked(self.items), *self.outdated_marks}
+        return tuple(item.name for item in self.items if item.name in todo)
+
+
+def outdated_text(number: int, items: Iterable[str]) -> str:
+    """Return that items were marked before a submission arrived; "" without items."""
+    names = ", ".join(items)
+    return f"marked before submission {number} arrived: {names}" if names else ""
 
 
 def add_marks(grade: Grade, graded_points: float, items: tuple[RubricItem, ...]) -> Grade:
