@@ -13,6 +13,8 @@ import msgspec
 from labctl.model import Value
 
 MAX_SOURCE_BYTES = 1024 * 1024
+# the variables of a launcher that a program reads to know which of its processes it is
+RANKS = ("RANK", "LOCAL_RANK")
 # import -> package, where the names differ. "": PyPI has no package of this name that is meant.
 PACKAGES = {
     "Bio": "biopython",
@@ -119,7 +121,7 @@ def read_module(file: Path) -> ModuleFacts:
     except (SyntaxError, ValueError, RecursionError):
         return ModuleFacts()
     names: set[str] = set()
-    is_relative = needs_rank = can_be_distributed = False
+    is_relative = reads_rank = can_be_distributed = False
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -128,7 +130,7 @@ def read_module(file: Path) -> ModuleFacts:
             if node.module and not node.level:
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Subscript):
-            needs_rank = needs_rank or _is_rank(node)
+            reads_rank = reads_rank or _is_rank(node)
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func).rpartition(".")[2]
             can_be_distributed = can_be_distributed or called == "init_process_group"
@@ -136,7 +138,7 @@ def read_module(file: Path) -> ModuleFacts:
         names=frozenset(names),
         is_relative=is_relative,
         is_library=_is_library(tree.body),
-        needs_rank=needs_rank,
+        needs_rank=reads_rank and not any(_handles_missing_rank(node) for node in ast.walk(tree)),
         can_be_distributed=can_be_distributed,
     )
 
@@ -144,10 +146,28 @@ def read_module(file: Path) -> ModuleFacts:
 def _is_rank(node: ast.Subscript) -> bool:
     """Whether this is os.environ["LOCAL_RANK"], which fails where the variable is not set."""
     return (
-        isinstance(node.slice, ast.Constant)
-        and node.slice.value in {"RANK", "LOCAL_RANK"}
+        isinstance(node.ctx, ast.Load)
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value in RANKS
         and ast.unparse(node.value).rpartition(".")[2] == "environ"
     )
+
+
+def _handles_missing_rank(node: ast.AST) -> bool:
+    """Whether this sets a rank, starts processes itself, or asks whether a rank is set.
+
+    That is `environ["RANK"] = "0"`, `spawn(...)`, `environ.get("RANK")`, or `"RANK" in environ`.
+    """
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return isinstance(node.slice, ast.Constant) and node.slice.value in RANKS
+    if isinstance(node, ast.Compare):
+        return isinstance(node.left, ast.Constant) and node.left.value in RANKS
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func).rpartition(".")[2]
+    first = node.args[0] if node.args else None
+    is_rank = isinstance(first, ast.Constant) and first.value in RANKS
+    return called == "spawn" or (called in {"get", "getenv", "setdefault"} and is_rank)
 
 
 def _is_library(body: list[ast.stmt]) -> bool:
@@ -159,7 +179,7 @@ def _is_library(body: list[ast.stmt]) -> bool:
 def _does_something(node: ast.stmt) -> bool:
     """Whether a statement at the top of a file is more than an import or a definition."""
     if isinstance(node, ast.If):
-        return "__name__" in ast.unparse(node.test)
+        return "__name__" in ast.unparse(node.test) or any(map(_does_something, node.body))
     is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     return is_call or isinstance(node, (ast.For, ast.While, ast.With))
 

@@ -143,10 +143,16 @@ def _list_used(command: tuple[str, ...], modules: dict[str, ModuleFacts]) -> set
     used: set[str] = set()
     while waiting:
         used |= waiting
-        imported = ".".join(each for name in waiting for each in modules[name].names)
-        parts = set(imported.split("."))
-        waiting = {name for name in modules if PurePosixPath(name).stem in parts} - used
+        imported = {each for name in waiting for each in modules[name].names}
+        waiting = {name for name in modules if _is_imported(name, imported)} - used
     return used
+
+
+def _is_imported(name: str, imported: set[str]) -> bool:
+    """Whether a file is a module that full names import, from its own directory or a higher one."""
+    parts = PurePosixPath(name).with_suffix("").parts
+    paths = [".".join(parts[start:]) for start in range(len(parts))]
+    return any(f"{each}.".startswith(f"{path}.") for path in paths for each in imported)
 
 
 def _names_file(word: str, name: str) -> bool:

@@ -731,10 +731,22 @@ def test_code_that_reads_its_rank_is_started_by_torchrun(
     assert lab.launch.launcher == "torchrun"
 
 
-def test_code_that_can_do_without_ranks_decides_nothing(labctl: Any, home: Path) -> None:
-    code = "import os, torch.distributed as dist\nif 'RANK' in os.environ:\n"
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "if 'RANK' in os.environ",
+        "if int(os.environ.get('RANK', -1)) != -1",
+        "os.environ['RANK'] = '0'\nif True",
+    ],
+)
+def test_code_that_can_do_without_ranks_decides_nothing(
+    labctl: Any, home: Path, condition: str
+) -> None:
+    code = f"import os, torch.distributed as dist\n{condition}:\n    os.environ['RANK']\n"
     files = {
         "train.py": f"{code}    dist.init_process_group('nccl')\n",
+        # another module than torch.distributed
+        "distributed.py": TRAINER,
         # another program of the project
         "ranks.py": TRAINER,
     }

@@ -209,9 +209,9 @@ def _require_plain(peer: WireGuardPeer) -> None:
         if peer.host:
             ipaddress.ip_address(peer.host)
     except ValueError as error:
-        raise Failure("policy", "another server sent an address that is none", str(error)) from None
+        raise Failure("policy", "another server sent an invalid address", str(error)) from None
     if not PUBLIC_KEY.fullmatch(peer.public_key):
-        raise Failure("policy", "another server sent a WireGuard key that is none")
+        raise Failure("policy", "another server sent an invalid WireGuard key")
 
 
 def _read_ip(kind: type[Message], *words: str) -> list[Message]:
