@@ -51,7 +51,15 @@ class ClassQueue:
         ended -= {account.account for account in accounts if account.state == "there"} | set(coming)
         config = self.folder.config
         changes = update_accounting(context, server, config, sorted(names), sorted(ended))
-        return changes + self.reserve_hours(context, server)
+        try:
+            return changes + self.reserve_hours(context, server)
+        except BusyError:
+            raise
+        except LabError as error:
+            # For example, staff have reserved the machines for maintenance: students still get in.
+            text = f"class hours are not reserved in Slurm: {describe_error(error)}"
+            context.reporter.emit(Note(text=text, level="warning"))
+            return changes
 
     def reserve_hours(self, context: LabContext, server: Server) -> int:
         """Reserve the machines for the class hours of the next days, and no other hours.

@@ -198,8 +198,7 @@ class SharedServers:
             raise PolicyError(
                 f"course.yaml names another controller than {name}",
                 why=f"the accounts, and the minutes that they have used, are on {name}",
-                hint=f"set shared.controller to {name}, or end the accounts first\n"
-                "labctl course down",
+                hint=f"set shared.controller in course.yaml to {name} again\nlabctl course plan",
             )
 
     def _update_accounts(

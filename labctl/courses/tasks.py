@@ -174,7 +174,7 @@ class CourseTasks:
     def reserve_hours(self) -> None:
         """Reserve the machines of a class on Slurm for its hours of the next days."""
         config = self.staff.folder.config
-        if config.shared is None or not (config.shared.has_queue and config.hours):
+        if config.shared is None or not config.shared.has_queue:
             return
         provider = self.staff.course().provider
         assert isinstance(provider, SharedSeats), "a course with `shared` has accounts"
