@@ -1,4 +1,4 @@
-"""The accounts of several machines that share their homes: the same name has the same number.
+"""The accounts of several machines that share their homes: the same name has the same uid.
 
 Pure functions; nothing runs here.
 """
@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from labctl.model import Value
 
-# Prints the accounts of a machine, for `parse_uids`. A directory service need not list its own.
+# Prints the accounts of a machine, for `parse_uids`. Those of a directory service may be missing.
 LIST_ACCOUNTS = "getent passwd"
-# Numbers of new accounts: beyond those that useradd chooses, so that most machines have them free.
+# Of new accounts: beyond the uids that useradd chooses, so that most machines have them free.
 FIRST_UID, LAST_UID = 20_000, 59_999
 
 
 class UidConflict(Value, frozen=True):
-    """An account that cannot have one number on all machines. `machines` have `uids`.
+    """An account that cannot have one uid on all machines. `machines` have `uids`.
 
-    With `holder`, another account of that name has the number on `machines[1]`.
+    With `holder`, another account of that name has the uid on `machines[1]`.
     """
 
     account: str
@@ -28,31 +28,37 @@ class UidConflict(Value, frozen=True):
     holder: str = ""
 
 
+# The exit code of a script of `as_root` whose account is not root and may not use sudo.
+NO_ROOT = 77
+
+
 def as_root(script: str) -> str:
     """Return the script as root runs it, also if the login is another account."""
     quoted = shlex.quote(script)
-    return f'if [ "$(id -u)" = 0 ]; then sh -c {quoted}; else sudo -n sh -c {quoted}; fi'
+    return (
+        f'if [ "$(id -u)" = 0 ]; then sh -c {quoted}; '
+        f"elif sudo -n true; then sudo -n sh -c {quoted}; else exit {NO_ROOT}; fi"
+    )
 
 
-def build_mark(homes: str) -> str:
+def build_creation(homes: str) -> str:
     """Return the script that makes an empty file in the directory of homes, and prints its path."""
     return f"mktemp {shlex.quote(homes)}/.labctl-shared-XXXXXXXXXX"
 
 
-def build_look(mark: str) -> str:
+def build_check(path: str) -> str:
     """Return the script that prints `shared` if the machine sees the file, else `apart`."""
     # A network file system may remember for seconds that a file did not exist; listing asks again.
-    directory = shlex.quote(mark.rpartition("/")[0])
-    path = shlex.quote(mark)
-    return f"ls -a {directory} >/dev/null 2>&1; [ -e {path} ] && echo shared || echo apart"
+    directory, file = shlex.quote(path.rpartition("/")[0]), shlex.quote(path)
+    return f"ls -a {directory} >/dev/null 2>&1; [ -e {file} ] && echo shared || echo apart"
 
 
-def build_unmark(mark: str) -> str:
-    return f"rm -f {shlex.quote(mark)}"
+def build_removal(path: str) -> str:
+    return f"rm -f {shlex.quote(path)}"
 
 
 def parse_uids(output: str) -> dict[str, int]:
-    """Parse what `getent passwd` prints into numbers by account."""
+    """Parse what `getent passwd` prints into uids by account."""
     rows = (line.split(":") for line in output.splitlines())
     return {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdigit()}
 
@@ -60,9 +66,9 @@ def parse_uids(output: str) -> dict[str, int]:
 def choose_uids(
     accounts: Iterable[str], uids_by_machine: Mapping[str, Mapping[str, int]]
 ) -> tuple[dict[str, int], list[UidConflict]]:
-    """Choose a number for each account that it has, or can have, on all machines.
+    """Choose a uid for each account that it has, or can have, on all machines.
 
-    An account that exists on some machines keeps its number. Returns the numbers, and the accounts
+    An account that exists on some machines keeps its uid. Returns the uids, and the accounts
     that cannot have one.
     """
     chosen: dict[str, int] = {}

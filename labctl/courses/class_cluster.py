@@ -145,12 +145,12 @@ class ClassCluster:
         """LabError if a machine does not answer, or does not share the homes. Leaves nothing."""
         root = self._open_all()
         homes = self.folder.config.shared.homes if self.folder.config.shared else ""
-        mark = root[self.controller](cluster_accounts.build_mark(homes)).strip()
+        path = root[self.controller](cluster_accounts.build_creation(homes)).strip()
         try:
-            look = cluster_accounts.build_look(mark)
-            apart = [node for node in self.nodes if root[node](look).strip() != "shared"]
+            check = cluster_accounts.build_check(path)
+            apart = [node for node in self.nodes if root[node](check).strip() != "shared"]
         finally:
-            root[self.controller](cluster_accounts.build_unmark(mark))
+            root[self.controller](cluster_accounts.build_removal(path))
         if apart:
             raise PolicyError(
                 f"{homes} on {names_text(apart, NAMED)} is not the {homes} of {self.controller}",
@@ -161,7 +161,7 @@ class ClassCluster:
             )
 
     def choose_uids(self, accounts: Sequence[str]) -> dict[str, int]:
-        """Return each account's number, the same on all machines. PolicyError on a conflict."""
+        """Return each account's uid, the same on all machines. PolicyError on a conflict."""
         root = self._open_all()
         uids = {
             name: cluster_accounts.parse_uids(root[name](cluster_accounts.LIST_ACCOUNTS))
@@ -187,12 +187,10 @@ class ClassCluster:
 def _run_as_root(name: str, transport: Transport, script: str) -> str:
     result = transport.run(cluster_accounts.as_root(script), timeout_s=CHECK_S, check=False)
     if result.code:
-        raise LabError(
-            f"{name} cannot be a machine of the cluster",
-            why=(result.stderr.strip()[-500:] or f"{script} exited with code {result.code}")
-            + "\nThe account there must be root, or use sudo without a password.",
-            hint=CHECK_COMMAND,
-        )
+        why = result.stderr.strip()[-500:] or f"{script} exited with code {result.code}"
+        if result.code == cluster_accounts.NO_ROOT:
+            why = f"{why}\nthe account there must be root, or use sudo without a password"
+        raise LabError(f"{name} cannot be a machine of the cluster", why=why, hint=CHECK_COMMAND)
     output: str = result.stdout
     return output
 
@@ -200,12 +198,13 @@ def _run_as_root(name: str, transport: Transport, script: str) -> str:
 def _make_conflict_error(conflict: UidConflict) -> PolicyError:
     first, second = conflict.machines
     if conflict.holder:
-        why = f"it is number {conflict.uids[0]} on {first}, which is {conflict.holder} on {second}"
+        why = f"it has uid {conflict.uids[0]} on {first}, which {conflict.holder} has on {second}"
     else:
-        why = f"it is number {conflict.uids[0]} on {first}, and {conflict.uids[1]} on {second}"
+        why = f"it has uid {conflict.uids[0]} on {first}, and {conflict.uids[1]} on {second}"
     return PolicyError(
-        f"{conflict.account} cannot have the same number on {first} and {second}",
-        why=f"{why}; files in shared homes belong to numbers",
-        hint=f"usermod --uid NUMBER {conflict.holder or conflict.account}   # on {second}\n"
+        f"{conflict.account} cannot have the same uid on {first} and {second}",
+        why=f"{why}; files in shared homes belong to uids. Files outside of its home keep the old "
+        "uid after usermod: find them with `find / -xdev -uid OLD` first",
+        hint=f"usermod --uid UID {conflict.holder or conflict.account}   # on {second}\n"
         "labctl course up",
     )

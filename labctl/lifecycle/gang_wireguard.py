@@ -39,6 +39,8 @@ from labctl.wire.networks import (
 from labctl.wire.verbs import Reply, Request, Verb
 
 PLAYBOOK = "wireguard.yml"
+# Kind of the ledger's line that a server got the interface.
+CONNECTED = "wireguard"
 # seconds within which the servers must reach one another through the tunnel; a handshake that gets
 # no answer is repeated after five
 CHECK_S = 12.0
@@ -94,6 +96,9 @@ def connect(
     repeat. NoCommonNetworkError if the servers do not reach one another.
     """
     interface = make_interface_name(members[0].lab_id)
+    for one in members:
+        if not _has_been_connected(one):
+            one.state.record(CONNECTED, lab_id=one.lab_id)
     replies = gang.call_for_each(members, partial(_prepare, interface=interface))
     tunnel = Tunnel(interface, choose_network(members[0].lab_id, replies), _choose_port(replies))
     sites = [
@@ -118,13 +123,22 @@ def connect(
 
 
 def remove(context: LabContext, server: Server) -> None:
-    """Remove the interface from a machine that lives on; a warning says if it stays."""
+    """Remove the interface from a machine that lives on; a warning says if it stays.
+
+    A lab that has one server now may have had several, as the ledger then says.
+    """
+    if context.rank is None and not _has_been_connected(context):
+        return
     name = make_interface_name(context.group or context.lab_id)
     try:
         context.open_agent(server).call(REMOVE_WIREGUARD, RemoveWireGuardRequest(name))
     except LabError as error:
         text = f"a WireGuard interface of this lab may stay on {server.alias}, {name}: {error.what}"
         context.reporter.emit(Note(text=text, level="warning"))
+
+
+def _has_been_connected(context: LabContext) -> bool:
+    return bool(context.state.list_events(lab_id=context.lab_id, kind=CONNECTED, limit=1))
 
 
 def make_interface_name(lab_id: str) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-from labctl.errors import BusyError, LabError, NoOfferError, UsageError
+from labctl.errors import BusyError, LabError, NoOfferError, NotFoundError, UsageError
 from labctl.estimate.cards import find_peak_speed
 from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
 from labctl.events import Note, Progress
@@ -166,10 +165,14 @@ def _follow(
     try:
         monitor = _ProbeMonitor(context, job)
         monitor.run_until(wanted, pause)
-    except LabError:
+    except LabError as error:
         # Some parts may be active although the first one has ended, or could not start.
-        with suppress(LabError):
+        try:
             job.cancel()
+        except NotFoundError:
+            pass  # no server has it
+        except LabError as second:
+            error.why = "\n".join(filter(None, [error.why, f"it may go on: {second.what}"]))
         raise
     if job.servers > 1 or not monitor.run.has_ended:
         monitor.run = job.cancel()

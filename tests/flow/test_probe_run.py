@@ -311,3 +311,16 @@ def test_what_is_no_amount(text: str) -> None:
 )
 def test_limits_that_come_first(watch: WatchRecord | None, limit: str) -> None:
     assert find_earlier_limit(watch, 100.0) == limit
+
+
+def test_a_probe_that_could_not_be_ended_says_so(lab: World) -> None:
+    def start() -> Run:
+        raise LabError("the second server could not start it")
+
+    def cancel() -> Run:
+        raise LabError("two does not answer")
+
+    job = probe.ProbeJob(run_id="probe-1", start=start, cancel=cancel, servers=2)
+    with pytest.raises(LabError, match="could not start it") as told:
+        probe.probe(made(lab, Program()), job, ProbeAmount(steps=20))
+    assert told.value.why == "it may go on: two does not answer"

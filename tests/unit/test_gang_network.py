@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,8 +19,10 @@ from labctl.agent.host.addresses import describe_address
 from labctl.agent.host.peers import check_peers
 from labctl.agent.reply import Failure
 from labctl.cli.bandwidth import describe
-from labctl.errors import LabError
+from labctl.errors import LabError, UnreachableError
+from labctl.events import Note
 from labctl.insight.bandwidth import AllReduce, Bandwidth
+from labctl.lifecycle import gang_wireguard
 from labctl.lifecycle.gang_wireguard import choose_network, make_interface_name
 from labctl.wire.networks import (
     CheckPeersRequest,
@@ -151,3 +154,29 @@ def test_bandwidth_names_the_tunnel_and_what_limits_it() -> None:
         "2 processes (CPU, gloo) on 2 servers exchange 0.80 Gbit/s at best over labctl0f1e2d, "
         "through WireGuard. Its encryption uses the CPU and limits the bandwidth."
     )
+
+
+def test_a_lab_that_had_no_tunnel_asks_no_server_about_one() -> None:
+    def refuse(server: object) -> None:
+        raise AssertionError("it was asked")
+
+    state = SimpleNamespace(list_events=lambda **_: [])
+    context = SimpleNamespace(rank=None, lab_id="0f1e2d3c4b5a", state=state, open_agent=refuse)
+    gang_wireguard.remove(context, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_an_interface_that_may_stay_is_named() -> None:
+    def refuse(server: object) -> None:
+        raise UnreachableError("gpu1 does not answer")
+
+    said: list[Note] = []
+    state = SimpleNamespace(list_events=lambda **_: [object()])
+    context = SimpleNamespace(
+        rank=None, group="", lab_id="0f1e2d3c4b5a", state=state, open_agent=refuse,
+        reporter=SimpleNamespace(emit=said.append),
+    )  # fmt: skip
+    gang_wireguard.remove(context, SimpleNamespace(alias="gpu1"))  # type: ignore[arg-type]
+    name = gang_wireguard.make_interface_name("0f1e2d3c4b5a")
+    assert [note.text for note in said] == [
+        f"a WireGuard interface of this lab may stay on gpu1, {name}: gpu1 does not answer"
+    ]
