@@ -20,7 +20,7 @@ from labctl.config.course_schema import (
 from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
 from labctl.config.document import Node, escape, make_problems_error, quote, read_bytes
-from labctl.config.lab import LabConfigReader, ProviderFinder
+from labctl.config.lab import NO_JOB_BUILDS, LabConfigReader, ProviderFinder
 from labctl.config.layers import (
     build_switch_layers,
     iterate_leaves,
@@ -253,7 +253,6 @@ class _CourseConfigReader:
             message = "only a class with `controller` has this setting"
             self.problems.append(make_problem(shared["homes"], "shared.homes", message))
         reasons = {
-            "image": "with `engine: slurm` runs use the programs of the server, not containers",
             "store": "results of jobs are not mirrored; `labctl pull` downloads them",
             "services": "services do not run with `engine: slurm`",
             "server.executor": "with `engine: slurm` each run is a job; leave this out",
@@ -261,11 +260,14 @@ class _CourseConfigReader:
         }
         server = self.nodes.get("server", Node({})).value
         server_nodes = server if isinstance(server, dict) else {}
-        nodes = {key: self.nodes.get(key) for key in ("image", "store", "services")}
+        nodes = {key: self.nodes.get(key) for key in ("store", "services")}
         nodes |= {f"server.{key}": server_nodes.get(key) for key in ("executor", "idle")}
         for path, node in nodes.items():
             if node is not None and node.value is not None:
                 self.problems.append(make_problem(node, path, reasons[path]))
+        image = self.nodes.get("image", Node(None))
+        if isinstance(image.value, dict):
+            self.problems.append(make_problem(image, "image", NO_JOB_BUILDS))
 
     def check_weights(self, file: CourseFile) -> None:
         """Report weights of groups that leave a part of the course without one, or are not 100%."""

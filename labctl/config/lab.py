@@ -55,6 +55,10 @@ _LISTS_ONLY = (
     "without containers labctl makes an environment from a list of packages: "
     '`image: {python: "3.11", requirements: requirements.txt}` or `image: {conda: environment.yml}`'
 )
+_NO_FILE = "is a file of a cluster; write name:tag or registry/name:tag"
+NO_JOB_BUILDS = (
+    "machines with Slurm build no images: name one of a registry, such as registry.example/name:tag"
+)
 _ALL_MEMORY = "with `executor: process` a run uses all the memory and processors of the server"
 SAMPLE = (
     "labctl init digits && cd digits   # a sample\n"
@@ -346,8 +350,7 @@ class LabConfigReader:
         elif file.server.executor == "process":
             self.check_process_executor(file)
         elif isinstance(file.image, str) and file.image.startswith("/"):
-            message = "is a file of a cluster; write name:tag or registry/name:tag"
-            self.problems.append(make_problem(self.find_leaf("image"), "image", message))
+            self.problems.append(make_problem(self.find_leaf("image"), "image", _NO_FILE))
         self.check_count(file)
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
@@ -408,11 +411,13 @@ class LabConfigReader:
             self.refuse_settings(("server.executor", why))
             return
         self.check_job_gpu(file)
-        self.refuse_settings(
-            ("image", "needs a container; runs on this course's server use its programs"),
-            ("limits.shm", "needs a container"),
-            ("store", "the course saves results"),
-        )
+        self.refuse_settings(("store", "the course saves results"))
+        if not isinstance(file.image, str):
+            self.refuse_settings(("image", NO_JOB_BUILDS))
+        elif file.image.startswith("/"):
+            self.refuse_settings(("image", _NO_FILE))
+        elif not file.image:
+            self.refuse_settings(("limits.shm", "needs a container, so name an `image` too"))
 
     def check_job_gpu(self, file: LabFile) -> None:
         """Report a minimum of GPU memory, which Slurm does not know."""

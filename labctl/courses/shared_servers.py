@@ -103,8 +103,8 @@ class SharedServers:
         config = self.course.config
         need = msgspec.structs.replace(config.server.need, budget_usd=None)
         server = msgspec.structs.replace(config.server, need=need)
-        if config.submits_jobs:  # from accounts; labctl itself uses no containers there
-            server = msgspec.structs.replace(server, executor="process")
+        if config.submits_jobs:  # only the students' runs do; they may be containers
+            server = msgspec.structs.replace(server, executor="docker")
         own = msgspec.structs.replace(
             config,
             name=f"{self.folder.config.name[:28].rstrip('-')}-shared-{number}",

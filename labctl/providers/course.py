@@ -79,7 +79,7 @@ from labctl.wire.keeper import (
     SeatServerRecord,
 )
 from labctl.wire.line_requests import encode_request
-from labctl.wire.runs import JobRequest
+from labctl.wire.runs import BROKER, JobRequest
 from labctl.wire.verbs import Reply, Request, Verb
 from labctl.wire.watchdog import WatchRecord
 
@@ -195,7 +195,7 @@ class CourseProvider:
         count = max(1, gpu.count) if gpu.is_required else min(1, offer.gpu_count)
         account = slurm_accounting.class_account(self.settings.course)
         gpus = f"gpu:{kind}{count}" if count and gpu.kind != "none" else ""
-        return JobRequest(account=account, qos=account, gpus=gpus)
+        return JobRequest(account=account, qos=account, gpus=gpus, runtime=BROKER)
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Claim the seat's server, which the keeper creates with the course's own settings."""

@@ -15,7 +15,7 @@ from labctl.runs.launch import build_launch_command
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option, select_gpus
 from labctl.servers.job_queue import build_job_request, count_gpus
-from labctl.wire.runs import RunSpec
+from labctl.wire.runs import BROKER, RunSpec
 
 
 def make_run_id() -> str:
@@ -41,6 +41,7 @@ def build_spec(
     config = context.config
     gpus = choose_server_gpus_option(context, server)
     job = build_job_request(context, server)
+    has_own_shm = config.uses_containers or job.runtime == BROKER
     if config.submits_jobs:
         refuse_gpu_count(gpu_count)
         gpu_count = count_gpus(job)
@@ -62,7 +63,7 @@ def build_spec(
         gpus=gpus,
         memory_bytes=config.limits.memory_bytes,
         cpus=config.limits.cpus,
-        shm_bytes=config.limits.shm_bytes if config.uses_containers else 0,
+        shm_bytes=config.limits.shm_bytes if has_own_shm else 0,
         tty=tty,
         data=config.server_data,
         executor=config.server.executor,

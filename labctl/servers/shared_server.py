@@ -39,7 +39,8 @@ class Sharing(Value, frozen=True, kw_only=True):
 
     Each account may lease `gpus` GPUs at once, for `gpu_lease_s`. `disk_bytes` limits a home
     directory if the file system has quotas; 0 sets no limit. With `has_queue` Slurm gives out the
-    GPUs, and accounts have no containers. Homes are in `homes`; "" for the server's default.
+    GPUs, and an account has containers only in its jobs. Homes are in `homes`; "" for the server's
+    default.
     """
 
     places: int = 8
@@ -56,6 +57,7 @@ class BrokerVariables(Value, frozen=True, kw_only=True):
     accounts: int
     gpus_per_account: int
     gpu_lease_s: int
+    needs_job: bool
 
 
 class SharedServerVariables(Value, frozen=True, kw_only=True):
@@ -63,7 +65,6 @@ class SharedServerVariables(Value, frozen=True, kw_only=True):
 
     shared_server_program: str
     shared_server_only_accounts: bool
-    shared_server_broker: bool
     shared_server_accounts: tuple[SharedAccount, ...]
     shared_server_settings: BrokerVariables
     shared_server_quota_kib: int
@@ -90,7 +91,7 @@ def share(
     only_accounts: bool = False,
     nodes: Sequence[Server] = (),
 ) -> None:
-    """Create or change these accounts on the server, and install the broker, or Slurm.
+    """Create or change these accounts on the server, install the broker, and perhaps Slurm.
 
     Accounts that are not named stay as they are. `only_accounts`, which is faster, is for a server
     that is shared already. The login needs root, or sudo without a password. `nodes` are further
@@ -103,12 +104,12 @@ def share(
         variables = SharedServerVariables(
             shared_server_program=file.name,
             shared_server_only_accounts=only_accounts,
-            shared_server_broker=not sharing.has_queue,
             shared_server_accounts=tuple(accounts),
             shared_server_settings=BrokerVariables(
                 accounts=sharing.places,
                 gpus_per_account=sharing.gpus,
                 gpu_lease_s=sharing.gpu_lease_s,
+                needs_job=sharing.has_queue,
             ),
             shared_server_quota_kib=sharing.disk_bytes // KIB,
             shared_server_homes=sharing.homes,

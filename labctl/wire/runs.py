@@ -10,6 +10,8 @@ from .verbs import LabRequest, StreamingVerb, Verb
 
 # The names of the executors.
 DOCKER, PROCESS, SLURM = "docker", "process", "slurm"
+# what runs the image of a run that is a job, on the machines of a course with Slurm
+BROKER = "broker"
 # The limit (limit.json) that ended a run whose time with a shared GPU was over.
 GPU_LEASE = "GPU lease"
 # The environments of plain processes are named after this and a hash of their content.
@@ -21,7 +23,7 @@ class JobRequest(NamedTuple):
 
     `gpus` is a value of `sbatch --gres`, such as "gpu:a100:2". `modules` are loaded with
     `module load`. `options` are further options of sbatch by their long names. `runtime` runs the
-    image of a run that is a container: "apptainer", "pyxis", "podman", "docker" or "auto".
+    image of a run that is a container: "apptainer", "pyxis", "podman", "broker" or "auto".
     """
 
     partition: str = ""

@@ -16,7 +16,7 @@ from sshd_container import Sshd
 CONTEXT = ROOT / "tests" / "slurm-machine"
 RIGHTS = [word for name in GPU_SETTINGS["extra_capabilities"] for word in ("--cap-add", name)]
 # Device files as a driver makes them, which every container may open and no program needs.
-DEVICES = "mknod -m 660 /dev/nvidia0 c 1 5; mknod -m 660 /dev/nvidia1 c 1 7"
+DEVICES = ("1 5", "1 7")
 
 
 def build_image(server_image: str) -> str:
@@ -25,10 +25,16 @@ def build_image(server_image: str) -> str:
 
 
 @contextmanager
-def slurm_machine(server_image: str, folder: Path, options: Sequence[str] = ()) -> Iterator[Sshd]:
+def slurm_machine(
+    server_image: str,
+    folder: Path,
+    options: Sequence[str] = (),
+    devices: Sequence[str] = DEVICES,
+) -> Iterator[Sshd]:
     image = build_image(server_image)
     with systemd_machine.machine(image, folder, [*RIGHTS, *options]) as box:
-        box.sh(DEVICES)
+        for minor, device in enumerate(devices):
+            box.sh(f"mknod -m 660 /dev/nvidia{minor} c {device}")
         yield box
 
 

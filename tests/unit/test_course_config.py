@@ -170,7 +170,7 @@ assignments:
         ("shared: {accounts_per_server: 0}\ncourse: a\n", "1 shared.accounts_per_server", "1 to"),
         ("shared: {gpu_minutes: 60}\ncourse: a\n", "1 shared.gpu_minutes", "`engine: slurm`"),
         ("shared: {engine: slurm, gpu_lease: 1h}\ncourse: a\n", "1 shared.gpu_lease", "`engine: b"),
-        ("shared: {engine: slurm}\nimage: x\ncourse: a\n", "2 image", "programs of the server"),
+        ("shared: {engine: slurm}\nimage: {build: .}\ncourse: a\n", "2 image", "build no images"),
         ("shared: {engine: slurm, wall: 90s}\ncourse: a\n", "1 shared.wall", "whole minutes"),
         ("shared: {engine: pbs}\ncourse: a\n", "1 shared.engine", "pbs"),
         ("shared: {controller: gpu1}\ncourse: a\n", "1 shared.controller", "`engine: slurm`"),

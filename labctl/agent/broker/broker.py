@@ -27,7 +27,7 @@ from ..reply import Failure
 from . import mounts, networks
 from .calls import Calls
 from .claims import Claims
-from .detection import BROKER
+from .detection import BROKER, JOBS
 from .gpu_leases import GpuReader
 from .gpu_queue import GpuQueue
 from .housekeeping import Housekeeping, describe_error
@@ -75,6 +75,8 @@ def run(request: ServeBrokerRequest) -> None:
     os.environ["DOCKER_HOST"] = engine.SOCKET
     engine.set_head_parser(parse_head)
     _raise_file_limit()
+    if settings.needs_job:
+        JOBS.mkdir(mode=0o755, parents=True, exist_ok=True)
     mounts.prepare_directory()
     networks.install_firewall()
     gpus = GpuReader()

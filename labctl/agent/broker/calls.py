@@ -22,7 +22,7 @@ from ..host.engine_objects import (
     StartExec,
 )
 from ..host.paths import read_boottime_s, read_text
-from . import account_images, cgroup, image_archive, networks
+from . import account_images, cgroup, image_archive, networks, slurm_jobs
 from . import mounts as broker_mounts
 from .account_containers import list_containers
 from .claims import ContainerClaim
@@ -39,10 +39,12 @@ from .rules import (
     ENDS,
     GPUS,
     ID,
+    JOB,
     NAME,
     OWNER,
     SOCKET,
     SOURCES,
+    AccountShare,
     BindMount,
     BrokerAccount,
     build_container,
@@ -53,6 +55,7 @@ from .rules import (
     strip_own_prefix,
 )
 from .settings import BrokerSettings
+from .slurm_jobs import SlurmJob
 
 ENGINE = engine.SOCKET[len("unix://") :]
 DRIVER = Path("/sys/module/nvidia/version")
@@ -146,15 +149,20 @@ class Calls:
             account, request.query.get("name") or f"anonymous-{os.urandom(6).hex()}"
         )
         wanted = parse_container_request(account, fields)
+        job = self._find_job(account, request)
+        share = slurm_jobs.read_share(job, self.settings.pids) if job else self.settings.share
         image = engine.convert_object(Image, self._find_image_document(account, wanted.image))
-        claim_request = ContainerClaim(name, wanted.gpus, "labctl.service" in wanted.labels)
-        with self.keeping.claims.claim(account, claim_request) as grant:
+        gpus = self._choose_gpus(job, wanted.gpus) if job else wanted.gpus
+        claim = ContainerClaim(name, gpus, "labctl.service" in wanted.labels, is_granted=bool(job))
+        with self.keeping.claims.claim(account, claim) as grant:
             labels = {SOURCES: json.dumps({bind.target: bind.source for bind in wanted.binds})}
             if grant.gpus:
                 labels.update({GPUS: ",".join(grant.gpus), ENDS: f"{grant.ends_s:.0f}"})
+            if job:
+                labels[JOB] = job.id
             if wanted.port:
                 labels[SOCKET] = str(networks.find_socket_path(account, name))
-            memory = build_volume_mounts(image, wanted.binds, self.settings.share)
+            memory = build_volume_mounts(image, wanted.binds, share)
             mounts = [*self._hold_mounts(account, name, wanted.binds), *memory]
             container = build_container(
                 account,
@@ -164,9 +172,9 @@ class Calls:
                 gpus=grant.gpus,
                 gpu_groups=list_node_groups() if grant.gpus else [],
                 labels=labels,
-                share=self.settings.share,
+                share=share,
                 network=networks.ensure_network(account),
-                parent=self._cgroup_parent(account),
+                parent=self._cgroup_parent(account, job, share),
             )
             reply = self._create_container(name, container)
         send_response(request.link, 201, reply)
@@ -180,6 +188,9 @@ class Calls:
         container = self._inspect_own(account, ref)
         if container.State.Status not in ("created", "running"):
             raise HttpRefusal(409, "a container on a shared server can be started only once")
+        slurm_jobs.require_running(container.labels, account)
+        if container.labels.get(JOB):
+            slurm_jobs.allow_device_files(container.HostConfig.CgroupParent)
         engine.call("POST", f"/containers/{container.Id}/start")
         with self.keeping.claims.lock:
             broker_mounts.release(container.Name.lstrip("/"))
@@ -196,6 +207,7 @@ class Calls:
             )
         with self._execs[account.uid]:
             container = self._inspect_own(account, ref)
+            slurm_jobs.require_running(container.labels, account)
             if len(container.ExecIDs or ()) >= MOST_EXECS:
                 message = f"a container runs at most {MOST_EXECS} commands at once"
                 raise LimitRefusal(409, message)
@@ -278,8 +290,21 @@ class Calls:
             raise
         return reply
 
-    def _cgroup_parent(self, account: BrokerAccount) -> str:
+    def _find_job(self, account: BrokerAccount, request: Request) -> SlurmJob | None:
+        """Return the job that asks for a container; None on a server without Slurm."""
+        if not self.settings.needs_job:
+            return None
+        return slurm_jobs.find_job(networks.read_peer(request.link)[0], account)
+
+    def _choose_gpus(self, job: SlurmJob, wanted: list[str]) -> list[str]:
+        return slurm_jobs.choose_gpus(job, wanted, self._gpus.identify() if wanted else [])
+
+    def _cgroup_parent(
+        self, account: BrokerAccount, job: SlurmJob | None, share: AccountShare
+    ) -> str:
         driver = json.loads(engine.call("GET", "/info")).get("CgroupDriver", "")
+        if job:
+            return slurm_jobs.set_job_limits(job, share, driver)
         return cgroup.set_account_limits(account.uid, self.settings.share, driver)
 
 

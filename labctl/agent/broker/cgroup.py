@@ -21,7 +21,7 @@ EVEN = 1024
 def set_account_limits(uid: int, share: AccountShare, driver: str) -> str:
     """Set the account's limits; return its CgroupParent. `driver` is the engine's cgroup driver."""
     if driver == "systemd":
-        return _set_slice(uid, share)
+        return set_slice(f"labctl-u{uid}.slice", share)
     path = f"{_own_cgroup()}/labctl/u{uid}"
     if (ROOT / "cgroup.controllers").exists():
         _set_v2(path, share)
@@ -30,14 +30,14 @@ def set_account_limits(uid: int, share: AccountShare, driver: str) -> str:
     return path
 
 
-def _set_slice(uid: int, share: AccountShare) -> str:
-    name = f"labctl-u{uid}.slice"
+def set_slice(name: str, share: AccountShare) -> str:
+    """Set the limits of a slice of systemd; return its name."""
     words = [f"MemoryMax={share.memory_bytes}", f"TasksMax={share.pids}", "MemorySwapMax=0"]
     words += [f"CPUQuota={round(share.cpus * 100)}%", "CPUWeight=100"]
     line = ["systemctl", "set-property", "--runtime", name, *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise HttpRefusal(500, f"could not set the account's limits: {done.stderr.strip()[-300:]}")
+        raise HttpRefusal(500, f"could not set the limits of {name}: {done.stderr.strip()[-300:]}")
     return name
 
 
@@ -94,6 +94,26 @@ def _write(folder: Path, file: str, value: str) -> None:
         path.write_text(value)
     except OSError as error:
         raise HttpRefusal(500, f"could not set the account's limits: {path}: {error}") from None
+
+
+def read_memory_limit(path: str) -> int:
+    """Return the most memory that a control group may use, in bytes; 0 if it has no limit."""
+    for file in (f"{ROOT}{path}/memory.max", f"{ROOT}/memory{path}/memory.limit_in_bytes"):
+        text = read_text(Path(file)).strip()
+        if text.isdigit():  # without a limit it is "max", or with cgroup v1 a huge number
+            limit = int(text)
+            return limit if limit < read_total_memory_bytes() else 0
+    return 0
+
+
+def count_cpus(path: str) -> int:
+    """Return the number of processors that a control group may use; 0 if nothing limits them."""
+    for file in (f"{ROOT}{path}/cpuset.cpus.effective", f"{ROOT}/cpuset{path}/cpuset.cpus"):
+        text = read_text(Path(file)).strip()
+        if text:  # such as "0-3,8"
+            ranges = [part.partition("-") for part in text.split(",")]
+            return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+    return 0
 
 
 def read_total_memory_bytes() -> int:

@@ -28,11 +28,15 @@ UNSURE_S = 2 * engine.ANSWER_S  # an engine that did not answer may still create
 
 
 class ContainerClaim(NamedTuple):
-    """A container to be created, apart from the account's own files."""
+    """A container to be created, apart from the account's own files.
+
+    With `is_granted` the GPUs are those of its job, so it neither needs a lease nor waits.
+    """
 
     name: str
     gpus: list[str]
     is_service: bool = False
+    is_granted: bool = False
 
 
 class Grant(NamedTuple):
@@ -77,7 +81,9 @@ class Claims:
 
         Refusal if the account is at a limit, or others have the GPUs.
         """
-        if request.gpus:  # before the listing: a slow driver must not make that outdated
+        if (
+            request.gpus and not request.is_granted
+        ):  # before the listing: a slow driver must not make that outdated
             self._gpus = self._identify_gpus() or self._gpus
         began_s = time.monotonic()
         listed = list_containers()
@@ -86,7 +92,8 @@ class Claims:
             self._require_slot(account, request.name, listed, claims)
             grant = self._lend(account, request, listed, claims)
             claim = PendingClaim(account.uid, request.name)
-            claim.leases = [GpuLease(uuid, account.uid, "", grant.ends_s) for uuid in grant.gpus]
+            leased = [] if request.is_granted else grant.gpus
+            claim.leases = [GpuLease(uuid, account.uid, "", grant.ends_s) for uuid in leased]
             self._claims.append(claim)
         unsure_s = 0.0
         try:
@@ -150,8 +157,8 @@ class Claims:
         claims: list[PendingClaim],
     ) -> Grant:
         """Lend GPUs. If all are in use, a service starts without one, and a run joins the queue."""
-        if not request.gpus:
-            return Grant([], 0.0)
+        if not request.gpus or request.is_granted:
+            return Grant(request.gpus, 0.0)
         gpus, now_s = self._gpus, read_boottime_s()
         held_leases = _list_leases(listed, claims)
         reserved = self._queue.advance(find_free(gpus, held_leases), now_s)

@@ -18,7 +18,7 @@ from ..host.gpus import Gpus
 from .account_containers import AccountContainer
 from .gpu_queue import Waiter
 from .http import LimitRefusal
-from .rules import ENDS, GPUS, BrokerAccount
+from .rules import ENDS, GPUS, JOB, BrokerAccount
 
 ROUND_UP_S = 59.0
 
@@ -70,10 +70,13 @@ class GpusBusy(LimitRefusal):
 
 
 def list_leases(containers: list[AccountContainer]) -> list[GpuLease]:
-    """Return the leases of containers as the engine lists them."""
+    """Return the leases of containers as the engine lists them.
+
+    A container in a job of Slurm has the job's GPUs, without a lease.
+    """
     current = []
     for container in containers:
-        if container.labels.get(GPUS) and container.is_live:
+        if container.labels.get(GPUS) and container.is_live and not container.labels.get(JOB):
             ends_s = _read_end(container.labels.get(ENDS, ""))
             current += [
                 GpuLease(uuid, container.uid, container.id, ends_s)

@@ -1,4 +1,4 @@
-"""Regular tasks of the broker: services' sockets, unused binds, ended leases.
+"""Regular tasks of the broker: services' sockets, unused binds, ended leases, ended jobs.
 
 Each task is independent: a failure for one container is reported and does not affect the others.
 Nothing here may prevent a lease from ending.
@@ -18,7 +18,7 @@ from ..host import engine
 from ..host.engine_objects import CreatedObject, ExecState, NewExec, StartExec
 from ..host.paths import read_boottime_s
 from ..reply import Failure
-from . import mounts
+from . import mounts, slurm_jobs
 from .account_containers import AccountContainer, list_rows, read_containers
 from .claims import ENDED_KEPT, Claims
 from .gpu_leases import list_leases
@@ -78,6 +78,7 @@ class Housekeeping:
             containers, unreadable = read_containers(list_rows())
             problems.lines.update(zip(unreadable, unreadable))
             self._end_leases(problems, containers)
+            self._end_jobs(problems, containers)
             self._keep_relays(problems, containers)
             self._remove_ended(problems, containers)
             self._remove_unstarted(problems, containers)
@@ -158,6 +159,13 @@ class Housekeeping:
             key: self._failed_ends[key] for key in ended_ids & set(self._failed_ends)
         }
         problems.lines.update(self._failed_ends)
+
+    def _end_jobs(self, problems: Problems, containers: list[AccountContainer]) -> None:
+        """Remove the containers of ended jobs. Slurm's epilog has done so, unless it failed."""
+        for container in containers:
+            with problems.guard(f"ending the job of {container.name or container.id}"):
+                if slurm_jobs.has_ended(container.labels, container.uid):
+                    engine.remove_container(container.id)
 
     def _start_ending(self, container: AccountContainer) -> None:
         self._ending.add(container.id)

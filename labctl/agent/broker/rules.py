@@ -27,8 +27,9 @@ GPUS = "labctl.gpus"
 ENDS = "labctl.lease-ends"
 SOCKET = "labctl.service-socket"
 SOURCES = "labctl.sources"
+JOB = "labctl.slurm-job"
 # Labels that only the broker sets. It always sets all of them, to override those of an image.
-OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES)
+OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES, JOB)
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,120}")
 ID = re.compile(r"[0-9a-f]{12,64}")
 TARGET = re.compile(r"/(lab(/[\w.-]+)+|etc/passwd|run/labctl-[a-z]+(/[\w.-]+)*)")

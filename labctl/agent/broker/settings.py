@@ -20,7 +20,8 @@ class BrokerSettings(NamedTuple):
 
     With all cpus, the kernel divides the cores evenly among the accounts that use them. A
     container with a GPU that is not started within `gpu_claim_s` loses it. `disk_free_bytes` stay
-    free on the disk of images; `image_bytes` is the size of the largest image accepted.
+    free on the disk of images; `image_bytes` is the size of the largest image accepted. With
+    `needs_job` a container is a part of a job of Slurm, which decides about memory, cpus and GPUs.
     """
 
     group: str = "labctl"
@@ -34,6 +35,7 @@ class BrokerSettings(NamedTuple):
     gpu_claim_s: float = 60.0
     disk_free_bytes: int = 5 * GIB
     image_bytes: int = 30 * GIB
+    needs_job: bool = False
 
     @property
     def share(self) -> AccountShare:

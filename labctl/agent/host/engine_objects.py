@@ -41,6 +41,7 @@ class Device(NamedTuple):
 class ContainerHostConfig(NamedTuple):
     NanoCpus: int = 0
     Runtime: str = ""
+    CgroupParent: str = ""
     DeviceRequests: Optional[Tuple[DeviceRequest, ...]] = None
     Devices: Optional[Tuple[Device, ...]] = None
 

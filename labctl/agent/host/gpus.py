@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from ...wire.codec import MessageError, decode
 from ...wire.telemetry import BrokeredGpusReply, GpuRecord
-from ..broker.detection import is_brokered
+from ..broker.detection import is_brokered, is_in_job
 from ..reply import Failure
 from .engine_objects import Container
 
@@ -115,7 +115,7 @@ class Gpus:
         if self._opened:
             return
         self._opened = True
-        if is_brokered():
+        if is_brokered() and not is_in_job():
             self._tool = BrokeredGpus()
             return
         self._nvml = self._open_library()

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...wire.server_data import CheckDataRequest
 from ...wire.server_paths import describe_problem
 from ...wire.verbs import CONFIG_FILE, Empty, HintPart
-from ..broker.detection import is_brokered
+from ..broker.detection import JOBS, is_brokered
 from ..broker.shared_data import SHARED
 from ..reply import Failure
 
@@ -40,7 +40,7 @@ def resolve_directory(name: str, path: str) -> Path:
             what = f"{where} cannot be the data set {name}"
             raise Failure("policy", what, problem, ("fix data: in ", CONFIG_FILE))
     directory = Path(target)
-    if is_brokered() and SHARED not in (directory, *directory.parents):
+    if is_brokered() and not JOBS.exists() and SHARED not in (directory, *directory.parents):
         what = f"{path} cannot be the data set {name}: this server is shared"
         why = f"a run on a shared server can read only your own files and those in {SHARED}"
         hint = (HintPart("ssh", f"ls {SHARED}"), "   # what your instructor provides; ", *FIX)

@@ -3,15 +3,19 @@
 The runtime is one of the user's own account, and the container is a part of the job. A command
 beside the run gets a container of its own, with the same directories.
 
-Docker is not one of the runtimes: its daemon starts containers outside of the job, so they would
-not be limited to its GPUs, and would not end with it.
+Docker alone is not one of the runtimes: its daemon starts containers outside of the job, so they
+would not be limited to its GPUs, and would not end with it. On the machines of a course, labctl's
+broker has the daemon start them inside (broker/slurm_jobs.py).
 """
 
 from __future__ import annotations
 
 import shlex
+from functools import reduce
 from typing import NamedTuple
 
+from ...wire.runs import BROKER
+from ..broker import detection
 from ..host.paths import labctl_home, require_name
 from ..host.server_data import resolve_all
 from .containers import HOME_ENV, build_run_env
@@ -21,6 +25,8 @@ APPTAINER, SINGULARITY, PODMAN = "apptainer", "singularity", "podman"
 PYXIS = "pyxis"
 # In the order in which they are looked for.
 RUNTIMES = (APPTAINER, SINGULARITY, PODMAN, PYXIS)
+# Beside the scripts of an attempt: the mark that its container has used up the memory of its job.
+OUT_OF_MEMORY = "out-of-memory"
 # Of the job: they are passed on if they are set.
 _JOB_VARIABLES = ("CUDA_VISIBLE_DEVICES", "SLURMD_NODENAME", "SLURM_JOB_ID", "LABCTL_ENTER")
 _ENTRY = ("sh", "/lab/run/.labctl/entry.sh")
@@ -31,10 +37,12 @@ fail() { echo "labctl: $1" >&2; exit 126; }
 has() {
   case $1 in
     pyxis) srun --help 2>/dev/null | grep -q -e --container-image ;;
+    broker) [ -S "${DOCKER_HOST#unix://}" ] && command -v docker >/dev/null 2>&1 ;;
     none) true ;;
     *) command -v "$1" >/dev/null 2>&1 ;;
   esac
 }
+[ "$runtime" != broker ] || export DOCKER_HOST=unix://SOCKET
 if [ "$runtime" = apptainer ] && ! has apptainer; then runtime=singularity; fi
 if [ "$runtime" = auto ]; then
   for runtime in RUNTIMES none; do ! has "$runtime" || break; done
@@ -44,10 +52,31 @@ has "$runtime" || fail "$(hostname) has no $runtime to run a container"
 tty= pty=
 [ ! -t 0 ] || { tty=-t; pty=--pty; }
 name=labctl-$SLURM_JOB_ID-$$
+engine=$runtime
+[ "$runtime" != broker ] || engine=docker
+# Makes the image's /etc/passwd with our user, as containers.py does: libraries look up their user.
+prepare_broker() {
+  docker image inspect "$1" >/dev/null 2>&1 || docker pull "$1" >&2 || exit 125
+  id=$(docker image inspect --format '{{.Id}}' "$1" | cut -d : -f 2 | cut -c 1-24)
+  passwd=$home/.passwd/passwd-$id
+  [ ! -e "$passwd" ] || return 0
+  mkdir -p "$home/.passwd"
+  docker run --rm --network none --entrypoint cat "$1" /etc/passwd 2>/dev/null |
+    awk -F : -v "uid=$(id -u)" 'NF == 7 && $3 != uid' >"$passwd.$$"
+  echo "lab:x:$(id -u):$(id -g):labctl:/lab/cache/home:/bin/sh" >>"$passwd.$$"
+  mv "$passwd.$$" "$passwd"
+}
+remove_container() {
+  if [ "$(docker inspect --format '{{.State.OOMKilled}}' "$name" 2>/dev/null)" = true ]; then
+    echo "labctl: the container needed more memory than its job has" >&2
+    [ -n "$LABCTL_ENTER" ] || touch "${0%/*}/OUT_OF_MEMORY"
+  fi
+  docker rm --force "$name" >/dev/null 2>&1
+}
 # The first process of podman without root ends at a signal before its container does.
 run_engine() {
-  trap '"$runtime" kill --signal TERM "$name" >/dev/null 2>&1' TERM
-  trap '"$runtime" kill --signal INT "$name" >/dev/null 2>&1' INT
+  trap '"$engine" kill --signal TERM "$name" >/dev/null 2>&1' TERM
+  trap '"$engine" kill --signal INT "$name" >/dev/null 2>&1' INT
   exec 3<&0
   "$@" <&3 &
   child=$!
@@ -61,6 +90,7 @@ run_engine() {
     own=$?
     [ "$own" -eq 127 ] || code=$own
   fi
+  [ "$runtime" != broker ] || remove_container
   exit "$code"
 }
 """
@@ -88,6 +118,7 @@ class JobContainer(NamedTuple):
     variables: dict[str, str]
     inherited: tuple[str, ...]
     has_gpu: bool = False
+    shm_bytes: int = 0
 
 
 def build_container_enter_script(attempt: NewAttempt, image: JobImage) -> str:
@@ -99,13 +130,17 @@ def build_container_enter_script(attempt: NewAttempt, image: JobImage) -> str:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     inherited = tuple(sorted({*spec.secrets, *_JOB_VARIABLES} - set(variables)))
     has_gpu = bool(spec.job.gpus)
-    container = JobContainer(spec.image, _list_mounts(attempt), variables, inherited, has_gpu)
-    starts = {each: _build_start_line(each, container) for each in RUNTIMES}
+    container = JobContainer(
+        spec.image, _list_mounts(attempt), variables, inherited, has_gpu, spec.shm_bytes
+    )
+    starts = {each: _build_start_line(each, container) for each in (*RUNTIMES, BROKER)}
+    names = {"RUNTIMES": " ".join(RUNTIMES), "SOCKET": detection.BROKER}
+    names["OUT_OF_MEMORY"] = OUT_OF_MEMORY
     return "\n".join(
         [
             "#!/bin/sh",
-            f"runtime={shlex.quote(image.runtime)}",
-            _FIND.replace("RUNTIMES", " ".join(RUNTIMES)),
+            f"runtime={shlex.quote(image.runtime)} home={shlex.quote(str(labctl_home()))}",
+            reduce(lambda text, name: text.replace(name, names[name]), names, _FIND),
             "case $runtime in",
             *(f"{runtime}) {line} ;;" for runtime, line in starts.items()),
             "esac",
@@ -134,6 +169,10 @@ def _build_start_line(runtime: str, container: JobContainer) -> str:
     before, after = build_container_words(runtime, container)
     if runtime == PODMAN:
         return f'run_engine {shlex.join(before)} --name "$name" $tty {shlex.join(after)} "$@"'
+    if runtime == BROKER:
+        passwd = '--mount "type=bind,source=$passwd,target=/etc/passwd,readonly"'
+        start = f'{shlex.join(before)} --name "$name" $tty {passwd} {shlex.join(after)} "$@"'
+        return f"prepare_broker {shlex.quote(container.image)}; run_engine {start}"
     pty = "$pty " if runtime == PYXIS else ""
     return f'exec {shlex.join(before)} {pty}{shlex.join(after)} "$@"'
 
@@ -147,6 +186,8 @@ def build_container_words(runtime: str, container: JobContainer) -> tuple[list[s
         return _build_apptainer_words(runtime, container)
     if runtime == PYXIS:
         return _build_pyxis_words(container)
+    if runtime == BROKER:
+        return _build_broker_words(container)
     return _build_podman_words(container)
 
 
@@ -183,6 +224,23 @@ def _name_for_enroot(image: str) -> str:
     host, slash, name = image.partition("/")
     is_host = bool(slash and host) and ("." in host or ":" in host or host == "localhost")
     return f"{host}#{name}" if is_host else image
+
+
+def _build_broker_words(container: JobContainer) -> tuple[list[str], list[str]]:
+    """The broker adds the user, the control group of the job, and which GPUs are the job's."""
+    variables = [f"{name}={value}" for name, value in sorted(container.variables.items())]
+    envs = [word for each in (*variables, *container.inherited) for word in ("--env", each)]
+    mounts = [word for mount in container.mounts for word in ("--mount", _render_bind(mount))]
+    own = ["--gpus=all"] if container.has_gpu else []
+    own += [f"--shm-size={container.shm_bytes}"] if container.shm_bytes else []
+    entry, script = _ENTRY
+    after = [*own, f"--workdir={WORK}", *envs, *mounts, f"--entrypoint={entry}", container.image]
+    return ["docker", "run", "-i"], [*after, script]
+
+
+def _render_bind(mount: JobMount) -> str:
+    read_only = ",readonly" if mount.is_read_only else ""
+    return f"type=bind,source={mount.source},target={mount.target}{read_only}"
 
 
 def _build_podman_words(container: JobContainer) -> tuple[list[str], list[str]]:

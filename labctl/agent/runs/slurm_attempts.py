@@ -19,7 +19,7 @@ from ..program import PROGRAM
 from .attempt_directories import find_attempt_directory
 from .enter_script import ENTER, build_enter_script
 from .executor import JobImage, NewAttempt
-from .job_containers import build_container_enter_script
+from .job_containers import OUT_OF_MEMORY, build_container_enter_script
 
 BATCH, STEP = "batch.sh", "step.sh"
 # The mark that Slurm has started the job's script.
@@ -96,6 +96,11 @@ def choose_interpreter(modules: Sequence[str]) -> str:
 def has_begun(name: str) -> bool:
     """Whether Slurm has ever started the script of an attempt."""
     return (find_attempt_directory(name) / BEGAN).exists()
+
+
+def is_out_of_memory(name: str) -> bool:
+    """Whether the container of an attempt has used up the memory of its job."""
+    return (find_attempt_directory(name) / OUT_OF_MEMORY).exists()
 
 
 def read_start_time(name: str) -> float | None:

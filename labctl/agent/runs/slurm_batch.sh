@@ -5,7 +5,7 @@ say() { printf '%s\n' "--- $(date -u '+%Y-%m-%d %H:%M:%S UTC'): $1 ---" >>"$log"
 # labctl gave this attempt up before Slurm began it.
 [ -d "$attempt" ] || exit 125
 if [ -e "$attempt/began" ]; then
-  rm -rf "$attempt/started" "$attempt/stopped"
+  rm -rf "$attempt/started" "$attempt/stopped" "$attempt/out-of-memory"
   [ ! -e "$meta/exit.json" ] || mv "$meta/exit.json" "$meta/ended-start-${SLURM_RESTART_COUNT:-0}-exit.json"
   say "Slurm started job $SLURM_JOB_ID again, on $SLURMD_NODENAME"
 fi

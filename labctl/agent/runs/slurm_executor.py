@@ -38,6 +38,7 @@ from .slurm_attempts import (
     BEGAN,
     STEP,
     has_begun,
+    is_out_of_memory,
     read_attempt,
     read_start_time,
     read_stop_reason,
@@ -256,7 +257,7 @@ def describe_program(name: str, record: SlurmAttemptRecord, job: SlurmJob | None
         # Slurm has no exit code of a command that it ended itself.
         exit_code=None if summary else job.exit_code,
         ended_at=job.ended_at,
-        is_out_of_memory=job.state == "OUT_OF_MEMORY",
+        is_out_of_memory=job.state == "OUT_OF_MEMORY" or is_out_of_memory(name),
         began=began,
         summary=summary,
         began_at=read_start_time(name),

@@ -1,0 +1,163 @@
+"""The jobs of Slurm in which containers run, on a server whose GPUs Slurm gives out.
+
+A container is a part of the job whose process asked for it: it has the job's GPUs, its control
+group is below that of the job, and it ends with the job. Slurm's prolog records a job on its
+machine, and its epilog removes first the record, then the containers
+(playbooks/roles/slurm/files).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..host.paths import read_text
+from . import cgroup
+from .detection import JOBS
+from .gpu_leases import GpuIdentity
+from .http import HttpRefusal
+from .rules import JOB, AccountShare, BrokerAccount
+
+OUTSIDE = (
+    "on this server a container is a part of a job of Slurm, and this command is in none: "
+    "start it with srun, for example `srun --pty bash`, or in a script for sbatch"
+)
+NO_GPU = "this job of Slurm has no GPU: ask for one, for example with `srun --gres=gpu:1`"
+DRIVER = Path("/proc/driver/nvidia/gpus")
+# Both begin at the root: an account may make control groups of any name below its own.
+CGROUPS = (
+    re.compile(r"(?P<job>/slurm(_[\w.-]+)?/uid_[0-9]+/job_(?P<id>[0-9]+))(/.*)?"),
+    re.compile(r"(?P<job>(/system\.slice)?/([\w.-]+_)?slurmstepd\.scope/job_(?P<id>[0-9]+))(/.*)?"),
+)
+
+
+class SlurmJob(NamedTuple):
+    """A job on this machine: the path of its control group, and the minor numbers of its GPUs."""
+
+    id: str
+    uid: int
+    cgroup: str = ""
+    gpus: tuple[str, ...] = ()
+
+
+def find_job(pid: int, account: BrokerAccount) -> SlurmJob:
+    """Return the running job of the account in which a process is. Refusal (403) without one.
+
+    The number of a process that has ended may be that of another one by now. That gains nothing: a
+    job of another account is refused here, and the account's own jobs are its own.
+    """
+    found = parse_cgroups(read_text(Path(f"/proc/{pid}/cgroup")))
+    job = read_job(found[0]) if found else None
+    if found is None or job is None or job.uid != account.uid:
+        raise HttpRefusal(403, OUTSIDE)
+    return job._replace(cgroup=found[1])
+
+
+def parse_cgroups(text: str) -> tuple[str, str] | None:
+    """Return a job's number and control group from the lines of /proc/PID/cgroup."""
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1]
+        for pattern in CGROUPS:
+            if match := pattern.fullmatch(path):
+                return match["id"], match["job"]
+    return None
+
+
+def read_job(job_id: str) -> SlurmJob | None:
+    """Return a job that runs on this machine; None for any other. OSError: nobody knows."""
+    try:
+        uid, _, gpus = (JOBS / job_id).read_text(encoding="ascii").strip().partition(" ")
+    except FileNotFoundError:
+        return None
+    return SlurmJob(job_id, int(uid), gpus=tuple(gpus.split(",")) if gpus else ())
+
+
+def record_containers(job: SlurmJob) -> None:
+    """Have Slurm's epilog ask the Docker Engine for containers of the job."""
+    (JOBS / f"{job.id}.containers").touch()
+
+
+def has_ended(labels: Mapping[str, str], uid: int) -> bool:
+    """Tell whether a container of an account was part of a job that has ended."""
+    job = read_job(labels[JOB]) if labels.get(JOB) else None
+    return bool(labels.get(JOB)) and (job is None or job.uid != uid)
+
+
+def require_running(labels: Mapping[str, str], account: BrokerAccount) -> None:
+    """Refuse (409) a container whose job has ended."""
+    if has_ended(labels, account.uid):
+        raise HttpRefusal(409, f"job {labels[JOB]} of Slurm has ended, and its containers with it")
+
+
+def choose_gpus(job: SlurmJob, wanted: list[str], gpus: list[GpuIdentity]) -> list[str]:
+    """Return UUIDs for a container that requests `wanted`: UUIDs, numbers, or "*" for all.
+
+    The job's GPUs are numbered from 0, as nvidia-smi and CUDA number them inside of it.
+    """
+    if not wanted:
+        return []
+    minors = read_minor_numbers()
+    own = [gpu.uuid for gpu in gpus if minors.get(gpu.uuid, gpu.number) in job.gpus]
+    if not own:
+        raise HttpRefusal(409, NO_GPU)
+    by_number = {str(number): uuid for number, uuid in enumerate(own)}
+    chosen = [by_number.get(name, name) for name in (own if "*" in wanted else wanted)]
+    if unknown := [name for name in chosen if name not in own]:
+        names = f"the job has {', '.join(own)}, not {', '.join(unknown)[:200]}"
+        raise HttpRefusal(403, f"a container can use only the GPUs of its job: {names}")
+    return chosen
+
+
+def read_minor_numbers(directory: Path = DRIVER) -> dict[str, str]:
+    """Return the minor number of each GPU by its UUID, by the driver's own files.
+
+    {} without them, and without MIG's parts: the numbers are then those of nvidia-smi.
+    """
+    numbers = {}
+    for file in directory.glob("*/information"):
+        rows = (line.partition(":") for line in read_text(file).splitlines())
+        fields = {key.strip(): value.strip() for key, _, value in rows}
+        if fields.get("GPU UUID") and fields.get("Device Minor"):
+            numbers[fields["GPU UUID"]] = fields["Device Minor"]
+    return numbers
+
+
+def read_share(job: SlurmJob, pids: int) -> AccountShare:
+    """Return the memory and the processors that Slurm gave the job on this machine."""
+    memory_bytes = cgroup.read_memory_limit(job.cgroup) or cgroup.read_total_memory_bytes()
+    return AccountShare(memory_bytes, cgroup.count_cpus(job.cgroup) or os.cpu_count() or 1, pids)
+
+
+def set_job_limits(job: SlurmJob, share: AccountShare, driver: str) -> str:
+    """Return the CgroupParent of the job's containers. `driver` is the engine's cgroup driver.
+
+    systemd does not manage Slurm's control groups: with it, the containers of a job have a slice of
+    their own, with the same limits again.
+    """
+    record_containers(job)
+    if driver == "systemd":
+        return cgroup.set_slice(f"labctl-job{job.id}.slice", share)
+    return job.cgroup
+
+
+def allow_device_files(job_cgroup: str) -> None:
+    """Let runc set up a container in a job, with cgroup v1: its rules let containers make any node.
+
+    Slurm denies a job the other GPUs. The kernel refuses a rule for a container that grants any
+    part of that. This takes making a node from what is denied; opening it stays denied. Nobody in
+    a job can make one anyway: that takes a capability that no account and no container has.
+    """
+    allowed = Path(f"{cgroup.ROOT}/devices{job_cgroup}/devices.allow")
+    if not allowed.exists():
+        return
+    for node in Path("/dev").glob("nvidia[0-9]*"):
+        status = node.stat()
+        if stat.S_ISCHR(status.st_mode):
+            number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            with suppress(OSError):  # the job has just ended
+                allowed.write_text(f"c {number} m")
