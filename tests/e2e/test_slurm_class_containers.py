@@ -28,12 +28,12 @@ pytestmark = [
     ),
 ]
 IMAGE = "labctl-test-small:1"
-# /dev/fuse and /dev/net/tun
-DEVICES = ("10 229", "10 200")
+# /dev/fuse and /dev/loop-control, which runc lets no container open by itself
+DEVICES = ("10 229", "10 237")
 LIMITS = "shared: {engine: slurm, gpus: 1, gpu_minutes: 1200, wall: 10m}\n"
 UUID = "GPU-5b1d6f0e-0000-4000-8000-00000000000"
-# Takes up this much memory, in MB.
-EAT = "head -c {size}000000 /dev/zero | tail >/dev/null"
+# Takes up this much memory, in MB, for some seconds.
+EAT = "{{ head -c {size}000000 /dev/zero; sleep 5; }} | tail >/dev/null"
 TRAIN = """\
 trap 'echo weights >"$LABCTL_CHECKPOINT_DIR/model"; exit 143' TERM
 nvidia-smi -L
@@ -139,8 +139,8 @@ def test_all_containers_of_a_job_share_its_memory(bed: CourseBed) -> None:
     run = f"docker run --rm {IMAGE} sh -c"
     shell(bed, "alice", f'srun --mem=200M {run} "{EAT.format(size=100)}"')
     shell(bed, "alice", f'srun --mem=200M {run} "{EAT.format(size=300)}"', 137)
-    both = f'{run} "{EAT.format(size=130)}; sleep 3" & {run} "{EAT.format(size=130)}; sleep 3" & '
-    script = f"{both} wait -n; one=\\$?; wait -n; echo codes \\$one \\$?"
+    part = f'{run} "{EAT.format(size=130)}"'
+    script = f"{part} & {part} & wait -n; one=$?; wait -n; echo codes $one $?"
     output = shell(bed, "alice", f"srun --mem=200M bash -c '{script}'")
     assert "137" in output.partition("codes")[2]
 
@@ -235,3 +235,28 @@ def test_a_run_that_needs_more_memory_than_its_job_says_so(bed: CourseBed) -> No
     assert "memory" in "".join(output)
     status = bed.labctl("alice", "status", "--refresh", cwd=lab)[0]
     assert "memory" in status
+
+
+def test_with_dockers_systemd_driver_a_job_has_a_slice_with_its_limits(
+    bed: CourseBed, box: Sshd
+) -> None:
+    """The last one: it leaves Docker so."""
+    script = (
+        "import json; p = '/etc/docker/daemon.json'; settings = json.load(open(p)); "
+        "settings['exec-opts'] = ['native.cgroupdriver=systemd']; json.dump(settings, open(p, 'w'))"
+    )
+    box.sh(f'python3 -c "{script}"')
+    box.sh("systemctl restart docker && docker info --format '{{.CgroupDriver}}' | grep systemd")
+    run = f"docker run --rm {IMAGE} sh -c"
+    shell(bed, "alice", f'srun --mem=200M {run} "{EAT.format(size=100)}"')
+    shell(bed, "alice", f'srun --mem=200M {run} "{EAT.format(size=300)}"', 137)
+    gpu = f"srun --gres=gpu:1 docker run --rm --gpus all {IMAGE} nvidia-smi -L"
+    assert f"{UUID}0" in shell(bed, "alice", gpu)
+    job = submit(bed, "alice", f"docker run -d {IMAGE} sleep 600; sleep 600")
+    wait_for(lambda: list_containers(box))
+    show = f"systemctl show -P ActiveState labctl-job{job}.slice"
+    assert box.sh(show).strip() == "active"
+    shell(bed, "alice", f"scancel {job}")
+    wait_for(lambda: not list_containers(box))
+    wait_for(lambda: box.sh(show).strip() == "inactive")
+    assert not box.sh("ls /run/systemd/system.control | grep labctl-job || true")
