@@ -237,6 +237,16 @@ def test_a_run_that_needs_more_memory_than_its_job_says_so(bed: CourseBed) -> No
     assert "memory" in status
 
 
+def test_a_class_may_have_more_accounts_than_the_engine_has_networks(
+    bed: CourseBed, box: Sshd
+) -> None:
+    box.sh("docker network ls -q --filter label=labctl.uid | xargs -r docker network rm")
+    fill = "docker network create --label labctl.uid=9 other$n 2>/dev/null"
+    box.sh(f"n=0; while {fill}; do n=$((n + 1)); done; test $n -gt 9")
+    assert "within" in shell(bed, "alice", f"srun docker run --rm {IMAGE} echo within")
+    assert "other" not in box.sh("docker network ls")
+
+
 def test_with_dockers_systemd_driver_a_job_has_a_slice_with_its_limits(
     bed: CourseBed, box: Sshd
 ) -> None:

@@ -16,6 +16,7 @@ from course_bed import CourseBed, course_bed, keeping
 from slurm_machine import slurm_machine
 from sshd_container import Sshd, docker, wait_for
 from submit_bed import SSHD
+from systemd_machine import load_image
 from test_slurm_class import ROSTER, bring_up, count_changes, join, list_users, make_staff
 
 from labctl.courses.seat_operations import SeatOperations
@@ -30,6 +31,7 @@ pytestmark = [
     ),
 ]
 HOMES = "/srv/class"
+IMAGE = "labctl-test-small:1"
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +174,25 @@ def test_a_run_uses_the_other_machine_and_its_results_come_back(
         output = bed.labctl("alice", "run", "--id", "far", "--", "sh", "-c", script, cwd=lab)[0]
         assert "on gpu2 GPU 0" in output
         bed.labctl("alice", "pull", "far", cwd=lab)
+        boxes[0].sh("scontrol update nodename=gpu1 state=resume")
+
+
+def test_a_run_with_an_image_is_a_container_on_the_other_machine(
+    bed: CourseBed, boxes: list[Sshd], tmp_path: Path
+) -> None:
+    for box in boxes:
+        load_image(box, IMAGE, tmp_path)
+    with keeping(bed, SeatOperations(make_staff(bed, "keeper"))):
+        lab = join(bed, "bob")
+        with (lab / "lab.yaml").open("a") as file:
+            file.write(f"image: {IMAGE}\n")
+        bed.labctl("bob", "up", "--yes", cwd=lab)
+        boxes[0].sh("scontrol update nodename=gpu1 state=drain reason=test")
+        script = "echo on $SLURMD_NODENAME; nvidia-smi -L; echo 1 >$LABCTL_RUN_DIR/x"
+        output = bed.labctl("bob", "run", "--id", "boxed", "--", "sh", "-c", script, cwd=lab)[0]
+        assert "on gpu2" in output
+        assert output.count("GPU-") == 1
+        bed.labctl("bob", "pull", "boxed", cwd=lab)
         boxes[0].sh("scontrol update nodename=gpu1 state=resume")
 
 

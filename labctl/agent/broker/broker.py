@@ -76,7 +76,7 @@ def run(request: ServeBrokerRequest) -> None:
     engine.set_head_parser(parse_head)
     _raise_file_limit()
     if settings.needs_job:
-        JOBS.mkdir(mode=0o755, parents=True, exist_ok=True)
+        JOBS.mkdir(mode=0o700, parents=True, exist_ok=True)
     mounts.prepare_directory()
     networks.install_firewall()
     gpus = GpuReader()

@@ -189,6 +189,7 @@ class Calls:
         if container.State.Status not in ("created", "running"):
             raise HttpRefusal(409, "a container on a shared server can be started only once")
         slurm_jobs.require_running(container.labels, account)
+        networks.ensure_network(account)  # it may have been removed as unused since `create`
         if container.labels.get(JOB):
             slurm_jobs.allow_device_files(container.HostConfig.CgroupParent)
         engine.call("POST", f"/containers/{container.Id}/start")

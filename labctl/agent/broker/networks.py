@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import socket
 import struct
@@ -16,6 +17,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from ...wire.watchdog import IMDS_HOST
 from ..host import engine
@@ -86,13 +88,32 @@ def ensure_network(account: BrokerAccount) -> str:
         if absent.status != 404:
             raise
         try:
-            engine.call("POST", "/networks/create", body)
-        except engine.EngineRequestError as refused:
-            if refused.status != 409:
+            _create_network(body)
+        except engine.EngineRequestError:
+            # The engine has addresses for about 30 networks, and a class may have more accounts.
+            _remove_unused_networks()
+            try:
+                _create_network(body)
+            except engine.EngineRequestError as refused:
                 raise HttpRefusal(
                     500, f"could not create a network for {account.name}: {refused.message}"
                 ) from None
     return name
+
+
+def _create_network(body: dict[str, object]) -> None:
+    """Create a network; one that another request has created meanwhile is fine."""
+    try:
+        engine.call("POST", "/networks/create", body)
+    except engine.EngineRequestError as refused:
+        if refused.status != 409:
+            raise
+
+
+def _remove_unused_networks() -> None:
+    """Remove the networks of accounts that have no running container."""
+    filters = quote(json.dumps({"label": [OWNER]}))
+    engine.call("POST", f"/networks/prune?filters={filters}")
 
 
 def find_socket_path(account: BrokerAccount, container: str) -> Path:
