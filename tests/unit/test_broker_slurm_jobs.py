@@ -12,7 +12,7 @@ from labctl.agent.broker.account_containers import AccountContainer
 from labctl.agent.broker.gpu_leases import GpuIdentity, list_leases
 from labctl.agent.broker.http import HttpRefusal
 from labctl.agent.broker.rules import GPUS, JOB
-from labctl.agent.broker.slurm_jobs import SlurmJob
+from labctl.agent.broker.slurm_jobs import RunningJob
 
 # Of Slurm 22.05 on a machine with cgroup v1, without controllers that say the same
 V1 = """\
@@ -59,8 +59,8 @@ def test_a_job_runs_as_long_as_slurm_has_a_record_of_it(
     monkeypatch.setattr(slurm_jobs, "JOBS", tmp_path)
     (tmp_path / "17").write_text(f"{ALICE.uid} 0,2\n")
     (tmp_path / "18").write_text(f"{ALICE.uid} \n")
-    assert slurm_jobs.read_job("17") == SlurmJob("17", ALICE.uid, gpus=("0", "2"))
-    assert slurm_jobs.read_job("18") == SlurmJob("18", ALICE.uid)
+    assert slurm_jobs.read_job("17") == RunningJob("17", ALICE.uid, gpus=("0", "2"))
+    assert slurm_jobs.read_job("18") == RunningJob("18", ALICE.uid)
     assert slurm_jobs.read_job("19") is None
     assert not slurm_jobs.has_ended({JOB: "17"}, ALICE.uid)
     assert not slurm_jobs.has_ended({JOB: ""}, ALICE.uid)
@@ -90,7 +90,9 @@ def test_a_job_runs_as_long_as_slurm_has_a_record_of_it(
 def test_a_container_gets_the_gpus_of_its_job(
     gpus: tuple[str, ...], wanted: list[str], chosen: list[str]
 ) -> None:
-    assert slurm_jobs.choose_gpus(SlurmJob("17", ALICE.uid, gpus=gpus), wanted, GPU_LIST) == chosen
+    assert (
+        slurm_jobs.choose_gpus(RunningJob("17", ALICE.uid, gpus=gpus), wanted, GPU_LIST) == chosen
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_a_container_gets_no_other_gpu(
     gpus: tuple[str, ...], wanted: list[str], message: str
 ) -> None:
     with pytest.raises(HttpRefusal, match=message):
-        slurm_jobs.choose_gpus(SlurmJob("17", ALICE.uid, gpus=gpus), wanted, GPU_LIST)
+        slurm_jobs.choose_gpus(RunningJob("17", ALICE.uid, gpus=gpus), wanted, GPU_LIST)
 
 
 def test_the_driver_numbers_device_files_in_an_order_of_its_own(tmp_path: Path) -> None:

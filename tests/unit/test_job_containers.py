@@ -67,6 +67,18 @@ def test_podman_keeps_the_user_and_the_control_group_of_the_job() -> None:
     assert "--device=nvidia.com/gpu=all" not in after
 
 
+def test_the_broker_is_asked_for_the_gpus_of_the_job_and_mounts_one_by_one() -> None:
+    before, after = build_container_words("broker", CONTAINER._replace(shm_bytes=1 << 30))
+    assert before == ["docker", "run", "-i"]
+    assert after == [
+        *("--gpus=all", f"--shm-size={1 << 30}", f"--workdir={WORK}"),
+        *("--env", "COLOR=two, words", "--env", "TOKEN"),
+        *("--mount", "type=bind,source=/home/ann/run,target=/lab/run"),
+        *("--mount", "type=bind,source=/data,target=/lab/data/big,readonly"),
+        *("--entrypoint=sh", "python:3.12", ENTRY),
+    ]
+
+
 @pytest.mark.parametrize(
     ("image", "name"),
     [
@@ -98,6 +110,7 @@ def test_pyxis_gets_options_of_srun(image: str, name: str) -> None:
         # Docker's daemon would start the container outside of the job.
         ("auto", ("docker",), "has none of apptainer singularity podman pyxis to run a container"),
         ("podman", ("singularity",), "has no podman to run a container"),
+        ("broker", ("docker",), "has no broker to run a container"),
     ],
 )
 def test_the_runtime_is_looked_for_on_the_machine_of_the_job(

@@ -143,3 +143,40 @@ def test_a_job_uses_the_gpus_that_it_asks_for_and_not_those_of_the_login_node(
         refuse_gpu_count(2)
     with pytest.raises(UsageError, match="each run is a job"):
         bandwidth.build_command(config, 8)
+
+
+CLASS = """\
+lab: ml-alice
+server:
+  provider: course
+  executor: slurm
+  course:
+    course: ml
+    student: alice
+    keeper: ssh://keeper@keeper.example:22
+    host_key: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPbqxgQ5TnMkHGWcsvDWVqTo0DDxYMXWbMcNCnvt4q5W"
+    seat: "0f1e2d3c4b5a"
+"""
+
+
+def test_a_run_of_a_class_has_an_image_or_the_programs_of_the_machine(tmp_path: Path) -> None:
+    assert load(tmp_path, CLASS).job_image == ""
+    config = load(tmp_path, f"{CLASS}image: registry.example/ml:1\nlimits: {{shm: 1GB}}\n")
+    assert config.job_image == "registry.example/ml:1"
+    assert not config.uses_containers
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("image: {build: .}", "build no images: name one of a registry"),
+        ("image: {requirements: requirements.txt}", "build no images"),
+        ("image: /shared/ml.tar", "is a file of a cluster"),
+        ("limits: {shm: 1GB}", "needs a container, so name an `image` too"),
+        ("store: s3://bucket", "the course saves results"),
+    ],
+)
+def test_machines_of_a_class_build_no_images(tmp_path: Path, lines: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, f"{CLASS}{lines}\n")
+    assert message in str(raised.value.problems)

@@ -55,7 +55,7 @@ from .rules import (
     strip_own_prefix,
 )
 from .settings import BrokerSettings
-from .slurm_jobs import SlurmJob
+from .slurm_jobs import RunningJob
 
 ENGINE = engine.SOCKET[len("unix://") :]
 DRIVER = Path("/sys/module/nvidia/version")
@@ -291,17 +291,17 @@ class Calls:
             raise
         return reply
 
-    def _find_job(self, account: BrokerAccount, request: Request) -> SlurmJob | None:
+    def _find_job(self, account: BrokerAccount, request: Request) -> RunningJob | None:
         """Return the job that asks for a container; None on a server without Slurm."""
         if not self.settings.needs_job:
             return None
         return slurm_jobs.find_job(networks.read_peer(request.link)[0], account)
 
-    def _choose_gpus(self, job: SlurmJob, wanted: list[str]) -> list[str]:
+    def _choose_gpus(self, job: RunningJob, wanted: list[str]) -> list[str]:
         return slurm_jobs.choose_gpus(job, wanted, self._gpus.identify() if wanted else [])
 
     def _cgroup_parent(
-        self, account: BrokerAccount, job: SlurmJob | None, share: AccountShare
+        self, account: BrokerAccount, job: RunningJob | None, share: AccountShare
     ) -> str:
         driver = json.loads(engine.call("GET", "/info")).get("CgroupDriver", "")
         if job:

@@ -36,7 +36,7 @@ CGROUPS = (
 )
 
 
-class SlurmJob(NamedTuple):
+class RunningJob(NamedTuple):
     """A job on this machine: the path of its control group, and the minor numbers of its GPUs."""
 
     id: str
@@ -45,7 +45,7 @@ class SlurmJob(NamedTuple):
     gpus: tuple[str, ...] = ()
 
 
-def find_job(pid: int, account: BrokerAccount) -> SlurmJob:
+def find_job(pid: int, account: BrokerAccount) -> RunningJob:
     """Return the running job of the account in which a process is. Refusal (403) without one.
 
     The number of a process that has ended may be that of another one by now. That gains nothing: a
@@ -68,16 +68,16 @@ def parse_cgroups(text: str) -> tuple[str, str] | None:
     return None
 
 
-def read_job(job_id: str) -> SlurmJob | None:
+def read_job(job_id: str) -> RunningJob | None:
     """Return a job that runs on this machine; None for any other. OSError: nobody knows."""
     try:
         uid, _, gpus = (JOBS / job_id).read_text(encoding="ascii").strip().partition(" ")
     except FileNotFoundError:
         return None
-    return SlurmJob(job_id, int(uid), gpus=tuple(gpus.split(",")) if gpus else ())
+    return RunningJob(job_id, int(uid), gpus=tuple(gpus.split(",")) if gpus else ())
 
 
-def record_containers(job: SlurmJob) -> None:
+def record_containers(job: RunningJob) -> None:
     """Have Slurm's epilog ask the Docker Engine for containers of the job."""
     (JOBS / f"{job.id}.containers").touch()
 
@@ -94,7 +94,7 @@ def require_running(labels: Mapping[str, str], account: BrokerAccount) -> None:
         raise HttpRefusal(409, f"job {labels[JOB]} of Slurm has ended, and its containers with it")
 
 
-def choose_gpus(job: SlurmJob, wanted: list[str], gpus: list[GpuIdentity]) -> list[str]:
+def choose_gpus(job: RunningJob, wanted: list[str], gpus: list[GpuIdentity]) -> list[str]:
     """Return UUIDs for a container that requests `wanted`: UUIDs, numbers, or "*" for all.
 
     The job's GPUs are numbered from 0, as nvidia-smi and CUDA number them inside of it.
@@ -127,13 +127,13 @@ def read_minor_numbers(directory: Path = DRIVER) -> dict[str, str]:
     return numbers
 
 
-def read_share(job: SlurmJob, pids: int) -> AccountShare:
+def read_share(job: RunningJob, pids: int) -> AccountShare:
     """Return the memory and the processors that Slurm gave the job on this machine."""
     memory_bytes = cgroup.read_memory_limit(job.cgroup) or cgroup.read_total_memory_bytes()
     return AccountShare(memory_bytes, cgroup.count_cpus(job.cgroup) or os.cpu_count() or 1, pids)
 
 
-def set_job_limits(job: SlurmJob, share: AccountShare, driver: str) -> str:
+def set_job_limits(job: RunningJob, share: AccountShare, driver: str) -> str:
     """Return the CgroupParent of the job's containers. `driver` is the engine's cgroup driver.
 
     systemd does not manage Slurm's control groups: with it, the containers of a job have a slice of
