@@ -61,6 +61,7 @@ TOGETHER_LONGEST_FIRST = (
     "e2e/test_runs e2e/test_run_faults e2e/test_gpu e2e/test_clocks",
     "e2e/test_systemd e2e/test_systemd_gpu",
     "e2e/test_slurm_class",
+    "e2e/test_slurm_class_containers",
     "e2e/test_slurm_cluster_class",
     "e2e/test_slurm_playbook",
     "e2e/test_slurm_runs e2e/test_slurm_containers",

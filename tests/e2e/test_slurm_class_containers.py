@@ -46,7 +46,9 @@ while :; do sleep 0.1; done
 @pytest.fixture(scope="module")
 def box(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     folder = tmp_path_factory.mktemp("slurm")
-    with slurm_machine(server_image, folder, devices=DEVICES) as box:
+    # The machine, which is a container itself, may give them to its containers.
+    rules = [f"--device-cgroup-rule=c {device.replace(' ', ':')} rwm" for device in DEVICES]
+    with slurm_machine(server_image, folder, rules, DEVICES) as box:
         lines = "\\n".join(DEVICES)
         box.sh(f"printf '{lines}\\n' >/etc/gpu-standin-device")
         load_image(box, IMAGE, folder)
@@ -263,9 +265,8 @@ def test_with_dockers_systemd_driver_a_job_has_a_slice_with_its_limits(
     gpu = f"srun --gres=gpu:1 docker run --rm --gpus all {IMAGE} nvidia-smi -L"
     assert f"{UUID}0" in shell(bed, "alice", gpu)
     job = submit(bed, "alice", f"docker run -d {IMAGE} sleep 600; sleep 600")
-    wait_for(lambda: list_containers(box))
     show = f"systemctl show -P ActiveState labctl-job{job}.slice"
-    assert box.sh(show).strip() == "active"
+    wait_for(lambda: box.sh(show).strip() == "active")
     shell(bed, "alice", f"scancel {job}")
     wait_for(lambda: not list_containers(box))
     wait_for(lambda: box.sh(show).strip() == "inactive")
