@@ -253,6 +253,8 @@ def _print_release(released: ReleaseResult | None, *, is_wanted: bool) -> None:
     if released:
         for change in released.changes:
             click.echo(f"changed: {clean(change)}")
+        for line in released.unmarked:
+            print_message(f"not complete: {clean(line)}")
         click.echo(f"feedback released to: {', '.join(released.students)}")
     elif is_wanted:
         print_message("nothing was released: some submissions are not graded")

@@ -82,7 +82,7 @@ def test_what_is_unmarked_is_listed_and_not_released(run: Labctl) -> None:
     assert run("mark", "essay", "--list").out == "Every submission for essay is marked.\n"
     run("mark", "essay", "alice", "talk", "20")
     said = run("grades", "essay", "--release")
-    assert "released to 1 student; without a grade: alice" in said.err
+    assert "released to 1 student; not released: alice" in said.err
     assert "not complete: alice: not marked yet: text" in said.err
 
 
@@ -262,6 +262,28 @@ def test_a_mark_is_for_the_submission_that_its_grader_has_read(
     assert [one["mark"]["submission"]["number"] for one in items] == [2, 1]
 
 
+def test_marks_for_an_older_submission_are_not_released(run: Labctl, course: CourseFolder) -> None:
+    for student in ("alice", "bob"):
+        for item, points in (("text", "8"), ("talk", "17")):
+            run("mark", "essay", student, item, points)
+    submit_after_the_marks(course, "alice")
+    said = run("grades", "essay", "--release")
+    reason = "alice: marked before submission 1 arrived: text, talk"
+    assert said.err.splitlines()[:3] == [
+        f"not complete: {reason}",
+        "released to 1 student; not released: alice",
+        "  next: labctl course mark essay --next",
+    ]
+    assert run("mark", "essay", "alice", "text", "8").code == 0
+    submit(course, "bob", time.time())
+    refused = run("grades", "essay", "--release")
+    assert (refused.code, "essay has no complete grade yet" in refused.err) == (4, True)
+    assert "alice: marked before submission 1 arrived: talk" in refused.err
+    assert "next: labctl course mark essay --next" in refused.err
+    run("mark", "essay", "alice", "talk", "17")
+    assert "released to 1 student; not released: bob" in run("grades", "essay", "--release").err
+
+
 def test_a_mark_of_an_earlier_version_is_compared_by_its_time(
     run: Labctl, course: CourseFolder
 ) -> None:
@@ -370,7 +392,7 @@ def test_a_release_in_a_large_class_names_a_few_who_wait(run: Labctl, course: Co
         run("mark", "essay", "s00", item, points)
     said = run("grades", "essay", "--release")
     (line,) = [one for one in said.err.splitlines() if one.startswith("released to")]
-    assert line.startswith("released to 1 student; without a grade: s01, s02,")
+    assert line.startswith("released to 1 student; not released: s01, s02,")
     assert line.endswith("s12 and 27 more")
 
 
