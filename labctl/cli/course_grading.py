@@ -148,7 +148,7 @@ def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:
     new = sum(folder.is_new for folder in folders)
     print_message(f"{into}: code of {count_text(len(folders), 'submission')}, {new} of them new")
     if any(folder.diff for folder in folders):
-        print_message("  each .diff compares one with the starter")
+        print_message("  each .diff file compares a submission with the starter files")
 
 
 def _state_style(state: str) -> tuple[str, str]:
