@@ -572,3 +572,20 @@ def test_what_is_no_students_name_is_a_wrong_code(school: School, name: str) -> 
     school.invite("lovelace")
     assert school.try_code(name)[0] == 403
     assert school.try_code("lovelace")[0] == 303
+
+
+def test_a_student_who_changes_the_team_sees_nothing_of_the_old_one_at_once(
+    school: School,
+) -> None:
+    ada = school.enter("lovelace")
+    page = ada.ask("/")[2]
+    run = page.partition("/runs/")[2].partition("/")[0]
+    with Stream(ada, f"/runs/{run}/log") as log:
+        assert log.status == 200
+    # Before the next snapshot of the course, which the pages show otherwise.
+    school.edit_roster("lovelace@example.edu,,a1,yes", "lovelace@example.edu,owls,a1,yes")
+    assert run not in ada.ask("/")[2]
+    assert ada.ask(f"/runs/{run}/log")[0] == 404
+    assert ada.ask(f"/runs/{run}/cancel")[0] == 404
+    school.edit_roster("lovelace@example.edu,owls,a1,yes", "lovelace@example.edu,,a1,yes")
+    assert run in ada.ask("/")[2]
