@@ -103,9 +103,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
     others = list_other_servers(context)
-    lab_ids = [context.lab_id]
-    if others or context.config.server.count > 1:
-        lab_ids = list_lab_ids(context.lab_id)
+    lab_ids = _list_recorded_lab_ids(context)
     return {
         "lab": context.config.name,
         "lab_id": context.lab_id,
@@ -146,6 +144,15 @@ def list_other_servers(context: LabContext) -> list[Server]:
     return sorted(others, key=lambda one: ranks[one.lab_id])
 
 
+def _list_recorded_lab_ids(context: LabContext) -> list[str]:
+    """List the lab ids of all servers that the lab has or had: lab.yaml may ask for fewer now."""
+    recorded = context.state.list_lab_ids() - {context.lab_id}
+    if not recorded or context.rank is not None:
+        return [context.lab_id]
+    others = list_lab_ids(context.lab_id)[1:]
+    return [context.lab_id, *(lab_id for lab_id in others if lab_id in recorded)]
+
+
 def _refresh_records(context: LabContext) -> str:
     """Merge what the keeper and the provider know into the records; return the keeper's host."""
     keeper = ""
@@ -161,7 +168,9 @@ def _refresh_records(context: LabContext) -> str:
             adoption.adopt(member)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
-        kept_disks.list_shown_disks(context, [member.lab_id for member in others])
+        # Also those of servers that lab.yaml asked for before.
+        ranked = list_lab_ids(context.lab_id)[1:] if context.rank is None else ()
+        kept_disks.list_shown_disks(context, ranked)
     return keeper
 
 

@@ -257,10 +257,12 @@ class KeepingCloud(ZonedCloud):
         raise AssertionError("no disk is attached here")
 
 
-def test_status_shows_the_kept_disk_of_every_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [4, 1])
+def test_status_shows_the_kept_disk_of_every_server(tmp_path: Path, count: int) -> None:
+    """Also that of a server which lab.yaml does not ask for anymore."""
     lab = world(tmp_path, KeepingCloud)
     lab.cloud.settle_s = 0.0
-    write_count(lab, 4)
+    write_count(lab, count)
     lab_id = make_member_id(LAB_ID, 1)
     disk = Resource(
         provider=lab.cloud.name,
