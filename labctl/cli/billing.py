@@ -94,8 +94,8 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
     ]
     free = ("FREE GPUS",) if has_free else ()
     headings = ("TYPE", "GPU", *free, "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET")
-    # The market names the discount too, so a narrow screen does not need the list price.
-    print_table(rows, headings, optional=("LIST",))
+    # The market names the discount too, and the type implies the GPU.
+    print_table(rows, headings, optional=("LIST", "7 DAYS", "ZONE", "GPU"))
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
     notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
