@@ -356,13 +356,14 @@ def print_table(
     *,
     cut: bool = True,
     optional: tuple[str, ...] = (),
-) -> None:
-    """Print a table. The last column ends at the screen's edge; with `cut=False` it is whole.
+) -> tuple[str, ...]:
+    """Print a table, and return its headings without those left out.
 
-    On a terminal, a whole last column is folded at spaces, and names are shortened to make room for
-    it; where that leaves too little room, it is below its row. The columns with the `optional`
-    headings are left out, in this order, until the others fit. A program that reads the table gets
-    all of it, whatever COLUMNS says. `width` is that of a terminal.
+    The last column ends at the screen's edge; with `cut=False` it is whole. On a terminal, a whole
+    last column is folded at spaces, and names are shortened to make room for it; where that leaves
+    too little room, it is below its row. The columns with the `optional` headings are left out, in
+    this order, until the others fit. A program that reads the table gets all of it, whatever
+    COLUMNS says. `width` is that of a terminal.
     """
     is_terminal = bool(width) or sys.stdout.isatty()
     width = width or wrapping.read_output_width()
@@ -385,6 +386,7 @@ def print_table(
         click.echo(click.style(line, dim=True) if index == 0 else line)
         for line in lines[1:]:
             click.echo(line)
+    return headings
 
 
 def _measure_columns(headings: tuple[str, ...], cells: list[tuple[str, ...]]) -> list[int]:

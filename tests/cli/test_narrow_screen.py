@@ -106,13 +106,18 @@ def test_the_cost_of_spot_servers_fits_the_terminal(
     with open_terminal(lab, environ, COLUMNS) as terminal:
         lines = terminal.run(f"labctl cost{options}", [], COMMAND_S).splitlines()
         terminal.run(f"labctl cost{options} | tee piped", [], COMMAND_S)
+    with open_terminal(lab, environ, 120) as terminal:
+        wide_lines = terminal.run(f"labctl cost{options}", [], COMMAND_S).splitlines()
     assert [line for line in lines if len(line) > COLUMNS] == []
     assert lines[1].split()[0] == "i-7934dcd0144a3ec73"
     assert "$4.31" in lines[1]
-    assert "IDLE" not in lines[0]
+    assert "IDLE" not in "".join(lines)
+    assert wide_lines[1].endswith("  -")
+    assert wide_lines[2].startswith("IDLE is known only for servers that have had a limit")
+    assert "?" not in "".join(wide_lines)
     headings, row = (lab / "piped").read_text().splitlines()[:2]
     assert headings.endswith("  COST   SAVED  IDLE")
-    assert row.split()[-3:] == ["$4.31", "?", "?"]
+    assert row.split()[-3:] == ["$4.31", "$8.18", "-"]
 
 
 def record_spot_server(lab: Lab) -> None:
