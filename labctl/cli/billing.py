@@ -219,7 +219,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
     ]
     labs = ["LAB"] if every_lab else []
     headings = ("SERVER", *labs, "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE")
-    shown = print_table(rows, headings, optional=("IDLE", "SAVED", "TYPE", "PRICE"))
+    shown = print_table(rows, headings, optional=("IDLE", "SAVED", "TYPE", "PRICE", "TIME"))
     if "IDLE" in shown and any(server.idle_share is None for server in costs.servers):
         print_message(IDLE_NOTE, err=False)
     for server in costs.servers:
@@ -237,7 +237,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
             )
             for run in costs.runs
         ]
-        print_table(runs, ("RUN", "SERVER", "TIME", "COST"))
+        print_table(runs, ("RUN", "SERVER", "TIME", "COST"), optional=("SERVER", "TIME"))
     partial = "" if costs.complete else " without unknown amounts (?)"
     saved = f"; spot saved {dollars_text(costs.spot_saved_usd)}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{partial}: {_cost_text(costs.total_usd)}{saved}")

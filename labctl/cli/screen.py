@@ -369,7 +369,7 @@ def print_table(
     width = width or wrapping.read_output_width()
     cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
     if is_terminal:
-        headings, cells = _leave_out(headings, cells, optional, width)
+        headings, cells = _leave_out(headings, cells, optional, width, cut=cut)
     widths = _measure_columns(headings, cells)
     if is_terminal:
         widths = _narrow_names(widths, headings, width)
@@ -394,11 +394,18 @@ def _measure_columns(headings: tuple[str, ...], cells: list[tuple[str, ...]]) ->
 
 
 def _leave_out(
-    headings: tuple[str, ...], cells: list[tuple[str, ...]], optional: tuple[str, ...], width: int
+    headings: tuple[str, ...],
+    cells: list[tuple[str, ...]],
+    optional: tuple[str, ...],
+    width: int,
+    *,
+    cut: bool,
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the table without the optional columns that a terminal of `width` has no room for."""
     for name in optional:
         widths = _narrow_names(_measure_columns(headings, cells), headings, width)
+        if not cut:  # a last column that is folded needs less
+            widths = [*widths[:-1], min(widths[-1], _LAST_WIDTH)]
         if sum(widths) + 2 * (len(widths) - 1) <= width:
             break
         kept = [index for index, heading in enumerate(headings) if heading != name]
@@ -413,8 +420,7 @@ def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
     A word that does not fit, such as a path, is on a line of its own, whatever its length.
     """
     longest = max(map(len, text.split()), default=0)
-    if longest > room:
-        indent = min(indent, max(0, width - longest))
+    indent = min(indent, max(0, width - max(longest, _LAST_WIDTH)))
     if room < max(_LAST_WIDTH, longest):
         return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
     first, *others = wrap_text(text, width - room, width)
