@@ -326,6 +326,12 @@ def test_what_students_write_is_shown_as_text(school: School) -> None:
 # what they do
 
 
+def test_the_price_of_a_server_is_written_as_in_a_terminal(school: School) -> None:
+    visitor = school.enter("lovelace")
+    assert "$0.526/h" in visitor.ask("/")[2]
+    assert "at $0.526/h" in visitor.ask("/runs/1120-100000-bbbb/cancel")[2].replace("\n", " ")
+
+
 def test_start_extend_and_end_are_the_keepers_own_requests(school: School) -> None:
     visitor = school.enter("liskov")  # has no server
     assert "Start my server" in visitor.ask("/")[2]
