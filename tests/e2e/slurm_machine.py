@@ -17,6 +17,8 @@ CONTEXT = ROOT / "tests" / "slurm-machine"
 RIGHTS = [word for name in GPU_SETTINGS["extra_capabilities"] for word in ("--cap-add", name)]
 # Device files as a driver makes them, which every container may open and no program needs.
 DEVICES = ("1 5", "1 7")
+# /dev/fuse and /dev/loop-control, which runc lets no container open by itself
+CLOSED_DEVICES = ("10 229", "10 237")
 
 
 def build_image(server_image: str) -> str:
@@ -31,10 +33,15 @@ def slurm_machine(
     options: Sequence[str] = (),
     devices: Sequence[str] = DEVICES,
 ) -> Iterator[Sshd]:
+    """A running one. With CLOSED_DEVICES, a container on it opens only those it was given."""
     image = build_image(server_image)
-    with systemd_machine.machine(image, folder, [*RIGHTS, *options]) as box:
+    # The machine is a container itself: it may open them, and give them to its containers.
+    rules = [f"--device-cgroup-rule=c {device.replace(' ', ':')} rwm" for device in devices]
+    with systemd_machine.machine(image, folder, [*RIGHTS, *rules, *options]) as box:
         for minor, device in enumerate(devices):
             box.sh(f"mknod -m 660 /dev/nvidia{minor} c {device}")
+        if devices != DEVICES:
+            box.sh(f"printf '%s\\n' '{devices[0]}' '{devices[1]}' >/etc/gpu-standin-device")
         yield box
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from course_bed import CourseBed, course_bed, keeping
-from slurm_machine import slurm_machine
+from slurm_machine import CLOSED_DEVICES, slurm_machine
 from sshd_container import Sshd, wait_for
 from submit_bed import SSHD
 from systemd_machine import load_image
@@ -28,8 +28,6 @@ pytestmark = [
     ),
 ]
 IMAGE = "labctl-test-small:1"
-# /dev/fuse and /dev/loop-control, which runc lets no container open by itself
-DEVICES = ("10 229", "10 237")
 LIMITS = "shared: {engine: slurm, gpus: 1, gpu_minutes: 1200, wall: 10m}\n"
 UUID = "GPU-5b1d6f0e-0000-4000-8000-00000000000"
 # Takes up this much memory, in MB, for some seconds.
@@ -46,11 +44,7 @@ while :; do sleep 0.1; done
 @pytest.fixture(scope="module")
 def box(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     folder = tmp_path_factory.mktemp("slurm")
-    # The machine, which is a container itself, may give them to its containers.
-    rules = [f"--device-cgroup-rule=c {device.replace(' ', ':')} rwm" for device in DEVICES]
-    with slurm_machine(server_image, folder, rules, DEVICES) as box:
-        lines = "\\n".join(DEVICES)
-        box.sh(f"printf '{lines}\\n' >/etc/gpu-standin-device")
+    with slurm_machine(server_image, folder, devices=CLOSED_DEVICES) as box:
         load_image(box, IMAGE, folder)
         yield box
 

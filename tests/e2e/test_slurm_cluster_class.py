@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from course_bed import CourseBed, course_bed, keeping
-from slurm_machine import slurm_machine
+from slurm_machine import CLOSED_DEVICES, slurm_machine
 from sshd_container import Sshd, docker, wait_for
 from submit_bed import SSHD
 from systemd_machine import load_image
@@ -47,6 +47,7 @@ def boxes(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                         server_image,
                         tmp_path_factory.mktemp(name),
                         ["--hostname", name, "-v", f"{volume}:{HOMES}"],
+                        CLOSED_DEVICES,
                     )
                 )
                 for name in ("gpu1", "gpu2")
