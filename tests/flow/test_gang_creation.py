@@ -274,9 +274,9 @@ def test_status_shows_the_kept_disk_of_every_server(tmp_path: Path, count: int) 
     )
     lab.cloud.left.append(disk)
     shown = read_status(lab.context(), refresh=True)
-    assert [kept.disk.id for kept in shown["kept"]] == ["vol-1"]
+    assert [kept.disk.id for kept in shown.kept] == ["vol-1"]
     # A command that asks nobody knows it from the ledger.
-    assert len(read_status(lab.context(), refresh=False)["kept"]) == 1
+    assert len(read_status(lab.context(), refresh=False).kept) == 1
 
 
 def test_a_price_fits_into_the_rest_of_every_share_of_the_budget(lab: World) -> None:
