@@ -205,7 +205,9 @@ def test_a_new_course_may_have_the_sample_assignment(
     said = labctl(*words, "--json")
     assert said.code == 0, said.err
     assert json.loads(said.out)["assignment"]["name"] == "hands-on"
-    assert (home / "ml" / "course.yaml").read_text().count("assignments:\n") == 1
+    course_yaml = (home / "ml" / "course.yaml").read_text()
+    assert course_yaml.count("assignments:\n") == 1
+    assert max(map(len, course_yaml.splitlines())) <= 80
     plan = labctl("-C", "ml", "course", "plan", "--offline")
     assert plan.code == 0, plan.err
     line = "21 files (1 test file among them) from image-classifier-starter; not published"
