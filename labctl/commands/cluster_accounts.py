@@ -28,19 +28,6 @@ class UidConflict(Value, frozen=True):
     holder: str = ""
 
 
-# The exit code of a script of `as_root` whose account is not root and may not use sudo.
-NO_ROOT = 77
-
-
-def as_root(script: str) -> str:
-    """Return the script as root runs it, also if the login is another account."""
-    quoted = shlex.quote(script)
-    return (
-        f'if [ "$(id -u)" = 0 ]; then sh -c {quoted}; '
-        f"elif sudo -n true; then sudo -n sh -c {quoted}; else exit {NO_ROOT}; fi"
-    )
-
-
 def build_creation(homes: str) -> str:
     """Return the script that makes an empty file in the directory of homes, and prints its path."""
     return f"mktemp {shlex.quote(homes)}/.labctl-shared-XXXXXXXXXX"

@@ -16,6 +16,7 @@ import msgspec
 
 from labctl.commands import cluster_accounts
 from labctl.commands.cluster_accounts import UidConflict
+from labctl.commands.root import NO_ROOT, as_root
 from labctl.config import CourseConfig
 from labctl.courses.records.folder import CourseFolder
 from labctl.errors import ConfigError, LabError, PolicyError
@@ -185,10 +186,10 @@ class ClassCluster:
 
 
 def _run_as_root(name: str, transport: Transport, script: str) -> str:
-    result = transport.run(cluster_accounts.as_root(script), timeout_s=CHECK_S, check=False)
+    result = transport.run(as_root(script), timeout_s=CHECK_S, check=False)
     if result.code:
         why = result.stderr.strip()[-500:] or f"{script} exited with code {result.code}"
-        if result.code == cluster_accounts.NO_ROOT:
+        if result.code == NO_ROOT:
             why = f"{why}\nthe account there must be root, or use sudo without a password"
         raise LabError(f"{name} cannot be a machine of the cluster", why=why, hint=CHECK_COMMAND)
     output: str = result.stdout

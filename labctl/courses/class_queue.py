@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 
 from labctl.commands import slurm_accounting, slurm_reservations
+from labctl.commands.root import NO_ROOT, as_root
 from labctl.commands.slurm_accounting import ClassAccounting, ClassLimits
 from labctl.config import CourseConfig
 from labctl.courses.records import timetable
@@ -181,13 +181,17 @@ def _run(context: LabContext, server: Server, script: str, timeout_s: float) -> 
 
     BusyError if Slurm does not answer there, LabError if the script fails for another reason.
     """
-    sudo = "" if server.endpoint.user == "root" else "sudo -n "
     transport = context.connections.open(server)
-    result = transport.run(f"{sudo}sh -c {shlex.quote(script)}", timeout_s=timeout_s, check=False)
+    result = transport.run(as_root(script), timeout_s=timeout_s, check=False)
     if result.code:
         why = result.stderr.strip()[-1000:] or result.stdout.strip()[-1000:]
-        probe = f"{sudo}sh -c {shlex.quote(slurm_accounting.PROBE)}"
-        answer = transport.run(probe, timeout_s=QUERY_S, check=False)
+        if result.code == NO_ROOT:
+            raise LabError(
+                f"{server.endpoint.user} is not root on {server.alias}",
+                why=f"{why}\nthe account there must be root, or use sudo without a password",
+                hint=f"sudo -n true   # as {server.endpoint.user} on {server.endpoint.host}",
+            )
+        answer = transport.run(as_root(slurm_accounting.PROBE), timeout_s=QUERY_S, check=False)
         if answer.code == slurm_accounting.NO_ANSWER:
             raise BusyError(
                 f"Slurm on {server.alias} does not answer",
