@@ -167,14 +167,15 @@ class SharedServers:
             leaving = [each for each in leaving if self._attempts.get(each.token, 0.0) < arrived]
             if not coming and not leaving:
                 return  # another thread has done it
-            self._attempts.update((account.token, time.monotonic()) for account in leaving)
             staying = [account for account in mine if account.state == "there"]
             if coming or staying:
                 silent = self._update_accounts(number, coming, leaving)
             else:
                 silent = self._end_server(number, leaving)
             self.seating.set_state([account.token for account in coming], "there")
-            if not silent:
+            if silent:
+                self._attempts.update((account.token, time.monotonic()) for account in leaving)
+            else:
                 self.seating.set_state([account.token for account in leaving], "gone")
 
     def ensure_server(self, number: int) -> Server:
