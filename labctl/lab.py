@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from labctl.insight.top import ServerMetrics
     from labctl.lifecycle.down import DownResult
     from labctl.lifecycle.forget import UnconfirmedRecords
+    from labctl.lifecycle.lab_status import LabStatus
     from labctl.lifecycle.stop import StopResult
     from labctl.runs.probe import ProbeResult
     from labctl.services.port_forward import Forwarding
@@ -378,7 +379,7 @@ class Lab:
         """Drop the records of servers that these credentials do not show; terminate nothing."""
         return forget.forget(self.context)
 
-    def status(self, *, refresh: bool = False, why: bool = False) -> dict[str, Any]:
+    def status(self, *, refresh: bool = False, why: bool = False) -> LabStatus:
         """Return the lab's record; with `refresh`, query the provider and the server first."""
         return status.read_status(self.context, refresh=refresh, why=why)
 

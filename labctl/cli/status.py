@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from labctl.cli.exit_codes import INTERRUPTED, clean, end_interrupted_line
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
@@ -19,7 +20,7 @@ from labctl.text import bytes_text, dollars_text, duration_text, elapsed_text, p
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
-    from labctl.lifecycle.status import InterruptedDown
+    from labctl.lifecycle.lab_status import InterruptedDown, LabStatus
     from labctl.model import Run, Server
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
@@ -58,30 +59,30 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     labctl status --why
     """
     status, is_current = _read_status(ctx, refresh or why, why, json_)
-    problem = status["provider_problem"]
+    problem = status.provider_problem
     exit_code = BusyError.exit_code if problem and (refresh or why) else 0
     if json_:
         print_json(status)
         ctx.exit(exit_code)
     if problem:
         print_message(f"showing what is known: {clean(problem)}")
-        is_current = status["reachable"] is True
-    server: Server | None = status["server"]
-    if server is None and status["joinable"]:
-        _print_joinable(status["lab"], status["joinable"], status["now"])
+        is_current = status.reachable is True
+    server: Server | None = status.server
+    if server is None and status.joinable:
+        _print_joinable(status.lab, status.joinable, status.now)
     elif server is None:
-        _print_no_server(status["lab"], status["unfinished_up"], status["last_end"])
-        _print_others(status["servers"], status["count"])
+        _print_no_server(status.lab, status.unfinished_up, status.last_end)
+        _print_others(status.servers, status.count)
     else:
         _print_server(status, server, is_current)
-    if status["keeper"]:
-        click.echo(f"  watched by the keeper at {status['keeper']}")
-    _print_kept(status["kept"])
+    if status.keeper:
+        click.echo(f"  watched by the keeper at {status.keeper}")
+    _print_kept(status.kept)
     if why:
-        _print_decisions(watch_reports.parse_watch(status["watch"]))
-    elif status["runs"]:
-        runs, hidden = _select_runs(status["runs"], server, all_)
-        _print_runs(runs, server, status["now"], status["ended"])
+        _print_decisions(watch_reports.parse_watch(status.watch))
+    elif status.runs:
+        runs, hidden = _select_runs(status.runs, server, all_)
+        _print_runs(runs, server, status.now, status.ended)
         if hidden:
             older = "1 older run" if hidden == 1 else f"{hidden} older runs"
             click.echo(f"and {older}: labctl status --all")
@@ -90,16 +91,16 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
 
 def _read_status(
     ctx: click.Context, refresh: bool, why: bool, json_: bool
-) -> tuple[dict[str, Any], bool]:
+) -> tuple[LabStatus, bool]:
     """Return the status, and whether the provider was queried for it."""
     lab = open_lab(ctx, quiet=json_, record_only=not refresh)
     if refresh:
         try:
             return lab.status(refresh=True, why=why), True
         except BusyError as error:
-            return {**lab.status(), "provider_problem": error.what}, False
+            return msgspec.structs.replace(lab.status(), provider_problem=error.what), False
     recorded = lab.status()
-    if not lab.keeper and (recorded["server"] is not None or not lab.can_join_server):
+    if not lab.keeper and (recorded.server is not None or not lab.can_join_server):
         return recorded, False
     # A keeper acts on the lab, or the user's other device has a server: the record does not tell.
     lab = open_lab(ctx, quiet=json_)
@@ -107,7 +108,7 @@ def _read_status(
         return lab.status(refresh=True), True
     except LabError as error:
         print_message(f"showing the last known state: {clean(error.what)}")
-        return {**lab.status(), "keeper": lab.keeper}, False
+        return msgspec.structs.replace(lab.status(), keeper=lab.keeper), False
 
 
 def _print_no_server(lab: str, has_unfinished_up: bool, last_end: str) -> None:
@@ -135,57 +136,58 @@ def _print_joinable(lab: str, server: Server, now: float) -> None:
     click.echo("  labctl up      use it here too")
 
 
-def _print_kept(disks: list[KeptDisk]) -> None:
+def _print_kept(disks: Sequence[KeptDisk]) -> None:
     if disks:
         for disk in disks:
             print_message(f"  {clean(server_disks.describe_kept_disk(disk))}", err=False)
 
 
-def _print_server(status: dict[str, Any], server: Server, is_current: bool) -> None:
+def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     state = server.state if is_current else f"{server.state} (last known)"
-    if status["reachable"] is False:
+    if status.reachable is False:
         state = "NOT REACHABLE"
     kind = clean(f"{server.provider} {server.offer.type}")
     click.echo(f"{clean(server.alias)}: {state}, {kind}")
-    if status["why"]:
-        print_message(f"  {clean(status['why'])}", err=False)
-    if status["reachable"] is False:
+    if status.why:
+        print_message(f"  {clean(status.why)}", err=False)
+    if status.reachable is False:
         _print_reconnection(server)
-    servers: list[Server] = [server, *status["servers"]]
+    servers: list[Server] = [server, *status.servers]
     price = sum(one.offer.price_usd_per_hour for one in servers)
     own_usd = sum(
-        one.offer.price_usd_per_hour * (status["now"] - one.created_at) / 3600 for one in servers
+        one.offer.price_usd_per_hour * (status.now - one.created_at) / 3600 for one in servers
     )
-    cost = _cost_text(status["cost_usd"], own_usd, price) if price else "free"
-    up = "" if server.state == "stopped" else f"up {duration_text(status['clocks']['up_s'])}, "
+    cost = _cost_text(status.cost_usd, own_usd, price) if price else "free"
+    up_s = status.now - server.created_at
+    up = "" if server.state == "stopped" else f"up {duration_text(up_s)}, "
     click.echo(f"  {up}{cost}")
-    if status["executor"] == "process":
+    if status.executor == "process":
         click.echo("  runs are plain processes (executor: process)")
-    elif status["executor"] == "slurm":
+    elif status.executor == "slurm":
         click.echo("  runs are jobs of Slurm")
     _print_limits(status, price, is_stopped=server.state == "stopped")
-    interrupted: InterruptedDown | None = status["interrupted_down"]
+    interrupted: InterruptedDown | None = status.interrupted_down
     if interrupted is not None:
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
         text = f"labctl run --down was interrupted ({interrupted.why}){run}"
         ends = "end your lease" if adoption.is_leased_by(server.provider) else "remove the server"
         print_message(f"  {clean(text)}; to {ends}: labctl down", err=False)
     if server.state == "stopped":
-        if status["stop_reasons"]:
-            reasons = " or ".join(_STOP_REASONS.get(each, each) for each in status["stop_reasons"])
+        if status.stop_reasons:
+            reasons = " or ".join(_STOP_REASONS.get(each, each) for each in status.stop_reasons)
             print_message(f"  its watchdog stopped it: {reasons}", err=False)
-        disk = status["stopped"]
+        disk = status.stopped
         kept = "its disk is kept, with everything on it"
         text = server_disks.describe_stopped_disk(disk) if disk else kept
         print_message(f"  {text}; to use it: labctl start", err=False)
         return
-    _print_others(status["servers"], status["count"])
-    if status["disk"]:
-        click.echo(f"  disk {bytes_text(status['disk']['free_bytes'])} free")
+    _print_others(status.servers, status.count)
+    if status.disk:
+        click.echo(f"  disk {bytes_text(status.disk.free_bytes)} free")
     click.echo(f"  ssh {server.alias}")
 
 
-def _print_others(servers: list[Server], count: int) -> None:
+def _print_others(servers: Sequence[Server], count: int) -> None:
     """Print the states of the servers beside the first; lab.yaml asks for `count` in all."""
     for server in servers:
         price = server.offer.price_usd_per_hour
@@ -213,17 +215,17 @@ def _print_reconnection(server: Server) -> None:
     click.echo(f"  {down}    {action}")
 
 
-def _print_limits(status: dict[str, Any], price: float, *, is_stopped: bool) -> None:
+def _print_limits(status: LabStatus, price: float, *, is_stopped: bool) -> None:
     """Print the time and money left as the watchdog reported them, and what it cannot do.
 
     Of the clocks of a stopped server only the ttl goes on.
     """
-    watch, clocks = watch_reports.parse_watch(status["watch"]), status["clocks"]
-    if watch is None:
-        if any(clocks[key] for key in ("ttl_s", "idle_s", "budget_usd")):
+    watch, clocks = watch_reports.parse_watch(status.watch), status.clocks
+    if watch is None or status.watched_at is None:
+        if clocks is not None and any((clocks.ttl_s, clocks.idle_s, clocks.budget_usd)):
             click.echo("  time left is unknown\n  next: labctl status --refresh")
         return
-    report_age_s = status["now"] - status["watched_at"]
+    report_age_s = status.now - status.watched_at
     limits = [
         f"{name} {duration_text(left_s - report_age_s)} left"
         for name, left_s in (("ttl", watch.ttl_left_s), ("idle", watch.idle_left_s))
@@ -233,7 +235,7 @@ def _print_limits(status: dict[str, Any], price: float, *, is_stopped: bool) -> 
         dollars = (watch.budget_left_s - report_age_s) / 3600 * price
         limits.append(f"{dollars_text(dollars)} left")
     if limits:
-        age = age_text(status["watched_at"], status["now"])
+        age = age_text(status.watched_at, status.now)
         reported = f" (reported {age} ago)" if report_age_s > 5 else ""
         print_message(f"  {', '.join(limits)}{reported}", err=False)
     if is_stopped:
@@ -246,7 +248,7 @@ def _print_limits(status: dict[str, Any], price: float, *, is_stopped: bool) -> 
     for number, activity in enumerate(watch.busy[:3]):
         click.echo(f"  {' ' * 9 if number else 'not idle:'} {clean(activity)}")
     if watch.mirror:
-        _print_mirror(watch.mirror, status["now"])
+        _print_mirror(watch.mirror, status.now)
     for problem in watch.cannot or ():
         print_message(f"  {clean(problem)}", err=False, fg="yellow")
 
@@ -285,10 +287,10 @@ def _print_decisions(watch: WatchRecord | None) -> None:
         click.echo("The watchdog has taken no action.")
 
 
-def _select_runs(runs: list[Run], server: Server | None, all_: bool) -> tuple[list[Run], int]:
+def _select_runs(runs: Sequence[Run], server: Server | None, all_: bool) -> tuple[list[Run], int]:
     """Return the runs to list, the newest first, and the number of the others."""
     if all_:
-        return runs, 0
+        return list(runs), 0
     ended = [run for run in runs if not _is_active(run, server)]
     hidden = {run.id for run in ended[SHOWN_ENDED:]}
     return [run for run in runs if run.id not in hidden], len(hidden)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
-from labctl.model import Server, Value
+from labctl.lifecycle.lab_status import Clocks, FreeDisk, InterruptedDown, LabStatus
+from labctl.model import Server
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.servers.watch_reports import parse_watch
@@ -43,35 +45,10 @@ INTERRUPTED_DOWN = "interrupted down"
 EXPLAINED = "end explained"
 
 
-class InterruptedDown(Value, frozen=True):
-    """A `labctl run --down` that was interrupted at `at` (Unix seconds) by `why`, a signal's name.
+def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> LabStatus:
+    """Return the lab's status from its records, with `refresh` after asking provider and server.
 
-    `run` is "" if labctl was not following a run.
-    """
-
-    run: str
-    why: str
-    at: float
-
-
-def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dict[str, Any]:
-    """Return a lab's server, runs, clocks and costs (US dollars) as plain values.
-
-    "keeper" is the host of the keeper that looks after the lab, "" if none does or without
-    `refresh`. "server" is None if the lab has none; "unfinished_up" is then whether an
-    interrupted `labctl up` may have created one. "servers" are those beside it, of a lab that
-    has several, also those beyond "count", the number in lab.yaml. "joinable" is, with
-    `refresh`, a running server that the lab does not hold and `labctl up` would join.
-    "provider_problem" is why a course's keeper did not answer, "" if it did; its part is as
-    last known then. "reachable" is None without `refresh`. "watch" is the last report of the
-    server's watchdog, {} before the first, and "watched_at" its Unix second. "executor" is how
-    runs are started. "interrupted_down" is the last InterruptedDown on this server, or None.
-    "stopped" is the disk of a server that is stopped, or None, and "stop_reasons" are the
-    limits that may have stopped it: more than one if its last report does not tell them apart,
-    none if labctl did. Costs come from the ledger. "kept" lists the lab's disks that outlived a
-    server. "ended" maps server ids to the reason that the provider gave for their end, and
-    "last_end" is that of the last server. With `why`, "watch" includes the watchdog's last
-    "decisions".
+    With `why`, it has the watchdog's last decisions.
     """
     machine: StatusReply | None = None
     reachable: bool | None = None
@@ -103,37 +80,37 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> dic
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
     others = list_other_servers(context)
-    lab_ids = [context.lab_id]
-    if others or context.config.server.count > 1:
-        lab_ids = list_lab_ids(context.lab_id)
-    return {
-        "lab": context.config.name,
-        "lab_id": context.lab_id,
-        "executor": context.config.server.executor,
-        "keeper": keeper,
-        "server": server,
-        "unfinished_up": server is None
+    lab_ids = _list_recorded_lab_ids(context, others)
+    return LabStatus(
+        lab=context.config.name,
+        lab_id=context.lab_id,
+        executor=context.config.server.executor,
+        keeper=keeper,
+        server=server,
+        unfinished_up=server is None
         and _has_unfinished_up(context, refresh and not provider_problem),
-        "servers": others,
-        "count": context.config.server.count,
-        "joinable": joinable,
-        "reachable": reachable,
-        "why": failure,
-        "provider_problem": provider_problem,
-        "disk": machine.disk._asdict() if machine else None,
-        "clocks": _clocks(context, server, watch, now) if server else {},
-        "watch": watch,
-        "watched_at": watched_at,
-        "interrupted_down": _find_interrupted_down(context, server) if server else None,
-        "cost_usd": round(sum(spent_usd(context.state, one, now) for one in lab_ids), 4),
-        "stopped": find_stopped_disk(context.state, server),
-        "stop_reasons": _list_stop_reasons(context, server, parse_watch(watch), watched_at, now),
-        "kept": [disk for one in lab_ids for disk in list_kept_disks(context.state, one)],
-        "ended": {server_id: why for server_id, why in reasons.items() if why},
-        "last_end": reasons[ends[-1].server_id] if ends else "",
-        "runs": list(reversed(context.state.list_runs(context.lab_id))),
-        "now": now,
-    }
+        servers=tuple(others),
+        count=context.config.server.count,
+        joinable=joinable,
+        reachable=reachable,
+        why=failure,
+        provider_problem=provider_problem,
+        disk=FreeDisk(**machine.disk._asdict()) if machine else None,
+        clocks=_read_clocks(context, server, watch, now) if server else None,
+        watch=watch,
+        watched_at=watched_at,
+        interrupted_down=_find_interrupted_down(context, server) if server else None,
+        cost_usd=round(sum(spent_usd(context.state, one, now) for one in lab_ids), 4),
+        stopped=find_stopped_disk(context.state, server),
+        stop_reasons=tuple(
+            _list_stop_reasons(context, server, parse_watch(watch), watched_at, now)
+        ),
+        kept=tuple(disk for one in lab_ids for disk in list_kept_disks(context.state, one)),
+        ended={server_id: why for server_id, why in reasons.items() if why},
+        last_end=reasons[ends[-1].server_id] if ends else "",
+        runs=tuple(reversed(context.state.list_runs(context.lab_id))),
+        now=now,
+    )
 
 
 def list_other_servers(context: LabContext) -> list[Server]:
@@ -144,6 +121,16 @@ def list_other_servers(context: LabContext) -> list[Server]:
     ranks = {lab_id: rank for rank, lab_id in enumerate(list_lab_ids(context.lab_id))}
     others = [one for one in every if one.lab_id in ranks]
     return sorted(others, key=lambda one: ranks[one.lab_id])
+
+
+def _list_recorded_lab_ids(context: LabContext, servers: Sequence[Server]) -> list[str]:
+    """List the lab ids of all servers that the lab has or had: lab.yaml may ask for fewer now."""
+    recorded = context.state.list_lab_ids() | {server.lab_id for server in servers}
+    recorded.discard(context.lab_id)
+    if not recorded or context.rank is not None:
+        return [context.lab_id]
+    others = list_lab_ids(context.lab_id)[1:]
+    return [context.lab_id, *(lab_id for lab_id in others if lab_id in recorded)]
 
 
 def _refresh_records(context: LabContext) -> str:
@@ -161,7 +148,9 @@ def _refresh_records(context: LabContext) -> str:
             adoption.adopt(member)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
-        kept_disks.list_shown_disks(context, [member.lab_id for member in others])
+        # Also those of servers that lab.yaml asked for before.
+        ranked = list_lab_ids(context.lab_id)[1:] if context.rank is None else ()
+        kept_disks.list_shown_disks(context, ranked)
     return keeper
 
 
@@ -208,18 +197,15 @@ def _list_ends(context: LabContext) -> list[LedgerEntry]:
     return sorted(lines, key=lambda line: line.number)
 
 
-def _clocks(
-    context: LabContext, server: Server, watch: dict[str, Any], now: float
-) -> dict[str, Any]:
-    """Return the server's age, lab.yaml's limits, and whether the watchdog enforces them."""
+def _read_clocks(context: LabContext, server: Server, watch: dict[str, Any], now: float) -> Clocks:
     need = context.config.server.need
-    return {
-        "up_s": now - server.created_at,
-        "ttl_s": need.ttl_s,
-        "idle_s": need.idle_s,
-        "budget_usd": need.budget_usd,
-        "enforced": bool(watch.get("alive")),
-    }
+    return Clocks(
+        up_s=now - server.created_at,
+        ttl_s=need.ttl_s,
+        idle_s=need.idle_s,
+        budget_usd=need.budget_usd,
+        enforced=bool(watch.get("alive")),
+    )
 
 
 def _list_stop_reasons(

@@ -271,18 +271,24 @@ class State:
         limit: int = -1,
     ) -> list[LedgerEntry]:
         """List the matching lines of the ledger, oldest first; only the last `limit` of them."""
+        wanted = {"lab_id": lab_id, "server_id": server_id, "run_id": run_id, "kind": kind}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        # SQLite uses its index of labs only if the condition is a plain comparison.
+        where = " AND ".join(f"{name} = ?" for name in wanted) or "TRUE"
         rows = self._select_rows(
             "SELECT number, at, kind, lab_id, server_id, run_id, detail FROM events"
-            " WHERE (?1 IS NULL OR lab_id = ?1) AND (?2 IS NULL OR server_id = ?2)"
-            " AND (?3 IS NULL OR run_id = ?3) AND (?4 IS NULL OR kind = ?4)"
-            " ORDER BY number DESC LIMIT ?5",
-            (lab_id, server_id, run_id, kind, limit),
+            f" WHERE {where} ORDER BY number DESC LIMIT ?",
+            (*wanted.values(), limit),
         )
         names = ("number", "at", "kind", "lab_id", "server_id", "run_id")
         return [
             LedgerEntry(**dict(zip(names, row, strict=False)), detail=_decode(row[6], dict))
             for row in reversed(rows)
         ]
+
+    def list_lab_ids(self) -> set[str]:
+        """List the ids of the labs that the ledger has lines of."""
+        return {row[0] for row in self._select_rows("SELECT DISTINCT lab_id FROM events")}
 
     # locking
 

@@ -783,7 +783,9 @@ def test_the_reasons_of_decisions_are_whole_at_80_columns(
     why = "ttl 8 h, idle 30 min, budget $5.00 at $0.1874/h, and a reason that fills the second line"
     real = Lab.status
     watch = {"decisions": [{"at": 0.0, "elapsed_s": 0.0, "what": "limits", "why": why}]}
-    monkeypatch.setattr(Lab, "status", lambda self, **_: {**real(self), "watch": watch})
+    monkeypatch.setattr(
+        Lab, "status", lambda self, **_: msgspec.structs.replace(real(self), watch=watch)
+    )
     monkeypatch.setenv("COLUMNS", "80")
     assert labctl("status", "--why").out.splitlines()[-1].endswith(why), "not a terminal"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

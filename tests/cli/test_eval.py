@@ -85,6 +85,7 @@ def test_the_example_evaluates(labctl: Labctl, run: Run, home: Path) -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: labctl[train]"
 )
+@pytest.mark.long
 def test_the_example_loads_a_pickle_without_running_its_code(tmp_path: Path) -> None:
     """`labctl eval` refuses the file here, so this is what the sandbox on the server does."""
     import torch

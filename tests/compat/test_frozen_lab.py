@@ -137,21 +137,21 @@ def lab(student: Student) -> Lab:
 
 def test_runs_are_what_they_were_and_the_one_that_lives_lives(lab: Lab, student: Student) -> None:
     said = lab.status(refresh=True)
-    assert said["reachable"] is True
-    told = {one.id: (one.state, one.exit_code, one.summary) for one in said["runs"]}
+    assert said.reachable is True
+    told = {one.id: (one.state, one.exit_code, one.summary) for one in said.runs}
     assert told == {
         "first": ("exited", 0, "done"),
         "failed": ("exited", 3, "failed with exit code 3"),
         "stopped": ("cancelled", 143, "cancelled; the command ended with 143"),
         "night": ("running", None, ""),
     }
-    night = next(one for one in said["runs"] if one.id == "night")
+    night = next(one for one in said.runs if one.id == "night")
     assert night.progress == {"step": 1.0, "total_steps": 1000.0, "loss": 2.3}
 
 
 def test_a_run_whose_container_is_gone_is_lost(lab: Lab, engine: EngineSocket) -> None:
     engine.answers = lambda method, path, body: None
-    runs_ = {one.id: one for one in lab.status(refresh=True)["runs"]}
+    runs_ = {one.id: one for one in lab.status(refresh=True).runs}
     assert runs_["night"].state == "lost"
     assert runs_["night"].summary.startswith("lost: ")
     assert runs_["stopped"].state == "cancelled"
@@ -237,7 +237,7 @@ def test_an_earlier_program_reads_what_todays_writes(
     agent = frozen.unpack_agent()
     request = {"lab": "digits", "lab_id": DIGITS}
     said = ask(agent, "status", request, student)
-    assert {one["id"]: one["state"] for one in said["runs"]} == {
+    assert {one["id"]: one["state"] for one in said.runs} == {
         "first": "exited", "failed": "exited", "stopped": "cancelled", "night": "running",
     }  # fmt: skip
     found = ask(agent, "manifest", {**request, "runs": ["failed"], "outputs": [], "all": False},

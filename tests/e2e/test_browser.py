@@ -123,6 +123,7 @@ def profiled(lab: ServiceLab, run: str) -> int:
     return len(packed)
 
 
+@pytest.mark.long
 def test_a_profile_shows_where_a_step_goes_and_hands_its_trace_on(
     service_lab: ServiceLab, recorder: Recorder, browser_page: Page
 ) -> None:

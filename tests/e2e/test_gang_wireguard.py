@@ -112,6 +112,7 @@ def campus(machines: list[Sshd], tmp_path: Path, base_image: str) -> Iterator[La
         lab.labctl("down", "--yes", "--discard", code=None)
 
 
+@pytest.mark.long
 def test_machines_without_a_private_network_train_over_wireguard_and_down_removes_it(
     campus: LabDirectory, machines: list[Sshd]
 ) -> None:

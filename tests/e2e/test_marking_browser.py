@@ -486,6 +486,7 @@ def test_no_field_covers_its_label_or_is_pushed_out_of_view(
         assert page.locator("#person").evaluate(below) >= 0
 
 
+@pytest.mark.long
 def test_it_fits_every_screen(context: BrowserContext, bed: Bed) -> None:
     page = enter(context, bed, "ann")
     page.fill("#note-1", "a long note " * 150)

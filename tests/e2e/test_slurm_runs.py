@@ -232,6 +232,7 @@ def forward(labctl: Labctl, service: str) -> str:
     return url
 
 
+@pytest.mark.long
 def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluster) -> None:
     refused = labctl("forward", "page", "--detach", code=4)
     assert "no run of this lab is running on the cluster" in refused.stderr

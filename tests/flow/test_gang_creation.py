@@ -257,10 +257,12 @@ class KeepingCloud(ZonedCloud):
         raise AssertionError("no disk is attached here")
 
 
-def test_status_shows_the_kept_disk_of_every_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [4, 1])
+def test_status_shows_the_kept_disk_of_every_server(tmp_path: Path, count: int) -> None:
+    """Also that of a server which lab.yaml does not ask for anymore."""
     lab = world(tmp_path, KeepingCloud)
     lab.cloud.settle_s = 0.0
-    write_count(lab, 4)
+    write_count(lab, count)
     lab_id = make_member_id(LAB_ID, 1)
     disk = Resource(
         provider=lab.cloud.name,
@@ -272,9 +274,9 @@ def test_status_shows_the_kept_disk_of_every_server(tmp_path: Path) -> None:
     )
     lab.cloud.left.append(disk)
     shown = read_status(lab.context(), refresh=True)
-    assert [kept.disk.id for kept in shown["kept"]] == ["vol-1"]
+    assert [kept.disk.id for kept in shown.kept] == ["vol-1"]
     # A command that asks nobody knows it from the ledger.
-    assert len(read_status(lab.context(), refresh=False)["kept"]) == 1
+    assert len(read_status(lab.context(), refresh=False).kept) == 1
 
 
 def test_a_price_fits_into_the_rest_of_every_share_of_the_budget(lab: World) -> None:

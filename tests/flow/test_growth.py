@@ -100,7 +100,7 @@ def linear(tmp_path: Path, action: Callable[[LabContext, int], Callable[[], obje
 def test_status(tmp_path: Path) -> None:
     def prepare(context: LabContext, count: int) -> Callable[[], object]:
         def check() -> None:
-            assert len(read_status(context, refresh=False)["runs"]) == count
+            assert len(read_status(context, refresh=False).runs) == count
 
         return check
 

@@ -305,8 +305,8 @@ def test_what_the_keeper_did_is_known_at_home_exactly_once(two: Pair) -> None:
     keeper.save_run(msgspec.structs.replace(before, server_id="srv-2", seen_at=time.time()))
     for _ in range(3):
         said = read_status(two.lab.context(), refresh=True)
-        assert said["server"].id == "srv-2"
-        assert said["keeper"] == HOST
+        assert said.server.id == "srv-2"
+        assert said.keeper == HOST
     state = two.lab.context().state
     assert len(state.list_events(lab_id=LAB_ID, kind="recovered")) == 1
     assert len(state.list_events(server_id="srv-2", kind="created")) == 1
@@ -347,7 +347,7 @@ def test_a_keeper_that_cannot_be_reached_is_a_note(two: Pair) -> None:
     two.error = cut()
     reporter = Recorded()
     said = read_status(two.lab.context(reporter), refresh=True)
-    assert said["server"].id == two.server().id
+    assert said.server.id == two.server().id
     assert f"cannot reach the keeper at {HOST}" in reporter.said
 
 

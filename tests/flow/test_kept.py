@@ -167,7 +167,7 @@ def test_whoever_sees_it_puts_its_price_on_record(lab: World, command: str) -> N
         assert down(lab.context(), discard=False).leftovers == (DISK,)
     [one] = cost.compute_costs(lab.context()).kept
     assert one.disk == DISK
-    [one] = read_status(lab.context(), refresh=False)["kept"]
+    [one] = read_status(lab.context(), refresh=False).kept
     assert disks.describe_kept_disk(one).startswith("kept disk vol-1: $8.00 a month, kept until 20")
 
 

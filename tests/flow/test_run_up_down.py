@@ -524,10 +524,10 @@ def test_a_signal_before_the_run_leaves_the_server_and_says_so(
     assert "$0.50/h" in told or "0.50" in told
     assert "labctl down" in told
     assert before == [signal.getsignal(one) for one in run_server.END_SIGNALS]
-    recorded = read_status(job.lab.context, refresh=False)["interrupted_down"]
+    recorded = read_status(job.lab.context, refresh=False).interrupted_down
     assert recorded.why == ("Ctrl-C" if number == signal.SIGINT else number.name)
     down.down(job.lab.context, discard=False)
-    assert read_status(job.lab.context, refresh=False)["interrupted_down"] is None
+    assert read_status(job.lab.context, refresh=False).interrupted_down is None
 
 
 def test_a_lost_terminal_is_no_error(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,7 +539,7 @@ def test_a_lost_terminal_is_no_error(job: Job, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(sys, "stderr", gone)
         run_server.note_interrupt(job.lab, "night", run_server.SignalInterrupt("SIGHUP"))
         click.echo("written nowhere", err=True)
-    recorded = read_status(job.lab.context, refresh=False)["interrupted_down"]
+    recorded = read_status(job.lab.context, refresh=False).interrupted_down
     assert (recorded.run, recorded.why) == ("night", "SIGHUP")
 
 
@@ -565,7 +565,7 @@ def test_a_terminal_that_closes_below_a_progress_bar_leaves_the_server(
         with pytest.raises(click.exceptions.Exit) as caught:
             job.run(NONE, work)
     assert caught.value.exit_code == 130
-    recorded = read_status(job.lab.context, refresh=False)["interrupted_down"]
+    recorded = read_status(job.lab.context, refresh=False).interrupted_down
     assert (recorded.run, recorded.why) == ("", "SIGHUP")
     assert job.world.cloud.calls == ["create"]
 
@@ -605,7 +605,7 @@ def test_ctrl_c_while_the_server_ends_after_a_failure(
         job.run(NONE, fail(UsageError("no")))
     assert "is still running" in caught.value.why
     assert "was interrupted (Ctrl-C)" in capsys.readouterr().err
-    assert read_status(job.lab.context, refresh=False)["interrupted_down"].why == "Ctrl-C"
+    assert read_status(job.lab.context, refresh=False).interrupted_down.why == "Ctrl-C"
 
 
 def test_a_signal_that_is_ignored_stays_ignored(job: Job) -> None:

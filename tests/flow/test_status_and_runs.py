@@ -38,10 +38,11 @@ def test_status_asks_nobody(lab: World) -> None:
     context = lab.context(Recorded())
     context.__dict__["provider"] = context.__dict__["connections"] = Untouchable()
     said = read_status(context, refresh=False)
-    assert said["server"].id == server.id
-    assert said["reachable"] is None
-    assert said["clocks"]["enforced"] is False
-    assert 0 <= said["cost_usd"] < 0.01
+    assert said.server.id == server.id
+    assert said.reachable is None
+    assert said.clocks is not None
+    assert said.clocks.enforced is False
+    assert 0 <= said.cost_usd < 0.01
 
 
 class ExplainingCloud(DiskCloud):
@@ -61,9 +62,9 @@ def test_the_reason_of_an_end_may_be_known_later(tmp_path: Path) -> None:
 
     def read_end() -> str:
         refreshed = read_status(lab.context(), refresh=True)
-        assert refreshed["server"] is None
-        assert read_status(lab.context(), refresh=False)["last_end"] == refreshed["last_end"]
-        return str(refreshed["last_end"])
+        assert refreshed.server is None
+        assert read_status(lab.context(), refresh=False).last_end == refreshed.last_end
+        return str(refreshed.last_end)
 
     assert isinstance(lab.cloud, ExplainingCloud)
     server = up.up(lab.context())
@@ -74,7 +75,7 @@ def test_the_reason_of_an_end_may_be_known_later(tmp_path: Path) -> None:
     lab.cloud.reason = "its time was over"
     other = up.up(lab.context())
     assert end_server(other) == "its time was over"
-    ended = read_status(lab.context(), refresh=False)["ended"]
+    ended = read_status(lab.context(), refresh=False).ended
     assert ended == {server.id: "nothing ran there", other.id: "its time was over"}
     lab.cloud.reason = ""
     assert end_server(up.up(lab.context())) == ""
@@ -90,10 +91,10 @@ def test_status_after_an_interrupted_up_says_that_there_may_be_a_server(
         up.up(lab.context())
     assert error.value.why == f"the server may already exist{why}"
     status = read_status(lab.context(), refresh=False)
-    assert (status["server"], status["unfinished_up"]) == (None, True)
+    assert (status.server, status.unfinished_up) == (None, True)
     lab.cloud.interrupt_after_create = False
     up.up(lab.context())
-    assert not read_status(lab.context(), refresh=False)["unfinished_up"]
+    assert not read_status(lab.context(), refresh=False).unfinished_up
 
 
 def _interrupt_before_create(lab: World) -> None:
@@ -114,7 +115,7 @@ def test_a_refresh_that_finds_no_server_ends_the_doubt(lab: World, labctl: Labct
 
 def test_a_server_may_appear_later_than_the_refresh(lab: World) -> None:
     _interrupt_before_create(lab)
-    assert read_status(lab.context(), refresh=True)["unfinished_up"]
+    assert read_status(lab.context(), refresh=True).unfinished_up
     assert len(lab.context().state.list_open_attempts()) == 1
 
 
@@ -140,12 +141,13 @@ def test_refresh_asks_and_says_when_nobody_answers(lab: World) -> None:
     up.up(lab.context())
     lab.machine.run_with("night")
     said = read_status(lab.context(), refresh=True)
-    assert said["reachable"] is True
-    assert [run.id for run in said["runs"]] == ["night"]
-    assert said["disk"]["free_bytes"] > 0
+    assert said.reachable is True
+    assert [run.id for run in said.runs] == ["night"]
+    assert said.disk is not None
+    assert said.disk.free_bytes > 0
     lab.machine.error = unreachable()
     said = read_status(lab.context(), refresh=True)
-    assert (said["reachable"], said["why"]) == (False, "no answer")
+    assert (said.reachable, said.why) == (False, "no answer")
 
 
 @pytest.mark.parametrize("cause", ["no answer", "digits has no address"])
@@ -196,11 +198,11 @@ def test_refresh_asks_the_server_itself_while_the_keeper_is_down(tmp_path: Path)
     lab.cloud.is_down = True
     lab.machine.run_with("night")
     said = read_status(lab.context(), refresh=True)
-    assert said["provider_problem"] == "the course's keeper is not running"
-    assert said["reachable"] is True
-    assert [run.id for run in said["runs"]] == ["night"]
+    assert said.provider_problem == "the course's keeper is not running"
+    assert said.reachable is True
+    assert [run.id for run in said.runs] == ["night"]
     lab.cloud.is_down = False
-    assert read_status(lab.context(), refresh=True)["provider_problem"] == ""
+    assert read_status(lab.context(), refresh=True).provider_problem == ""
 
 
 def test_more_time_is_what_status_shows_from_then_on(
@@ -210,18 +212,18 @@ def test_more_time_is_what_status_shows_from_then_on(
     watch = WatchRecord(alive=True, ttl_left_s=30_000.0)
     monkeypatch.setattr(guard, "extend", lambda context, server, span_s: watch)
     extend(lab.context(), 1800)
-    assert read_status(lab.context(), refresh=False)["watch"] == to_json(watch)
+    assert read_status(lab.context(), refresh=False).watch == to_json(watch)
 
 
 def test_refresh_drops_a_server_that_is_gone(lab: World) -> None:
     server = up.up(lab.context())
     lab.cloud.change(server.id, state="terminated")
-    assert read_status(lab.context(), refresh=True)["server"] is None
+    assert read_status(lab.context(), refresh=True).server is None
 
 
 def test_a_lab_without_a_server(lab: World) -> None:
     said = read_status(lab.context(), refresh=False)
-    assert (said["server"], said["runs"], said["cost_usd"]) == (None, [], 0.0)
+    assert (said.server, said.runs, said.cost_usd) == (None, (), 0.0)
     with pytest.raises(NotFoundError) as caught:
         lab.context().get_server()
     assert (caught.value.exit_code, caught.value.hint) == (4, "labctl up")

@@ -156,11 +156,11 @@ def test_without_a_timer_only_down_removes_it(lab: World) -> None:
 
 
 def test_status_shows_the_disk_of_a_stopped_server_only(paid: World) -> None:
-    assert read_status(paid.context(), refresh=False)["stopped"] is None
+    assert read_status(paid.context(), refresh=False).stopped is None
     power.stop(paid.context())
-    assert read_status(paid.context(), refresh=False)["stopped"].usd_per_month == 2.4
+    assert read_status(paid.context(), refresh=False).stopped.usd_per_month == 2.4
     power.start(paid.context())
-    assert read_status(paid.context(), refresh=False)["stopped"] is None
+    assert read_status(paid.context(), refresh=False).stopped is None
 
 
 def test_a_second_stop_changes_nothing(paid: World) -> None:

@@ -54,6 +54,7 @@ def alone(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_two_processes_learn_what_one_learns(tmp_path: Path, small: Path, alone: Path) -> None:
     """No two equal parts make a batch of 15: an image that fills a part up does not count."""
     output = train(2, tmp_path, small, *SHORT)

@@ -54,6 +54,7 @@ STATUS_MODULES = {
     "labctl.wire.server_paths",
     "labctl.wire.text",
     "labctl.lifecycle",
+    "labctl.lifecycle.lab_status",
     "labctl.lifecycle.status",
     "labctl.lab",
     "labctl.model",
