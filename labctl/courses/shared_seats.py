@@ -135,14 +135,18 @@ class SharedSeats:
             return
         self.hosts.seating.set_state([sitting.token], "leaving")
         self.hosts.apply_requests(sitting.host)
-        after = self.hosts.seating.find_by_server(server_id)
-        if after is not None and after.state == "leaving":
+        if self.is_leaving(server_id):
             raise LabError(
                 f"account {sitting.account} has not ended on every machine of the cluster",
                 why="one of them did not answer; on the others, nobody can log in to the account",
                 hint="labctl course down   # again, after you repaired that machine or took it out "
                 "of hosts",
             )
+
+    def is_leaving(self, server_id: str) -> bool:
+        """Whether the account was asked to end, and has not ended everywhere."""
+        sitting = self.hosts.seating.find_by_server(server_id)
+        return sitting is not None and sitting.state == "leaving"
 
     def leftovers(self) -> list[Resource]:
         return self.inner.leftovers()

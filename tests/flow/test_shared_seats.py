@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 from course_context import a_class, roster
 
-from labctl.courses import servers, shared_servers
+from labctl.courses import server_contents, servers, shared_servers
 from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.shared_servers import CLUSTER_LOCK, SharedServers
-from labctl.errors import LabError, LockHeldError
+from labctl.errors import AuthenticationError, LabError, LockHeldError
 from labctl.model import CreateServerRequest, Need, Offer, Server
+from labctl.providers import Provider
 from labctl.state.locks import hold_lock
 
 NAMES = ("alice", "bob", "carol")
@@ -83,3 +85,21 @@ def test_an_account_that_has_not_ended_everywhere_is_not_gone(
     monkeypatch.setattr(SharedServers, "_update_accounts", lambda *_: [])
     seats.terminate(alice.id)
     assert seats.find(alice.id) is None
+
+
+def test_results_of_an_account_without_a_key_were_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    course = seats.hosts.course.replace_provider(cast("Provider", seats))
+    alice = seats.servers()[0]
+
+    def refuse(*_: object) -> None:
+        raise AuthenticationError("lab-alice does not accept the key")
+
+    monkeypatch.setattr(server_contents, "list_labs", refuse)
+    monkeypatch.setattr(server_contents.adoption, "is_fresh", lambda *_: False)
+    with pytest.raises(LabError, match="could be saved"):
+        server_contents.save_server(course, alice, discard=False)
+    seats.hosts.seating.set_state(["token-alice"], "leaving")
+    assert server_contents.save_server(course, alice, discard=False).files == 0
