@@ -48,6 +48,21 @@ class Terminal:
         assert shown[0] == f"{PROMPT} {line}", shown[0]
         return "".join(f"{text}\n" for text in shown[1:])
 
+    def start(self, line: str) -> None:
+        """Type a line whose program keeps the screen."""
+        self._type(line)
+
+    def press(self, *keys: str) -> None:
+        self._call("send-keys", *keys)
+
+    def wait_for(self, text: str, timeout_s: float = 10) -> list[str]:
+        """Return the lines of the screen and its history once one of them has `text`."""
+        deadline = time.monotonic() + timeout_s
+        while text not in "\n".join(lines := self._read_lines()):
+            assert time.monotonic() < deadline, lines
+            time.sleep(POLL_S)
+        return lines
+
     def _has_ended(self) -> bool:
         """Whether a prompt is below the typed line, which the screen may not show yet."""
         lines = self._read_lines()
@@ -99,3 +114,16 @@ def open_terminal(directory: Path, environ: Mapping[str, str], columns: int) -> 
             yield terminal
         finally:
             subprocess.run([*tmux, "kill-server"], check=False)
+
+
+@contextmanager
+def attach_tmux(socket: Path, columns: int) -> Iterator[Terminal]:
+    """Attach a client to a new tmux server at `socket`; yields the terminal that shows it."""
+    with open_terminal(socket.parent, {"PATH": "/usr/bin:/bin"}, columns) as terminal:
+        inner = ("tmux", "-f", "/dev/null", "-S", str(socket))
+        terminal.start(f"exec {' '.join(inner)} new-session 'sleep 600'")
+        try:
+            terminal.wait_for("[0] 0:")
+            yield terminal
+        finally:
+            subprocess.run([*inner, "kill-server"], check=False)

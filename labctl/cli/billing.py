@@ -50,6 +50,10 @@ with lazy_imports(__name__):
     from labctl.wire import watchdog
 
 MAX_OFFERS_SHOWN = 20
+IDLE_NOTE = (
+    "IDLE is known only for servers that have had a limit (ttl, budget or idle): their watchdog "
+    "measures it."
+)
 
 
 @click.command("offers")
@@ -94,8 +98,8 @@ def _print_offers(offers: Sequence[Offer], total: int) -> None:
     ]
     free = ("FREE GPUS",) if has_free else ()
     headings = ("TYPE", "GPU", *free, "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET")
-    # The market names the discount too, so a narrow screen does not need the list price.
-    print_table(rows, headings, optional=("LIST",))
+    # The market names the discount too, and the type implies the GPU.
+    print_table(rows, headings, optional=("LIST", "7 DAYS", "ZONE", "GPU"))
     oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
     notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
     notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
@@ -177,8 +181,9 @@ def _describe_end(watch: WatchRecord) -> str:
 def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     """Show the time and cost of each server and run, from the ledger.
 
-    Disks and traffic are not included. Unknown amounts are shown as a question mark. A terminal
-    that is too narrow for all columns shows the first ones; a pipe and --json get all.
+    Disks and traffic are not included. Unknown amounts are shown as a question mark, with a reason
+    below. A terminal that is too narrow for all columns shows the first ones; a pipe and --json get
+    all.
 
     \b
     labctl cost
@@ -208,13 +213,15 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
             optional_text(server.price_usd_per_hour, price_or_free_text, "?"),
             _cost_text(server.cost_usd),
             (optional_text(server.spot_saved_usd, dollars_text, "?") if server.spot else "-"),
-            "?" if server.idle_share is None else f"{server.idle_share:.0%}",
+            "-" if server.idle_share is None else f"{server.idle_share:.0%}",
         )
         for server in costs.servers
     ]
     labs = ["LAB"] if every_lab else []
     headings = ("SERVER", *labs, "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE")
-    print_table(rows, headings, optional=("IDLE", "SAVED", "TYPE", "PRICE"))
+    shown = print_table(rows, headings, optional=("IDLE", "SAVED", "TYPE", "PRICE", "TIME"))
+    if "IDLE" in shown and any(server.idle_share is None for server in costs.servers):
+        print_message(IDLE_NOTE, err=False)
     for server in costs.servers:
         if server.note:
             note = f"{_id_without_region(server.server_id)}: {server.note}"
@@ -230,7 +237,7 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
             )
             for run in costs.runs
         ]
-        print_table(runs, ("RUN", "SERVER", "TIME", "COST"))
+        print_table(runs, ("RUN", "SERVER", "TIME", "COST"), optional=("SERVER", "TIME"))
     partial = "" if costs.complete else " without unknown amounts (?)"
     saved = f"; spot saved {dollars_text(costs.spot_saved_usd)}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{partial}: {_cost_text(costs.total_usd)}{saved}")

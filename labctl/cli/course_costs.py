@@ -167,7 +167,8 @@ def forecast_lines(forecast: Forecast) -> list[str]:
         lines.append(f"by the end of term, {day}: {amount}")
     if forecast.at_most_usd is not None:
         lines.append(
-            f"at most, all budgets spent: {optional_text(forecast.at_most_usd, dollars_text)}"
+            "at most, if every budget is spent: "
+            f"{optional_text(forecast.at_most_usd, dollars_text)}"
         )
     else:
         lines.append("at most: unlimited, because per_student.budget is not set")

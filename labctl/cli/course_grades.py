@@ -10,7 +10,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, print_grace
 from labctl.cli.course_tests import print_student_tests
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN, json_option, yes_option
 from labctl.cli.screen import print_json, print_table
 from labctl.cli.unreleased import print_unreleased_changes
@@ -36,7 +36,7 @@ with lazy_imports(__name__):
     from labctl.courses import allowances, totals
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
-# students without a grade whom a release names
+# students without a released grade whom a release names
 MOST_NAMES = 12
 
 
@@ -250,7 +250,9 @@ def _release(ctx: click.Context, course: Course, assignment: str) -> None:
     for change in result.changes:
         print_message(f"changed: {clean(change)}")
     names = names_text(result.waiting, MOST_NAMES)
-    waiting = f"; without a grade: {names}" if result.waiting else ""
+    waiting = f"; not released: {names}" if result.waiting else ""
     for line in result.unmarked:
         print_message(f"not complete: {clean(line)}")
     print_message(f"released to {count_text(len(result.students), 'student')}{waiting}")
+    if result.unmarked:
+        print_next(f"labctl course mark {assignment} --next")

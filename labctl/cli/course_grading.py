@@ -148,7 +148,7 @@ def _print_folders(folders: tuple[CodeFolder, ...], into: Path) -> None:
     new = sum(folder.is_new for folder in folders)
     print_message(f"{into}: code of {count_text(len(folders), 'submission')}, {new} of them new")
     if any(folder.diff for folder in folders):
-        print_message("  each .diff compares one with the starter")
+        print_message("  each .diff file compares a submission with the starter files")
 
 
 def _state_style(state: str) -> tuple[str, str]:
@@ -253,6 +253,8 @@ def _print_release(released: ReleaseResult | None, *, is_wanted: bool) -> None:
     if released:
         for change in released.changes:
             click.echo(f"changed: {clean(change)}")
+        for line in released.unmarked:
+            print_message(f"not complete: {clean(line)}")
         click.echo(f"feedback released to: {', '.join(released.students)}")
     elif is_wanted:
         print_message("nothing was released: some submissions are not graded")

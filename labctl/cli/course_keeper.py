@@ -101,7 +101,7 @@ def invite_command(
     try:
         valid_s = parse_duration(valid)
     except ValueError as error:
-        raise UsageError(str(error), hint="--valid 14d") from None
+        raise UsageError(str(error), hint="labctl course invite --all --valid 14d") from None
     if replace and everybody:
         raise UsageError(
             "--replace cannot be combined with --all",

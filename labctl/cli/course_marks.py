@@ -20,6 +20,7 @@ from labctl.courses import marking, marking_tasks
 from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.gradebook import points_text
 from labctl.courses.records.marks import list_notes
+from labctl.courses.submission_files import find_submission
 from labctl.errors import LabError, LockHeldError, UsageError
 from labctl.model import Value
 from labctl.text import count_text
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from labctl.courses.marking import GivenMark
     from labctl.courses.marking_tasks import MarkingTask
     from labctl.courses.records.folder import CourseFolder
-    from labctl.courses.records.marks import ItemMark, RubricItem
+    from labctl.courses.records.marks import ItemMark, MarkedSubmission, RubricItem
 
 # what `mark --next` accepts
 ENTER = "Enter points such as 7 or 7.5, s to skip an item, or q to stop"
@@ -127,11 +128,18 @@ def read_points(text: str) -> str:
 def print_mark(given: GivenMark) -> None:
     students, most = ", ".join(given.students), points_text(given.most)
     before = given.before
-    was = f" (was {points_text(before.points)}, by {before.by or 'unknown'})" if before else ""
+    was = f" (was {_describe_before(before)})" if before else ""
     if given.points is None:
         click.echo(f"{students}: {given.item} is unmarked again{clean(was)}")
         return
     click.echo(f"{students}: {given.item} {points_text(given.points)} of {most}{clean(was)}")
+
+
+def _describe_before(before: ItemMark) -> str:
+    """Describe a mark that was replaced, as in "8, by ann, for submission 1"."""
+    number = before.submission.number if before.submission else 0
+    submission = f", for submission {number}" if number else ""
+    return f"{points_text(before.points)}, by {before.by or 'unknown'}{submission}"
 
 
 def _print_tasks(folder: CourseFolder, assignment: str, json_: bool) -> None:
@@ -200,35 +208,60 @@ def _ask_tasks(
                 task = marking.find_marking_task(folder, assignment, listed.seat)
                 if task is None:
                     continue
-                _print_task(folder, assignment, task, f"{position} of {len(tasks)}")
+                submission = _print_task(folder, assignment, task, f"{position} of {len(tasks)}")
                 for item in task.items:
-                    answer = _ask_points(folder, assignment, task, item, by)
+                    answer = _ask_points(folder, assignment, task, submission, item, by)
                     if answer is None:
                         return
                     yield from answer
+                _print_arrival(folder, assignment, task, submission)
         except LockHeldError:
             print_message(f"\n{listed.seat}: skipped, since another grader is marking it")
 
 
-def _print_task(folder: CourseFolder, assignment: str, task: MarkingTask, position: str) -> None:
+def _print_task(
+    folder: CourseFolder, assignment: str, task: MarkingTask, position: str
+) -> MarkedSubmission:
+    """Print a seat and the paths of its files; return the submission that the person marks."""
     names = names_by_seat(folder).get(task.seat, "")
-    number = f", submission {task.number}" if task.number else ", no submission"
+    (seat,) = folder.choose_seats([task.seat], list_assignment_seats(folder, assignment))
+    # Before the files: if another submission arrives meanwhile, the marks are not for that one.
+    submission = find_submission(folder, assignment, seat)
+    number = f", submission {submission.number}" if submission.number else ", no submission"
     heading = f"{task.seat} ({clean(names)}){number}, {position}"
     click.echo(f"\n{click.style(heading, bold=True)}")
     if task.outdated_text:
         click.echo(f"  {task.outdated_text}")
-    (seat,) = folder.choose_seats([task.seat], list_assignment_seats(folder, assignment))
     try:
         paths = marking.write_readable_files(folder, assignment, seat)
     except LabError as error:  # a damaged bundle can still be marked
         print_message(f"  {clean(error.what)}")
-        return
+        return submission
     for part, path in paths.items():
         click.echo(f"  {part:<11} {clean(str(path))}")
+    return submission
+
+
+def _print_arrival(
+    folder: CourseFolder, assignment: str, task: MarkingTask, marked: MarkedSubmission
+) -> None:
+    """Say that another submission than the marked one counts by now."""
+    (seat,) = folder.choose_seats([task.seat], list_assignment_seats(folder, assignment))
+    now = find_submission(folder, assignment, seat)
+    if marked.is_older_than(now):
+        was = f"submission {marked.number}" if marked.number else "no submission"
+        print_message(
+            f"{task.seat}: submission {now.number} has arrived; these marks are for {was}"
+        )
 
 
 def _ask_points(
-    folder: CourseFolder, assignment: str, task: MarkingTask, item: RubricItem, by: str
+    folder: CourseFolder,
+    assignment: str,
+    task: MarkingTask,
+    submission: MarkedSubmission,
+    item: RubricItem,
+    by: str,
 ) -> list[GivenMark] | None:
     """Ask for an item until it has a mark; [] if the person skips it, None if they stop."""
     kept = task.find_mark_to_keep(item)
@@ -254,6 +287,7 @@ def _ask_points(
                 by=by,
                 only=task.unmarked[item.name],
                 seen=task.outdated.get(item.name, ()),
+                submission=submission,
             )
         except LabError as error:
             print_message(clean(f"{error.what}: {error.why}" if error.why else error.what))

@@ -59,7 +59,7 @@ def select_seats(course: Course, only: str, group: str, assignment: str = "") ->
     folder = course.folder
     names = [name.strip() for name in only.split(",") if name.strip()]
     if only and not names:
-        raise UsageError("--only has no names", hint="--only alice,bob")
+        raise UsageError("--only has no names", hint="labctl course status --only alice,bob")
     candidates = assignment_seats.list_assignment_seats(folder, assignment) if assignment else None
     seats = list(folder.choose_seats(names, candidates))
     if group:

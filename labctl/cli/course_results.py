@@ -49,7 +49,7 @@ def _print_unready(servers: list[Server]) -> None:
     price = sum(server.offer.price_usd_per_hour for server in live)
     cost = f", at {price_text(price)}" if price else ""
     count = f"{len(live)} servers are" if len(live) > 1 else "one server is"
-    text = f"{count} up without being ready{cost}; to remove servers: labctl course down"
+    text = f"{count} running but not ready{cost}; to remove servers: labctl course down"
     print_message(text, fg="yellow")
 
 

@@ -103,7 +103,7 @@ def _print_result(result: SimilarityResult, folder: CourseFolder) -> None:
     if rows:
         click.echo("Please review (not proof of misconduct):")
         print_table(rows, ("SEAT", "NAME", "SHARE", "SEAT", "NAME", "SHARE"))
-        print_message("SHARE is the part of a seat's own code that the other one has, too.")
+        print_message("SHARE is the part of a seat's own code that the other submission also has.")
     elif result.submissions + result.previous < 2:
         only = f"Only {compared}" if result.submissions else "Nobody has submitted anything"
         click.echo(f"{only}: nothing to compare.")

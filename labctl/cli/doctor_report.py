@@ -79,8 +79,8 @@ def mask(text: str, known: Iterable[str]) -> str:
     """Replace the `known` values, and everything with the form of a secret or a name."""
     for value in known:
         text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "<masked>", text)
-    for shape, _ in SHAPES.values():
-        text = re.sub(shape.decode(), "<secret>", text)
+    for shape in SHAPES:
+        text = re.sub(shape.pattern, "<secret>", text)
     for form, replacement in FORMS:
         text = re.sub(form, replacement, text)
     return text

@@ -87,7 +87,7 @@ def _print_memory(estimate: Estimate) -> None:
     rows.append(("total", f"{decimal_bytes_text(memory.total_bytes):>10}", "", total))
     rule = _simple_rule_text(estimate.plan)
     rows.append(("simple rule", f"{decimal_bytes_text(memory.simple_rule_bytes):>10}", "", rule))
-    print_table(rows, ("MEMORY", "      SIZE", "SHARE", "HOW"))
+    print_table(rows, ("MEMORY", "      SIZE", "SHARE", "HOW"), cut=False)
 
 
 def _simple_rule_text(plan: ModelPlan) -> str:

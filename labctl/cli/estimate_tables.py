@@ -64,7 +64,7 @@ def print_fits(estimate: Estimate) -> None:
         headings.append("PER TOKEN")
     rows = [_fit_cells(row, headings) for row in estimate.fits]
     if any(row.note for row in estimate.fits):
-        print_table(rows, (*headings, ""))
+        print_table(rows, (*headings, ""), cut=False)
     else:
         print_table([row[:-1] for row in rows], tuple(headings))
 
@@ -95,7 +95,8 @@ def print_costs(estimate: Estimate) -> None:
     rows = [cost for cost in costs if best[cost.type, cost.spot] is cost][:MAX_COSTS]
     amounts = ("PER DAY", "PER MONTH", "ALWAYS ON") if month else ("TIME", "COST")
     headings = ("TYPE", "GPU", "ZONE", "MARKET", "PRICE", *amounts)
-    print_table([_cost_cells(cost, month) for cost in rows], headings)
+    optional = ("ZONE", "GPU", "PRICE", "TIME", "PER DAY")
+    print_table([_cost_cells(cost, month) for cost in rows], headings, optional=optional)
     if len(estimate.costs) > len(rows):
         print_text(f"and {len(estimate.costs) - len(rows)} more: --json")
 
@@ -130,7 +131,9 @@ def print_ways(estimate: Estimate) -> None:
     ]
     together = [row for row in rows if row[3] == "together"]
     print_table(
-        [row for row in rows if row not in together], ("CHANGE", "      SIZE", "FITS ON", "PRICE")
+        [row for row in rows if row not in together],
+        ("CHANGE", "      SIZE", "FITS ON", "PRICE"),
+        cut=False,
     )
     for options, size, fits_on, _ in together:
         print_text(f"Together on one {fits_on}, {size.strip()}: {options}", "  ", "")

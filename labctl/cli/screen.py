@@ -356,19 +356,20 @@ def print_table(
     *,
     cut: bool = True,
     optional: tuple[str, ...] = (),
-) -> None:
-    """Print a table. The last column ends at the screen's edge; with `cut=False` it is whole.
+) -> tuple[str, ...]:
+    """Print a table, and return its headings without those left out.
 
-    On a terminal, a whole last column is folded at spaces, and names are shortened to make room for
-    it; where that leaves too little room, it is below its row. The columns with the `optional`
-    headings are left out, in this order, until the others fit. A program that reads the table gets
-    all of it, whatever COLUMNS says. `width` is that of a terminal.
+    The last column ends at the screen's edge; with `cut=False` it is whole. On a terminal, a whole
+    last column is folded at spaces, and names are shortened to make room for it; where that leaves
+    too little room, it is below its row. The columns with the `optional` headings are left out, in
+    this order, until the others fit. A program that reads the table gets all of it, whatever
+    COLUMNS says. `width` is that of a terminal.
     """
     is_terminal = bool(width) or sys.stdout.isatty()
     width = width or wrapping.read_output_width()
     cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
     if is_terminal:
-        headings, cells = _leave_out(headings, cells, optional, width)
+        headings, cells = _leave_out(headings, cells, optional, width, cut=cut)
     widths = _measure_columns(headings, cells)
     if is_terminal:
         widths = _narrow_names(widths, headings, width)
@@ -385,6 +386,7 @@ def print_table(
         click.echo(click.style(line, dim=True) if index == 0 else line)
         for line in lines[1:]:
             click.echo(line)
+    return headings
 
 
 def _measure_columns(headings: tuple[str, ...], cells: list[tuple[str, ...]]) -> list[int]:
@@ -392,11 +394,18 @@ def _measure_columns(headings: tuple[str, ...], cells: list[tuple[str, ...]]) ->
 
 
 def _leave_out(
-    headings: tuple[str, ...], cells: list[tuple[str, ...]], optional: tuple[str, ...], width: int
+    headings: tuple[str, ...],
+    cells: list[tuple[str, ...]],
+    optional: tuple[str, ...],
+    width: int,
+    *,
+    cut: bool,
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the table without the optional columns that a terminal of `width` has no room for."""
     for name in optional:
         widths = _narrow_names(_measure_columns(headings, cells), headings, width)
+        if not cut:  # a last column that is folded needs less
+            widths = [*widths[:-1], min(widths[-1], _LAST_WIDTH)]
         if sum(widths) + 2 * (len(widths) - 1) <= width:
             break
         kept = [index for index, heading in enumerate(headings) if heading != name]
@@ -411,8 +420,7 @@ def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
     A word that does not fit, such as a path, is on a line of its own, whatever its length.
     """
     longest = max(map(len, text.split()), default=0)
-    if longest > room:
-        indent = min(indent, max(0, width - longest))
+    indent = min(indent, max(0, width - max(longest, _LAST_WIDTH)))
     if room < max(_LAST_WIDTH, longest):
         return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
     first, *others = wrap_text(text, width - room, width)

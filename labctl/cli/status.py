@@ -147,7 +147,7 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     if status.reachable is False:
         state = "NOT REACHABLE"
     kind = clean(f"{server.provider} {server.offer.type}")
-    click.echo(f"{clean(server.alias)}: {state}, {kind}")
+    print_message(f"{clean(server.alias)}: {state}, {kind}", err=False)
     if status.why:
         print_message(f"  {clean(status.why)}", err=False)
     if status.reachable is False:
@@ -160,7 +160,7 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     cost = _cost_text(status.cost_usd, own_usd, price) if price else "free"
     up_s = status.now - server.created_at
     up = "" if server.state == "stopped" else f"up {duration_text(up_s)}, "
-    click.echo(f"  {up}{cost}")
+    print_message(f"  {up}{cost}", err=False)
     if status.executor == "process":
         click.echo("  runs are plain processes (executor: process)")
     elif status.executor == "slurm":
@@ -311,7 +311,8 @@ def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[
         return run.id, "unknown", _steps_text(run), elapsed, result
 
     click.echo()
-    print_table([make_row(run) for run in runs], ("RUN", "STATE", "STEPS", "TIME", "RESULT"))
+    headings = ("RUN", "STATE", "STEPS", "TIME", "RESULT")
+    print_table([make_row(run) for run in runs], headings, cut=False, optional=("STEPS", "TIME"))
     for run in runs:
         if run.state == "running" and run.gpu_lost_at is not None:
             print_message(f"{run.id} has lost its GPU", err=False, fg="red")

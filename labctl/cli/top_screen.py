@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,12 +16,21 @@ from labctl.insight.top import ContainerMetrics, GpuMetrics, ProcessMetrics, Ser
 from labctl.model import Server, Value
 from labctl.text import bytes_text, duration_text, price_or_free_text
 
-# columns from which the wide layout is used
-WIDE = 120
+# columns from which the wide layout is used, and below which the tables have no bars
+WIDE, NARROW = 120, 80
 NARROW_BARS, WIDE_BARS = 16, 36
+# fewer bars say too little
+LEAST_BARS = 8
+# widest name, figure and note of the machine: the layout stays the same while figures change
+_NAME_WIDTH = len("processor")
+_FIGURE_WIDTH = len("1023 KiB/s read, 1023 KiB/s written")
+_NOTE_WIDTH = len("max 1023 KiB/s")
+# characters that the command of a process keeps before columns are left out
+_COMMAND_WIDTH = 16
 LEAST_PROCESSES = 3
 HEADING = "dim"
-_SERVICE = " (service)"
+# the headings of containers, in their order
+KINDS = ("RUN", "SERVICE", "CONTAINER")
 # memory used, as a share of its total, from which it is shown as a warning
 FULL = 0.95
 HELD_BY = {"thermal": "heat", "power": "power", "hardware": "protection"}
@@ -46,13 +56,14 @@ def render_server(history: History, about: About, width: int, height: int = 0) -
         Text(),
         _render_machine(now, history, about, width),
     ]
-    lines = 7
+    lines = 7 if width >= _NAME_WIDTH + 2 + _FIGURE_WIDTH else 9
     if now.gpus:
         above += [Text(), _render_gpus(now, history, about, width)]
         lines += 2 + len(now.gpus)
     if now.runs:
-        above += [Text(), _render_runs(now, history, about, width)]
-        lines += 2 + len(now.runs)
+        runs = _render_runs(now, history, about, width)
+        above += [Text(), runs]
+        lines += 2 + runs.row_count
     free_lines = height - lines - 3 - (1 if about.foot or about.cut else 0)
     processes = now.processes[: max(LEAST_PROCESSES, free_lines)] if height else now.processes
     if processes:
@@ -62,44 +73,85 @@ def render_server(history: History, about: About, width: int, height: int = 0) -
 
 
 def _render_head(now: ServerMetrics, about: About, width: int) -> Text:
+    """Render alias, facts and clock: the facts that fit, the price above all."""
     server = about.server
-    price = server.offer.price_usd_per_hour
-    facts = [
-        " ".join(filter(None, (server.provider, server.offer.type, server.offer.zone))),
-        f"up {duration_text(now.at - server.created_at)}",
-        price_or_free_text(price),
-    ]
-    text = Text().append(clean(server.alias), "bold").append(f"  {clean(', '.join(facts))}")
+    offer = server.offer
     clock = time.strftime("%H:%M:%S", time.localtime(now.at))
-    text.truncate(max(8, width - len(clock) - 2), overflow="ellipsis")
+    facts = [f"up {duration_text(now.at - server.created_at)}"]
+    facts.append(price_or_free_text(offer.price_usd_per_hour))
+    place = " ".join(filter(None, (server.provider, offer.type, offer.zone)))
+    alias, room = clean(server.alias), width - len(clock) - 2
+    choices = ([place, *facts], [offer.type, *facts] if offer.type else facts, facts, facts[1:])
+    texts = (f"  {clean(', '.join(choice))}" for choice in choices)
+    text = Text().append(alias, "bold")
+    text.append(next((one for one in texts if text.cell_len + cell_len(one) <= room), ""))
+    text.truncate(max(8, room), overflow="ellipsis")
     text.append(clock.rjust(max(1, width - text.cell_len)), HEADING)
     return text
 
 
-def _make_table(*headings: str, last_grows: bool = False) -> Table:
-    table = Table(
-        box=None,
-        show_header=bool(headings),
-        header_style=HEADING,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        expand=False,
-    )
-    for column, heading in enumerate(headings):
-        grows = last_grows and column == len(headings) - 1
-        table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=1 if grows else None)
+def _make_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Text]],
+    width: int,
+    optional: Sequence[str] = (),
+    *,
+    last_grows: bool = False,
+) -> Table:
+    """Make a table without the `optional` columns, in this order, that `width` has no room for.
+
+    With `last_grows`, the last column has what the others leave, but at least _COMMAND_WIDTH.
+    """
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    widths = [max(len(heading), w) for heading, w in zip(headings, widths, strict=True)]
+    if last_grows:
+        widths[-1] = min(widths[-1], _COMMAND_WIDTH)
+    kept = list(range(len(headings)))
+    for name in optional:
+        if sum(widths[index] + 2 for index in kept) - 2 <= width:
+            break
+        kept = [index for index in kept if headings[index] != name]
+    table = _make_grid(width if last_grows else None, header=True)
+    for index in kept:
+        grows = last_grows and index == len(headings) - 1
+        table.add_column(
+            headings[index], no_wrap=True, overflow="ellipsis", ratio=1 if grows else None
+        )
+    for row in rows:
+        table.add_row(*(row[index] for index in kept))
     return table
 
 
+def _make_grid(width: int | None = None, *, header: bool = False) -> Table:
+    """Make a table without columns and lines. With a `width`, it has exactly that."""
+    return Table(
+        box=None,
+        show_header=header,
+        header_style=HEADING,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        width=width,
+    )
+
+
 def _render_machine(now: ServerMetrics, history: History, about: About, width: int) -> Table:
-    table = _make_table()
-    bars = 0 if history.is_single_sample else WIDE_BARS if width >= WIDE else NARROW_BARS
-    for min_width in (len("processor"), bars, 0, 0):
-        table.add_column(no_wrap=True, min_width=min_width)
+    has_notes = width >= NARROW
+    others = _NAME_WIDTH + 2 + _FIGURE_WIDTH + 2 + (_NOTE_WIDTH + 2 if has_notes else 0)
+    bars = min(WIDE_BARS if width >= WIDE else NARROW_BARS, width - others)
+    if history.is_single_sample or bars < LEAST_BARS:
+        bars = 0
+    table = _make_grid()
+    table.add_column(no_wrap=True, min_width=_NAME_WIDTH)
+    if bars:
+        table.add_column(no_wrap=True, min_width=bars)
+    table.add_column()  # folded at a space in a very narrow terminal
+    if has_notes:
+        table.add_column(no_wrap=True)
 
     def add_row(name: str, figure: str, note: str, key: str, maximum: float | None) -> None:
-        line = history.render_line(key, bars, maximum, about.bars)
-        table.add_row(name, Text(line, "cyan"), figure, Text(note, HEADING))
+        line = history.render_line(key, bars, maximum, about.bars) if key else ""
+        cells = [Text(line, "cyan")] if bars else []
+        table.add_row(name, *cells, figure, *([Text(note, HEADING)] if has_notes else []))
 
     def scale(key: str) -> str:
         """Write what the highest bar stands for, where that is no known limit."""
@@ -121,28 +173,32 @@ def _render_machine(now: ServerMetrics, history: History, about: About, width: i
     add_row("disk", f"{read} read, {written} written", scale("disk"), "disk", None)
     received, sent = rate_text(now.net_in_bytes_per_s), rate_text(now.net_out_bytes_per_s)
     add_row("network", f"{received} in, {sent} out", scale("network"), "network", None)
-    table.add_row("space", "", f"{amount_text(now.disk_free_bytes, now.disk_total_bytes)} free")
+    add_row("space", f"{amount_text(now.disk_free_bytes, now.disk_total_bytes)} free", "", "", None)
     return table
 
 
 def _render_gpus(now: ServerMetrics, history: History, about: About, width: int) -> Table:
     wide = width >= WIDE
-    bars = 0 if history.is_single_sample else WIDE_BARS if wide else 8
-    clock = ("CLOCK",) if wide else ()
-    table = _make_table("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", *clock, "HELD BY")
-    for gpu in now.gpus:
-        reasons = ", ".join(HELD_BY.get(why, clean(why)) for why in gpu.throttle)
-        table.add_row(
-            gpu.index,
+    bars = 0 if history.is_single_sample or width < NARROW else WIDE_BARS if wide else LEAST_BARS
+    rows = [
+        (
+            Text(gpu.index),
             Text(_shorten(_gpu_name(gpu), 24 if wide else 14)),
             _gpu_use_text(gpu, history.render_line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
             _memory_text(gpu.memory_bytes, gpu.memory_total_bytes),
-            usage_text(gpu.power_w, gpu.power_limit_w, "W"),
+            Text(usage_text(gpu.power_w, gpu.power_limit_w, "W")),
             _temperature_text(gpu),
-            *((usage_text(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),) if wide else ()),
-            Text(_shorten(reasons, 24 if wide else 11), "red"),
+            Text(usage_text(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
+            Text(_shorten(_describe_throttling(gpu), 24 if wide else 11), "red"),
         )
-    return table
+        for gpu in now.gpus
+    ]
+    headings = ("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", "CLOCK", "HELD BY")
+    return _make_table(headings, rows, width, ("CLOCK", "POWER", "NAME", "HELD BY", "TEMP"))
+
+
+def _describe_throttling(gpu: GpuMetrics) -> str:
+    return ", ".join(HELD_BY.get(why, clean(why)) for why in gpu.throttle)
 
 
 def _gpu_name(gpu: GpuMetrics) -> str:
@@ -154,8 +210,8 @@ def _gpu_name(gpu: GpuMetrics) -> str:
 def _gpu_use_text(gpu: GpuMetrics, line: str) -> Text:
     if gpu.parent:
         return Text("see its card", HEADING)
-    use = Text().append(line, "green")
-    return use.append(f" {gpu.use_percent:3.0f}%" if gpu.use_percent is not None else "    -")
+    use = Text().append(f"{line} " if line else "", "green")
+    return use.append(f"{gpu.use_percent:3.0f}%" if gpu.use_percent is not None else "   -")
 
 
 def _temperature_text(gpu: GpuMetrics) -> Text:
@@ -165,37 +221,48 @@ def _temperature_text(gpu: GpuMetrics) -> Text:
 
 
 def _render_runs(now: ServerMetrics, history: History, about: About, width: int) -> Table:
-    """Render the runs. GPU memory is only in a wide table; the processes show it in any."""
-    wide = width >= WIDE
-    gpus = wide and any(process.gpus for process in now.processes)
-    table = _make_table(
-        "RUN", "WHO", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "STEPS", "LEFT"
+    """Render the runs, and services and other containers below headings of their own."""
+    groups = {kind: [one for one in now.runs if _find_kind(one) == kind] for kind in KINDS}
+    kinds = [kind for kind in KINDS if groups[kind]]
+    gpu_heading = ("GPU MEM",) if any(process.gpus for process in now.processes) else ()
+    headings = (kinds[0], "WHO", "CORES", "MEMORY", *gpu_heading, "STEPS", "LEFT")
+    empty = [Text()] * (len(headings) - 1)
+    rows: list[Sequence[Text]] = []
+    for kind in kinds:
+        if rows:
+            rows.append([Text(kind, HEADING), *empty])
+        rows += [_make_run_row(run, now, history, about, width) for run in groups[kind]]
+    return _make_table(headings, rows, width, ("GPU MEM", "CORES", "WHO", "MEMORY", "LEFT"))
+
+
+def _find_kind(container: ContainerMetrics) -> str:
+    run, service, other = KINDS
+    return run if container.run else service if container.service else other
+
+
+def _make_run_row(
+    run: ContainerMetrics, now: ServerMetrics, history: History, about: About, width: int
+) -> Sequence[Text]:
+    left = history.estimate_left_s(run)
+    has_gpus = any(process.gpus for process in now.processes)
+    gpu_memory = _gpu_memory(process for process in now.processes if process.name == run.name)
+    bars = 20 if width >= WIDE else 6 if width >= NARROW else 0
+    return (
+        Text(_shorten(name_container(run, about.lab_id), 40 if width >= WIDE else 16), "bold"),
+        Text(_shorten(run.person, 12 if width >= WIDE else 8)),
+        Text(usage_text(run.cpu_cores, run.cores, "", ".1f")),
+        _memory_text(run.memory_bytes, run.memory_limit_bytes),
+        *((Text(gpu_memory),) if has_gpus else ()),
+        _steps_text(run, about.bars, bars),
+        Text(duration_text(left) if left is not None else "-"),
     )
-    for run in now.runs:
-        left = history.estimate_left_s(run)
-        gpu_memory = (_gpu_memory(p for p in now.processes if p.name == run.name),) if gpus else ()
-        table.add_row(
-            Text(_fit_name(container_name(run, about.lab_id), 40 if wide else 16), "bold"),
-            Text(_shorten(run.person, 12 if wide else 8)),
-            usage_text(run.cpu_cores, run.cores, "", ".1f"),
-            _memory_text(run.memory_bytes, run.memory_limit_bytes),
-            *gpu_memory,
-            _steps_text(run, about.bars, 20 if wide else 6),
-            duration_text(left) if left is not None else "-",
-        )
-    return table
 
 
-def container_name(run: ContainerMetrics | ProcessMetrics, lab_id: str) -> str:
+def name_container(run: ContainerMetrics | ProcessMetrics, lab_id: str) -> str:
     """Name a run by its id, with its lab if that is another; a service or container by its name."""
     if run.run:
         return run.run if run.lab_id == lab_id else f"{run.lab or run.lab_id[:6]}/{run.run}"
-    return f"{run.service}{_SERVICE}" if run.service else run.name
-
-
-def _fit_name(name: str, width: int) -> str:
-    """Shorten the name of a container; a service first loses the word that says so."""
-    return _shorten(name if len(name) <= width else name.removesuffix(_SERVICE), width)
+    return run.service or run.name
 
 
 def _steps_text(run: ContainerMetrics, bars: str, width: int) -> Text:
@@ -205,29 +272,35 @@ def _steps_text(run: ContainerMetrics, bars: str, width: int) -> Text:
         return Text(f"{run.step:.0f}")
     done = round(width * min(1.0, max(0.0, run.step / run.total_steps)))
     full, empty = ("━", "─") if bars is BARS else ("#", ".")
-    text = Text().append(full * done, "green")
-    text.append(empty * (width - done), HEADING)
-    return text.append(f" {run.step:.0f}/{run.total_steps:.0f}")
+    text = Text().append(full * done, "green").append(empty * (width - done), HEADING)
+    return text.append(f"{' ' if width else ''}{run.step:.0f}/{run.total_steps:.0f}")
 
 
 def _render_processes(processes: Sequence[ProcessMetrics], about: About, width: int) -> Table:
-    gpus = any(process.gpus for process in processes)
-    names = ("PID", "WHO", "IN", "CORES", "MEMORY", *(("GPU MEM",) if gpus else ()), "COMMAND")
-    table = _make_table(*names, last_grows=True)
-    table.expand = True
-    table.width = width
-    for process in processes:
-        container = container_name(process, about.lab_id) if process.name else "-"
-        table.add_row(
-            str(process.pid),
-            Text(_shorten(process.person, 12 if width >= WIDE else 8)),
-            Text(_fit_name(container, 30 if width >= WIDE else 16)),
-            f"{process.cpu_cores:.1f}",
-            bytes_text(process.memory_bytes),
-            *((_gpu_memory([process]),) if gpus else ()),
+    wide = width >= WIDE
+    has_gpus = any(process.gpus for process in processes)
+    gpu_heading = ("GPU MEM",) if has_gpus else ()
+    headings = ("PID", "WHO", "IN", "CORES", "MEMORY", *gpu_heading, "COMMAND")
+    rows = [
+        (
+            Text(str(process.pid)),
+            Text(_shorten(process.person, 12 if wide else 8)),
+            Text(_name_place(process, about.lab_id, 30 if wide else 16)),
+            Text(f"{process.cpu_cores:.1f}"),
+            Text(bytes_text(process.memory_bytes)),
+            *((Text(_gpu_memory([process])),) if has_gpus else ()),
             Text(clean(process.command)),
         )
-    return table
+        for process in processes
+    ]
+    return _make_table(headings, rows, width, ("IN", "WHO", "MEMORY", "CORES"), last_grows=True)
+
+
+def _name_place(process: ProcessMetrics, lab_id: str, width: int) -> str:
+    """Name what the process is part of; mark a service as such if there is room."""
+    name = name_container(process, lab_id) if process.name else "-"
+    marked = f"{name} (service)" if process.service else name
+    return _shorten(marked if len(marked) <= width else name, width)
 
 
 def _gpu_memory(processes: Iterable[ProcessMetrics]) -> str:

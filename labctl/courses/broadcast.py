@@ -25,18 +25,26 @@ from labctl.wire.watchdog import WatchRecord
 MOST_MESSAGE = 500
 MESSAGE_S = 60.0
 _SHOW_SCRIPT = """m=$1; u=$(id -u)
+mkdir -p "$HOME/labctl" && printf '%s %s\\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$m" \\
+  >> "$HOME/labctl/messages.txt"
 for t in /dev/pts/[0-9]*; do
   [ -O "$t" ] && [ -w "$t" ] && printf '\\r\\n*** course: %s ***\\r\\n' "$m" > "$t" 2>/dev/null
 done
-e=$(printf %s "$m" | sed 's/#/##/g; s/%/%%/g')
 for s in /tmp/tmux-"$u"/*; do
   [ -S "$s" ] || continue
-  tmux -S "$s" list-clients -F '#{client_name}' 2>/dev/null | while read -r c; do
-    tmux -S "$s" display-message -c "$c" "course: $e" 2>/dev/null
+  tmux -S "$s" list-clients -F '#{client_width} #{client_name}' 2>/dev/null | while read -r w c; do
+    line="course: $m" rest=' (all: ~/labctl/messages.txt)'
+    if [ ${#line} -gt "$w" ]; then  # tmux would cut it anywhere
+      room=$((w - ${#rest}))
+      line=$(printf %s "$line" | fold -sw $((room > 30 ? room : 30)) | head -n 1)$rest
+    fi
+    e=$(printf %s "$line" | sed 's/#/##/g; s/%/%%/g')
+    # It stays until a key is pressed, but tmux before 3.2 does not know -d.
+    tmux -S "$s" display-message -c "$c" -d 20000 "$e" 2>/dev/null ||
+      tmux -S "$s" display-message -c "$c" "$e" 2>/dev/null
   done
 done
-mkdir -p "$HOME/labctl" && printf '%s %s\\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$m" \\
-  >> "$HOME/labctl/messages.txt"
+true
 """
 
 

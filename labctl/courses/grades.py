@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 import msgspec
 
@@ -18,6 +17,7 @@ from labctl.courses.grading.results import GraderTest, parse_results
 from labctl.courses.lateness import (
     DeadlineJudge,
     compute_free_days,
+    find_counting_receipt,
     reduce_penalty,
 )
 from labctl.courses.records import roster_formats
@@ -45,6 +45,7 @@ from labctl.courses.records.writeback import GradeExport, write_back
 from labctl.errors import NotFoundError
 from labctl.model import Value
 from labctl.submissions.assignment import DeadlineStatus, count_late_days
+from labctl.submissions.receipt import Receipt
 from labctl.submissions.receiver import Receiver
 
 
@@ -111,7 +112,7 @@ def list_current_grades(
         assignment,
         rules.points,
         students,
-        _stamps(folder, assignment, all_seats),
+        _judge_submissions(folder, assignment, all_seats),
         frozenset(released),
         seats,
     )
@@ -172,37 +173,20 @@ def record_released_scores(folder: CourseFolder, assignment: str, by: str = "") 
     )
 
 
-def _stamps(folder: CourseFolder, assignment: str, seats: Sequence[Seat]) -> dict[str, Stamp]:
-    """Return the receiver's stamp on each one's last submission, by student and by seat."""
-    receiver = Receiver(folder.drop)
-    stamps = {}
-    for student in receiver.students(assignment):
-        signed = receiver.receipts(assignment, student)
-        if signed:
-            last = signed[-1].receipt
-            stamps[student] = Stamp(
-                number=last.number,
-                received=last.received,
-                late_s=last.late_s,
-                penalty=last.penalty,
-            )
-    for seat in seats:
-        own = [stamps[owner] for owner in (seat.name, *seat.students) if owner in stamps]
-        if own:
-            stamps[seat.name] = max(own, key=lambda stamp: stamp.received)
-    return stamps | _judge_stamps(folder, assignment, seats, stamps)
-
-
-def _judge_stamps(
-    folder: CourseFolder, assignment: str, seats: Sequence[Seat], stamps: Mapping[str, Stamp]
+def _judge_submissions(
+    folder: CourseFolder, assignment: str, seats: Sequence[Seat]
 ) -> dict[str, Stamp]:
-    """Return the stamps of seats and their students, by the rules and extensions of now."""
-    deadline, status = DeadlineJudge(folder, assignment), dict[str, DeadlineStatus]()
-    rules = deadline.rules
+    """Return the stamps of the submissions that count, by seat and by student.
+
+    They follow from the rules and extensions of now.
+    """
+    receiver, deadline = Receiver(folder.drop), DeadlineJudge(folder, assignment)
+    rules, receipts, status = deadline.rules, dict[str, Receipt](), dict[str, DeadlineStatus]()
     for seat in seats:
-        if seat.name in stamps:
-            received_at = datetime.fromisoformat(stamps[seat.name].received).timestamp()
-            status[seat.name] = deadline.judge(seat, received_at)
+        receipt = find_counting_receipt(receiver, deadline, assignment, seat)
+        if receipt is not None:
+            receipts[seat.name] = receipt
+            status[seat.name] = deadline.judge(seat, receipt.received_at)
     days = {name: count_late_days(one.late_s, rules.grace) for name, one in status.items()}
     free_days = compute_free_days(folder, assignment, days)
     judged = {}
@@ -210,8 +194,9 @@ def _judge_stamps(
         if seat.name not in status:
             continue
         late_s, spent = status[seat.name].late_s, free_days.get(seat.name, FreeDays())
-        stamp = msgspec.structs.replace(
-            stamps[seat.name],
+        stamp = Stamp(
+            number=receipts[seat.name].number,
+            received=receipts[seat.name].received,
             late_s=late_s,
             penalty=reduce_penalty(rules, late_s, spent),
             free_days=spent,

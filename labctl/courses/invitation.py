@@ -205,7 +205,8 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
     if file.join.expires < (time.time() if now is None else now):
         raise PolicyError(
             f"this join file expired on {machine_time_text(file.join.expires)}",
-            hint="ask your instructor for another, made with:\nlabctl course invite",
+            hint="ask your instructor for another, made with:\n"
+            f"labctl course invite {file.join.student}",
         )
     return file.join
 

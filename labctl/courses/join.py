@@ -114,7 +114,8 @@ def _download(place: str) -> bytes:
                 raise NotFoundError(
                     f"no join file at {place}",
                     why=f"the server answered {response.status_code} {response.reason}",
-                    hint="ask your instructor for another, made with:\nlabctl course invite",
+                    hint="ask your instructor for another, made with:\n"
+                    "labctl course invite STUDENT",
                 )
             return read_body(response, MOST_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -237,7 +238,8 @@ def _greet_enrolled(
         raise PolicyError(
             "this join file was already used or revoked",
             why="each join file works only once",
-            hint="ask your instructor for another, made with:\nlabctl course invite",
+            hint="ask your instructor for another, made with:\n"
+            f"labctl course invite {invitation.student}",
         ) from None
     except BusyError as busy:
         if isinstance(busy, ConnectError):

@@ -214,7 +214,7 @@ def make_join_file_invalid_error() -> PolicyError:
     return PolicyError(
         "this join file was already used, or has expired",
         why="each join file works only once",
-        hint="ask your instructor for another, made with:\nlabctl course invite",
+        hint="ask your instructor for another, made with:\nlabctl course invite STUDENT",
     )
 
 

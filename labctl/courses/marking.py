@@ -25,11 +25,12 @@ from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.marks import (
     ItemMark,
+    MarkedSubmission,
     draft_mark_line,
     read_marks,
 )
 from labctl.courses.records.student import Student
-from labctl.courses.submission_files import READABLE
+from labctl.courses.submission_files import READABLE, find_submission
 from labctl.errors import ConfigError, NotFoundError, PolicyError, UsageError
 from labctl.model import Value
 from labctl.state.locks import hold_lock
@@ -62,10 +63,12 @@ def give_mark(
     only: Sequence[str] = (),
     replace: bool = False,
     seen: Sequence[ItemMark] = (),
+    submission: MarkedSubmission | None = None,
 ) -> GivenMark:
     """Give the students of a seat `text` points for an item; with `alone`, only that student.
 
-    `only` limits it to these students of the seat.
+    `only` limits it to these students of the seat. The mark is for `submission`, by default the one
+    that counts now.
 
     PolicyError if another grader has marked the item, unless `replace` or `seen` has that mark;
     UsageError for points that the item does not have.
@@ -75,6 +78,7 @@ def give_mark(
     seat, students = choose_students(folder, assignment, name, alone=alone, by=by)
     students = tuple(one for one in students if one in only) if only else students
     note = clean_note(note)
+    submission = submission or find_submission(folder, assignment, seat)
     ledger = folder.ledger
     before: list[ItemMark] = []
 
@@ -92,7 +96,9 @@ def give_mark(
 
     ledger.append_all(
         [
-            draft_mark_line(assignment, seat.name, one, item, points, by=by, note=note)
+            draft_mark_line(
+                assignment, seat.name, one, item, points, submission=submission, by=by, note=note
+            )
             for one in students
         ],
         check=check,

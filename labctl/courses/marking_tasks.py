@@ -15,8 +15,8 @@ from labctl.model import Value
 class MarkingTask(Value, frozen=True):
     """A seat whose students need marks. `items` are those that any of them needs.
 
-    `unmarked` are the students who need a mark for each item: they have none, or one that was given
-    before the submission arrived. `outdated` has such marks by item.
+    `unmarked` are the students who need a mark for each item: they have none, or one for an older
+    submission. `outdated` has such marks by item.
     """
 
     seat: str
@@ -28,7 +28,7 @@ class MarkingTask(Value, frozen=True):
 
     @property
     def outdated_text(self) -> str:
-        """Name the items that were marked before the submission arrived; "" without any."""
+        """Name the items that were marked for an older submission; "" without any."""
         return outdated_text(self.number, self.outdated)
 
     def find_mark_to_keep(self, item: RubricItem) -> ItemMark | None:

@@ -165,7 +165,9 @@ def answer_regrade(
     if marks and not accepted:
         raise UsageError(
             "a declined request changes no marks",
-            hint="repeat the command with --accept, or without --mark",
+            hint=f'labctl course regrades {assignment} {student} --answer "..."\n'
+            f'labctl course regrades {assignment} {student} --answer "..." --accept '
+            "--mark ITEM POINTS",
         )
     prepared = prepare_answer(folder, assignment, student, answer, accepted=accepted, by=by)
     given: tuple[GivenMark, ...] = ()

@@ -43,7 +43,8 @@ MOST_NAMED = 5
 class ReleaseResult(Value, frozen=True):
     """The result of a release: `students` can read their feedback now.
 
-    `waiting` seats and students have no grade to release, `unmarked` says which of them lack marks.
+    `waiting` seats and students have no grade to release. `unmarked` says which of them lack marks,
+    or have marks for an older submission.
     `changes` lists grades that were released before with another score.
     """
 
@@ -80,7 +81,8 @@ def release_grades(
 ) -> ReleaseResult:
     """Write `feedback.html` for each grade, make it available to students, and update the ledger.
 
-    Grades that failed or lack marks are left out, and named. Repeating it updates the feedback. If
+    Grades that failed, lack marks or have marks for an older submission are left out, and named.
+    Repeating it updates the feedback. If
     a released score would change, `reporter` asks for consent first: PolicyError without it, and
     nothing is released. NotFoundError if there is nothing to release yet.
     """
@@ -128,9 +130,9 @@ def _list_waiting(folder: CourseFolder, releases: Sequence[_SeatRelease]) -> tup
 
 
 def _list_unmarked(releases: Sequence[_SeatRelease]) -> tuple[str, ...]:
-    """Return the students who lack marks, each with what is missing."""
+    """Return the students who lack marks or have outdated ones, each with the items."""
     return tuple(
-        f"{grade.student}: {grade.problem}"
+        f"{grade.student}: {'; '.join(filter(None, [grade.problem, grade.outdated_marks_text]))}"
         for release in releases
         for grade in release.waiting
         if grade.items and (grade.stamp.number or any(item.mark for item in grade.items))
@@ -171,7 +173,8 @@ def _is_ready(grade: Grade, record: GradeRecord | None) -> bool:
     """Tell whether a grade can be released. A damaged correction is reported when it is read."""
     if not grade.items:
         return record is not None
-    return grade.score is not None and any(item.mark for item in grade.items)
+    is_complete = grade.score is not None and any(item.mark for item in grade.items)
+    return is_complete and not grade.outdated_marks
 
 
 def _require_consent(name: str, changes: Sequence[str], reporter: Reporter) -> None:

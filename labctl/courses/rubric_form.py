@@ -13,8 +13,14 @@ from labctl.courses.marking import choose_students, clean_note, parse_points, re
 from labctl.courses.records.folder import CourseFolder, Seat
 from labctl.courses.records.gradebook import points_text
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
-from labctl.courses.records.marks import ItemMark, StudentMarks, draft_mark_line, read_marks
-from labctl.courses.submission_files import require_submission
+from labctl.courses.records.marks import (
+    ItemMark,
+    MarkedSubmission,
+    StudentMarks,
+    draft_mark_line,
+    read_marks,
+)
+from labctl.courses.submission_files import find_submission, require_submission
 from labctl.errors import NotFoundError, UsageError
 from labctl.model import Value
 
@@ -42,7 +48,7 @@ class ItemEdit(Value, frozen=True):
     """What a grader typed for an item; `points` "" takes the mark back.
 
     `shown` is the mark that the form showed, and `version` its version. `is_confirmed` gives the
-    same mark again: it was given before the submission arrived, and is still right.
+    same mark again: it was given for an older submission, and is still right.
     """
 
     item: str
@@ -121,7 +127,11 @@ def save_marks(
     changed = [edit for edit in edits if edit.is_change]
     if problems := dict(_find_problems(rubric, assignment, name, changed)):
         return SavedMarks(problems=problems)
-    drafts = [draft for edit in changed for draft in _draft_lines(assignment, seat, edit, by)]
+    # Before `check`, which fails if another submission arrives meanwhile.
+    submission = find_submission(folder, assignment, seat)
+    drafts = [
+        draft for edit in changed for draft in _draft_lines(assignment, seat, edit, submission, by)
+    ]
     drafts += [answer.draft] if answer else []
     conflicts: list[str] = []
 
@@ -149,12 +159,23 @@ class _StaleFormError(Exception):
     pass
 
 
-def _draft_lines(assignment: str, seat: Seat, edit: ItemEdit, by: str) -> list[CourseLedgerDraft]:
+def _draft_lines(
+    assignment: str, seat: Seat, edit: ItemEdit, submission: MarkedSubmission, by: str
+) -> list[CourseLedgerDraft]:
     """Return the ledger's lines for a mark, or for taking it back, one for each student."""
     points = float(edit.points) if edit.points else None
     note = clean_note(edit.note) if edit.points else ""
     return [
-        draft_mark_line(assignment, seat.name, student, edit.item, points, by=by, note=note)
+        draft_mark_line(
+            assignment,
+            seat.name,
+            student,
+            edit.item,
+            points,
+            submission=submission,
+            by=by,
+            note=note,
+        )
         for student in seat.students
     ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from labctl.courses.lateness import DeadlineJudge, find_counting_receipt
 from labctl.courses.records.folder import CourseFolder, Seat
+from labctl.courses.records.marks import MarkedSubmission
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.model import Value
 from labctl.submissions.bundle import BundleMember, open_member, read_members
@@ -71,6 +72,14 @@ def find_bundle_sha256(folder: CourseFolder, assignment: str, seat: Seat) -> str
     """Return the SHA-256 of the bundle of a seat that counts; "" without a submission."""
     receipt = _find_receipt(folder, assignment, seat)
     return receipt.bundle_sha256 if receipt else ""
+
+
+def find_submission(folder: CourseFolder, assignment: str, seat: Seat) -> MarkedSubmission:
+    """Return the number and arrival of the submission of a seat that counts; 0 without one."""
+    receipt = _find_receipt(folder, assignment, seat)
+    if receipt is None:
+        return MarkedSubmission()
+    return MarkedSubmission(number=receipt.number, received=receipt.received)
 
 
 def _find_receipt(folder: CourseFolder, assignment: str, seat: Seat) -> Receipt | None:

@@ -142,6 +142,8 @@ def _compute_life(
     if price is None and server is not None:
         price = server.offer.price_usd_per_hour
     on_demand = detail.get("on_demand_usd_per_hour")
+    if on_demand is None and server is not None:
+        on_demand = server.offer.on_demand_usd_per_hour
     up_s, until, running = _compute_running_s(lines, since, now, alive=server is not None)
     hours = up_s / HOUR_S
     spot = bool(detail.get("spot", server.offer.spot if server else False))

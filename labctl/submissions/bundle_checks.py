@@ -6,7 +6,8 @@ Each finding names its file and the reason.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import shlex
+from collections.abc import Collection, Iterable
 from typing import BinaryIO
 
 from labctl.config import copy_environment, list_secret_names, read_secret_values
@@ -24,23 +25,37 @@ MOST_NAMED = 20
 
 def require_no_hazards(context: LabContext, contents: BundleContents) -> None:
     """Raise PolicyError, with each reason, if a file runs code when loaded, or is a bomb."""
-    hazards: list[str] = []
+    hazards: dict[str, str] = {}
     done, total = 0, sum(source.file.size for source in contents.sources)
     for source in contents.sources:
         with _open_source(source) as file:
             verdict = judge_file(source.file.path, file, source.file.size)
         if verdict.hazard:
-            hazards.append(f"{source.file.path}: {verdict.hazard}")
+            hazards[source.file.path] = verdict.hazard
         done += source.file.size
         context.reporter.emit(Progress(name="checking files", done=done, total=total,
                                       unit="bytes"))  # fmt: skip
     if hazards:
         raise PolicyError(
             f"{len(hazards)} file{'s' if len(hazards) > 1 else ''} cannot be submitted",
-            why="\n".join(hazards[:MOST_NAMED]),
-            hint="save weights as safetensors (safetensors.torch.save_file), then run again, or:\n"
-            "labctl submit --checkpoint NAME",
+            why="\n".join(f"{path}: {why}" for path, why in list(hazards.items())[:MOST_NAMED]),
+            hint=_suggest_safe_files({get_bundle_part(path) for path in hazards}),
         )
+
+
+def _suggest_safe_files(parts: Collection[str]) -> str:
+    """Suggest what to do about unsafe files in these parts of a bundle."""
+    lines: list[str] = []
+    if "code" in parts:
+        lines.append("list files that you need not submit in .labignore, then:\nlabctl submit")
+    if "model" in parts:
+        lines.append(
+            "save weights as safetensors (safetensors.torch.save_file), then run again, or:\n"
+            "labctl submit --checkpoint NAME   # another checkpoint of the run"
+        )
+    if not lines:
+        lines.append("labctl submit --code-only   # without the run, if the assignment allows it")
+    return "\n".join(lines)
 
 
 def require_no_secrets(
@@ -58,9 +73,16 @@ def require_no_secrets(
         raise PolicyError(
             "the submission contains secrets",
             why=describe_leaks(leaks[:MOST_NAMED]),
-            hint="remove and revoke them, or list the file in .labignore\n"
-            f"labctl submit --allow {path}   # if it is not a secret",
+            hint=f"{_suggest_removal({get_bundle_part(leak.path) for leak in leaks})}\n"
+            f"labctl submit --allow {shlex.quote(path)}   # if it is not a secret",
         )
+
+
+def _suggest_removal(parts: Collection[str]) -> str:
+    """Suggest what to do about secrets in these parts of a bundle."""
+    if "code" in parts:
+        return "remove and revoke them, or list the file in .labignore"
+    return "revoke them, and run again without printing them"
 
 
 def _read_secrets(context: LabContext) -> dict[str, Secret]:

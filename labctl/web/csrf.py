@@ -6,6 +6,7 @@ are plain ASGI and run before the routes, so that they do not delay a stream of 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Callable
 
@@ -21,6 +22,8 @@ from labctl.web.responses import refuse
 SAFE_METHODS = ("GET", "HEAD")
 # allowed values of Sec-Fetch-Site: a page of this dashboard, or an address typed by a person
 OWN_SITES = ("same-origin", "none")
+# until a whole form must have arrived
+FORM_S = 60.0
 FORM_TYPE = "application/x-www-form-urlencoded"
 
 
@@ -89,8 +92,13 @@ class FormToken:
             await self.app(scope, receive, send)
             return
         session: Session = scope["state"]["session"]
-        async with Request(scope, receive).form() as fields:
-            form = {name: value for name, value in fields.items() if isinstance(value, str)}
+        try:
+            async with asyncio.timeout(FORM_S), Request(scope, receive).form() as fields:
+                form = {name: value for name, value in fields.items() if isinstance(value, str)}
+        except TimeoutError:
+            answer = refuse("the form did not arrive in time; send it again", 408)
+            await answer(scope, receive, send)
+            return
         if not hmac.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
             answer = refuse("this form belongs to another session; go back, then reload the page")
             await answer(scope, receive, send)

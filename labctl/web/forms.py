@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from labctl.config.scalars import parse_duration
 from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.text import price_text
 from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
 from labctl.web.mutations import BY
@@ -133,7 +134,7 @@ def _price_lines(seat: SeatView, machine: ServerView, span_s: int, now: float) -
 
 def _hourly_price_text(seat: SeatView) -> str:
     price = seat.machine.usd_per_hour if seat.machine else 0.0
-    return f", at {usd(price)}/h" if price else ""
+    return f", at {price_text(price)}" if price else ""
 
 
 def parse_span(text: str) -> int:

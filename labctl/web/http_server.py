@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     import uvicorn
 
-    from labctl.web import factory, institution_sign_in
+    from labctl.web import factory, institution_sign_in, request_deadline
 
 HOST = "127.0.0.1"
 PORT = 8600
@@ -195,6 +195,7 @@ class SiteServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 site.app,
+                http=request_deadline.DeadlineProtocol,
                 log_level="critical",
                 access_log=False,
                 server_header=False,

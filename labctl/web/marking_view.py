@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 class ItemView(Value, frozen=True):
     """An item of the rubric, worth `worth` points, with the mark that its fields show.
 
-    The mark `is_outdated` if it was given before the submission arrived.
+    The mark `is_outdated` if it is for an older submission.
     """
 
     name: str

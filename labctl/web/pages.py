@@ -12,6 +12,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from labctl.config.scalars import limit_text
+from labctl.text import price_text
 from labctl.web import formatting
 from labctl.web.listing import (
     PERSON_MARKS,
@@ -97,6 +98,7 @@ class Pages:
             auto_reload=False,
         )
         self._environment.filters.update(
+            price=price_text,
             usd=formatting.usd,
             percent=formatting.percent,
             span=formatting.span,

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from labctl.errors import LabError, NotFoundError
-from labctl.text import names_text
+from labctl.text import names_text, price_or_free_text, price_text
 from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
 from labctl.web.forms import parse_span
@@ -70,7 +70,7 @@ class StudentForms:
         ]
         if offer is not None and not is_up:
             gpu = f" with {offer.gpu_name}" if offer.gpu_name else ""
-            price = f"{usd(offer.price_usd_per_hour)}/h" if offer.price_usd_per_hour else "free"
+            price = price_or_free_text(offer.price_usd_per_hour)
             lines.append(f"{offer.type}{gpu}, {price}.")
         if budget.left_s is not None:
             lines.append(f"Your budget still buys {span(budget.left_s)} of it.")
@@ -136,7 +136,7 @@ class StudentForms:
         _, _, seat = await self._page.find_seat(request)
         self._page.require_run(seat, run)
         price = seat.machine.usd_per_hour if seat.machine else 0.0
-        cost = f", at {usd(price)}/h" if price else ""
+        cost = f", at {price_text(price)}" if price else ""
         lines = [
             "The run is stopped. It has a minute to write a checkpoint. "
             f"Its files stay on the server, which keeps running{cost}."

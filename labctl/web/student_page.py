@@ -160,12 +160,15 @@ class StudentPage(CourseSite):
 
     async def find_seat(self, request: HTTPConnection) -> Page:
         """Return the student's own person and seat; NotFoundError for one without a seat."""
-        snapshot = await self.feed.read_snapshot()
-        person = snapshot.person_by_id.get(session_of(request).student)
-        seat = snapshot.seat_by_key.get(person.seat) if person is not None else None
-        if person is None or seat is None:
+        student = session_of(request).student
+        name = self.access.find_seat(student)
+        page = _find_page(await self.feed.read_snapshot(), student, name)
+        if page is None:  # the student got another seat since the snapshot
+            await self.feed.renew()
+            page = _find_page(await self.feed.read_snapshot(), student, name)
+        if page is None:
             raise NotFoundError("you have no seat in this course", hint="ask your instructor")
-        return snapshot, person, seat
+        return page
 
     def require_run(self, seat: SeatView, run: str) -> None:
         """Raise NotFoundError if the seat has no such run."""
@@ -173,6 +176,7 @@ class StudentPage(CourseSite):
             raise NotFoundError("your seat has no run with this id")
 
     async def stream_events(self, request: Request, since: str = "") -> Response:
+        await self.find_seat(request)  # another one than before needs a new snapshot
         student = session_of(request).student
         version = request.headers.get("last-event-id") or since
         return stream_response(self.feed.watch(student, self.parts.draw(student), version))
@@ -236,3 +240,12 @@ class StudentPage(CourseSite):
             if (one.assignment, str(one.number), one.by) == (name, number, person.id):
                 return one
         raise NotFoundError("this submission does not exist")
+
+
+def _find_page(snapshot: Snapshot, student: str, seat_name: str) -> Page | None:
+    """Return the student and the seat with this name; None if the snapshot has another one."""
+    person = snapshot.person_by_id.get(student)
+    seat = snapshot.seat_by_key.get(person.seat) if person is not None else None
+    if person is None or seat is None or seat.name != seat_name:
+        return None
+    return snapshot, person, seat

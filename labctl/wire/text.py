@@ -72,7 +72,6 @@ def price_text(usd_per_hour: float) -> str:
 
 
 def price_range_text(low_usd_per_hour: float, high_usd_per_hour: float) -> str:
-    """Write the lowest and the highest of a price per hour: $0.16-0.21/h, in cents from 10 up."""
-    write = dollars_text if low_usd_per_hour >= 0.1 else price_text
-    low, high = (write(usd).replace("/h", "") for usd in (low_usd_per_hour, high_usd_per_hour))
-    return f"{low}-{high.replace('$', '')}/h"
+    """Write the lowest and the highest of a price per hour: $0.1642-0.2087/h."""
+    low, high = price_text(low_usd_per_hour), price_text(high_usd_per_hour)
+    return f"{low.replace('/h', '')}-{high.replace('$', '')}"

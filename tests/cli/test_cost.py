@@ -59,7 +59,7 @@ def test_offers_and_estimates_write_a_price_in_one_form(
     monkeypatch.setenv("COLUMNS", "120")
     _print_offers([offer, free], 2)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[3:6] == ["$0.1749/h", "$0.16-0.21/h", "$0.526/h"]
+    assert lines[1].split()[3:6] == ["$0.1749/h", "$0.16-0.2093/h", "$0.526/h"]
     assert lines[2].split()[3:6] == ["free", "-", "-"]
     cost = CostEstimate(
         provider="aws", type="g4dn", zone="", spot=True, gpu="T4", gpu_count=1, servers=1,
@@ -96,7 +96,15 @@ def test_offers_fit_a_narrow_terminal(
     _print_offers([offer], 1)
     lines = click.unstyle(capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[1].endswith("$0.4186/h  $0.32-0.42/h  spot -58%")
+    assert lines[1].endswith("$0.4186/h  $0.3229-0.4225/h  spot -58%")
+    for width, line in (
+        ("72", "g4dn.12xlarge  A10G 22.4 GiB  us-east-1a  $0.4186/h  spot -58%"),
+        ("60", "g4dn.12xlarge  A10G 22.4 GiB  $0.4186/h  spot -58%"),
+        ("40", "g4dn.12xlarge  $0.4186/h  spot -58%"),
+    ):
+        monkeypatch.setenv("COLUMNS", width)
+        _print_offers([offer], 1)
+        assert click.unstyle(capsys.readouterr().out).splitlines()[1] == line
 
 
 def test_a_recovered_run_counts_on_every_server_that_it_had(

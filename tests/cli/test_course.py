@@ -148,7 +148,7 @@ def test_the_plan_calls_what_costs_nothing_free(
     out = in_course(labctl, "plan").out
     assert "local container: free\n" in out
     assert "$0.00" not in out
-    assert "all budgets spent" not in out
+    assert "every budget is spent" not in out
 
 
 def test_a_budget_is_given_with_who_and_why(labctl: Labctl, course: Path) -> None:

@@ -387,7 +387,7 @@ def test_servers_that_are_up_and_not_ready_are_told_with_their_price(
     print_up([*failed, make_failed("eve", LabError("no machine"))])
     said = capsys.readouterr()
     assert said.out.startswith("0 of 3 seats are ready")
-    assert "2 servers are up without being ready, at $1.00/h" in said.err
+    assert "2 servers are running but not ready, at $1.00/h" in said.err
     assert "to remove servers: labctl course down" in said.err
 
 

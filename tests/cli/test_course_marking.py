@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from submission_bed import packed
 
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.marks import draft_mark_line
 from labctl.courses.records.regrade_requests import draft_request_line
 from labctl.courses.totals import read_released_total
 from labctl.submissions.receive import write_assignment
@@ -80,7 +82,7 @@ def test_what_is_unmarked_is_listed_and_not_released(run: Labctl) -> None:
     assert run("mark", "essay", "--list").out == "Every submission for essay is marked.\n"
     run("mark", "essay", "alice", "talk", "20")
     said = run("grades", "essay", "--release")
-    assert "released to 1 student; without a grade: alice" in said.err
+    assert "released to 1 student; not released: alice" in said.err
     assert "not complete: alice: not marked yet: text" in said.err
 
 
@@ -222,15 +224,77 @@ def test_marks_older_than_the_submission_are_asked_again(run: Labctl, course: Co
 def submit_after_the_marks(course: CourseFolder, student: str) -> None:
     """Submit at the next full second, which a receipt shows, and wait for it."""
     at = int(time.time()) + 1
+    submit(course, student, at)
+    time.sleep(max(0.0, at - time.time()))
+
+
+def submit(course: CourseFolder, student: str, at: float, **more: str) -> None:
     receiver = Receiver(course.drop, lambda: at)
     receiver.init()
     write_assignment(receiver, "essay", "ssh://drop@course.example", RECEIVER)
-    data = packed(student=student, assignment="essay")
+    data = packed(student=student, assignment="essay", **more)
     about = ("essay", student, hashlib.sha256(data).hexdigest(), len(data))
     receiver.begin(*about)
     receiver.write(*about, 0, data)
     receiver.finish(*about)
-    time.sleep(max(0.0, at - time.time()))
+
+
+def test_a_mark_is_for_the_submission_that_its_grader_has_read(
+    run: Labctl, course: CourseFolder
+) -> None:
+    submit(course, "alice", time.time() - 60)
+    with mark_in_a_terminal(course) as (anns, controller):
+        assert anns.stdout is not None
+        while "alice (Alice), submission 1" not in anns.stdout.readline():
+            pass
+        # By its stamp it arrives before the marks, whose grader reads the first one.
+        submit(course, "alice", time.time() - 30, run="r2")
+        os.write(controller, b"8\n\n17\n\n")
+        out, err = anns.communicate(timeout=60)
+    assert "alice: submission 2 has arrived; these marks are for submission 1" in err, out
+    reason = "marked for submission 1 instead of 2: text, talk"
+    assert reason in " ".join(run("mark", "essay", "--list").out.split())
+    assert reason in run("grades", "essay").out
+    said = run("mark", "essay", "alice", "text", "8")
+    assert said.out == "alice: text 8 of 10 (was 8, by ann, for submission 1)\n"
+    assert "marked for submission 1 instead of 2: talk" in run("grades", "essay").out
+    items = json.loads(run("grades", "essay", "--json").out)["grades"][0]["items"]
+    assert [one["mark"]["submission"]["number"] for one in items] == [2, 1]
+
+
+def test_marks_for_an_older_submission_are_not_released(run: Labctl, course: CourseFolder) -> None:
+    for student in ("alice", "bob"):
+        for item, points in (("text", "8"), ("talk", "17")):
+            run("mark", "essay", student, item, points)
+    submit_after_the_marks(course, "alice")
+    said = run("grades", "essay", "--release")
+    reason = "alice: marked before submission 1 arrived: text, talk"
+    assert said.err.splitlines()[:3] == [
+        f"not complete: {reason}",
+        "released to 1 student; not released: alice",
+        "  next: labctl course mark essay --next",
+    ]
+    assert run("mark", "essay", "alice", "text", "8").code == 0
+    submit(course, "bob", time.time())
+    refused = run("grades", "essay", "--release")
+    assert (refused.code, "essay has no complete grade yet" in refused.err) == (4, True)
+    assert "alice: marked before submission 1 arrived: talk" in refused.err
+    assert "next: labctl course mark essay --next" in refused.err
+    run("mark", "essay", "alice", "talk", "17")
+    assert "released to 1 student; not released: bob" in run("grades", "essay", "--release").err
+
+
+def test_a_mark_of_an_earlier_version_is_compared_by_its_time(
+    run: Labctl, course: CourseFolder
+) -> None:
+    at = time.time()
+    for item, given in (("text", at - 60), ("talk", at - 20)):
+        draft = draft_mark_line("essay", "alice", "alice", item, 5)
+        course.ledger.append_all([msgspec.structs.replace(draft, at=given)])
+    submit(course, "alice", at - 40)
+    said = run("grades", "essay")
+    assert "marked before submission 1 arrived: text" in said.out
+    assert "talk" not in said.out
 
 
 def test_ctrl_c_stops_marking_and_what_was_given_stays(run: Labctl, course: CourseFolder) -> None:
@@ -328,7 +392,7 @@ def test_a_release_in_a_large_class_names_a_few_who_wait(run: Labctl, course: Co
         run("mark", "essay", "s00", item, points)
     said = run("grades", "essay", "--release")
     (line,) = [one for one in said.err.splitlines() if one.startswith("released to")]
-    assert line.startswith("released to 1 student; without a grade: s01, s02,")
+    assert line.startswith("released to 1 student; not released: s01, s02,")
     assert line.endswith("s12 and 27 more")
 
 

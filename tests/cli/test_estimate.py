@@ -7,10 +7,14 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
+
+from labctl.cli.estimate_tables import print_costs
+from labctl.insight.estimate import CostEstimate
 
 EXAMPLE = shlex.split(
     "--params 8B --precision bf16 --train adam --batch 8 --seq 2048 --hidden 4096 --layers 32 "
@@ -299,3 +303,31 @@ def test_a_slow_link_is_named_as_what_limits_the_training(labctl: Any, home: Pat
     smaller = " ".join(labctl(*call, "--link", "25gbit", "--compress", "powersgd").out.split())
     assert "of gradients, compressed by powersgd, per step" in smaller
     assert labctl(*call, "--compress", "powersgd").code == 2
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_tables_fit_a_narrow_terminal_and_cut_no_word(
+    labctl: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    text = click.unstyle(labctl("estimate", *EXAMPLE, "--gpu", "T4").out)
+    assert "…" not in text
+    for words in ("for each trained parameter", "no bf16 support: as slow as fp32", "same result,"):
+        assert words in " ".join(text.split()), words
+    offers = [
+        CostEstimate(
+            provider="aws", type="p6-b200.48xlarge", zone="us-east-1c", spot=spot, gpu="B200",
+            gpu_count=8, gpu_memory_bytes=180 * 10**9, servers=1, price_usd_per_hour=113.93,
+            fits=True, hours=12.97, usd=1476.91,
+        )
+        for spot in (True, False)
+    ]  # fmt: skip
+    estimate: Any = SimpleNamespace(costs=offers, amount=SimpleNamespace(requests_per_day=0))
+    print_costs(estimate)
+    lines = click.unstyle(capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[0] == "TYPE"
+    assert {"MARKET", "COST"} <= {*lines[0].split()}
+    assert ("PRICE" in lines[0]) == (width == 80)
+    assert lines[2].endswith("  $1,476.91")

@@ -117,6 +117,32 @@ def test_the_note_of_a_command_is_wrapped_and_the_command_is_not(
     ]
 
 
+@pytest.mark.parametrize(
+    ("size", "norm"),
+    [(0.0006, ""), (0.004, ""), (0.03, "1"), (0.4, "1"), (3.3, "7"), (44.0, "100")],
+)
+@pytest.mark.parametrize("has_option", [True, False])
+def test_a_suggested_maximum_norm_is_at_least_1_and_the_same_in_each_finding(
+    labctl: Any, home: Path, logs: Path, size: float, norm: str, has_option: bool
+) -> None:
+    option = 'add_argument("--clip")' if has_option else ""
+    (home / "digits" / "train.py").write_text(f"import argparse\n{option}\n")
+    (logs / "run.log").write_text("epoch 1\n")
+    norms = [size * (1 + 0.1 * (n % 3)) for n in range(60)]
+    losses = [2.3 * math.exp(-n / 5) + 0.05 for n in range(60)]
+    norms[40], losses[40] = 90 * size, 2.3
+    (logs / EVENTS).write_bytes(curve("train/gradient_norm", norms))
+    (logs / EVENTS.replace("1.0", "2.0")).write_bytes(curve("train/loss", losses))
+    said = " ".join(labctl("explain", "night", "--all").out.split())
+    assert "the gradient norm has spikes (1 of 60 points)" in said
+    assert "the loss has spikes (1 of 60 points)" in said
+    suggested = re.findall(
+        r"--clip (\S+)|model.parameters\(\), (\S+)\)|to a norm of ([^\s,]+)", said
+    )
+    expected = [] if not norm else [norm] if has_option else [norm, norm]
+    assert ["".join(groups) for groups in suggested] == expected
+
+
 def test_a_command_below_a_sentence_is_not_wrapped(
     labctl: Any, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from transcripts import make_program, make_session
 
 from labctl import Lab
 from labctl.courses.records.folder import make_private
-from labctl.model import Endpoint, Offer, Server
+from labctl.model import Endpoint, Offer, Run, Server
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receiver import Receiver
 
@@ -106,13 +106,56 @@ def test_the_cost_of_spot_servers_fits_the_terminal(
     with open_terminal(lab, environ, COLUMNS) as terminal:
         lines = terminal.run(f"labctl cost{options}", [], COMMAND_S).splitlines()
         terminal.run(f"labctl cost{options} | tee piped", [], COMMAND_S)
+    with open_terminal(lab, environ, 120) as terminal:
+        wide_lines = terminal.run(f"labctl cost{options}", [], COMMAND_S).splitlines()
     assert [line for line in lines if len(line) > COLUMNS] == []
     assert lines[1].split()[0] == "i-7934dcd0144a3ec73"
     assert "$4.31" in lines[1]
-    assert "IDLE" not in lines[0]
+    assert "IDLE" not in "".join(lines)
+    assert wide_lines[1].endswith("  -")
+    assert wide_lines[2].startswith("IDLE is known only for servers that have had a limit")
+    assert "?" not in "".join(wide_lines)
     headings, row = (lab / "piped").read_text().splitlines()[:2]
     assert headings.endswith("  COST   SAVED  IDLE")
-    assert row.split()[-3:] == ["$4.31", "?", "?"]
+    assert row.split()[-3:] == ["$4.31", "$8.18", "-"]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_status_and_cost_of_runs_fit_the_terminal(lab: Path, tmp_path: Path, columns: int) -> None:
+    """The reason why a run failed is whole, below its row where there is no room beside it."""
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    summary = "failed with exit code 1: RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"
+    names = [f"1128-10{number}000-cnn-augmented" for number in range(2)]
+    record_spot_server(Lab.load(lab, environ=environ))
+    record_runs(Lab.load(lab, environ=environ), names, summary)
+    with open_terminal(lab, environ, columns) as terminal:
+        status = terminal.run("labctl status", [], COMMAND_S).splitlines()
+        costs = terminal.run("labctl cost", [], COMMAND_S).splitlines()
+    assert [line for line in [*status, *costs] if len(line) > columns] == []
+    assert summary in " ".join(" ".join(status).split())
+    for lines in (status, costs):
+        assert [line.split()[0] for line in lines if line.startswith("1128-")] in (
+            names,
+            names[::-1],
+        )
+    (heading,) = (line for line in costs if line.startswith("RUN"))
+    assert heading.split()[-1] == "COST"
+    assert ("TIME" in heading) == (columns > 40)
+
+
+def record_runs(lab: Lab, names: list[str], summary: str) -> None:
+    """Record failed runs on the lab's server."""
+    server_id = "i-7934dcd0144a3ec73.us-east-1"
+    for number, name in enumerate(names):
+        started_at = time.time() - 9000 * (number + 1)
+        lab.context.state.save_run(
+            Run(
+                id=name, lab_id=lab.id, server_id=server_id, state="exited", exit_code=1,
+                summary=summary, command=("python", "train.py"), created_at=started_at,
+                started_at=started_at, ended_at=started_at + 5000,
+            )
+        )  # fmt: skip
+    lab.context.state.close()
 
 
 def record_spot_server(lab: Lab) -> None:

@@ -273,6 +273,33 @@ def test_a_hostile_pickle_stays_here_with_the_reason(
     assert said.code == 3
     assert "model/model.pth: loading it would run 'posix.system'" in said.err
     assert "safetensors" in said.err
+    assert ".labignore" not in said.err
+
+
+def test_an_unsafe_file_in_the_code_is_left_out_of_it(
+    labctl: Labctl, assigned: Callable[..., Assignment], home: Path, run: Path
+) -> None:
+    assigned()
+    (home / "digits" / "old.pkl").write_bytes(pickle.dumps(Evil(), 2))
+    said = labctl("submit", "--dry-run")
+    assert said.code == 3
+    assert "code/old.pkl: loading it would run 'posix.system'" in said.err
+    assert "list files that you need not submit in .labignore" in said.err
+    assert "--checkpoint" not in said.err
+    (home / "digits" / ".labignore").write_text("old.pkl\n")
+    assert labctl("submit", "--dry-run").code == 0
+
+
+def test_an_unsafe_file_in_the_logs_suggests_to_submit_the_code(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned()
+    (run / "logs" / "state.pkl").write_bytes(pickle.dumps(Evil(), 2))
+    said = labctl("submit", "--dry-run")
+    assert said.code == 3
+    assert "logs/state.pkl" in said.err
+    assert "labctl submit --code-only" in said.err
+    assert "--checkpoint" not in said.err
 
 
 def test_secrets_are_named_and_nothing_leaves(
@@ -303,6 +330,8 @@ def test_the_labs_own_secrets_are_found_in_the_logs(
     said = labctl("submit", "--dry-run")
     assert said.code == 3
     assert "logs/run.log, line 2: the value of your secret MY_TOKEN" in said.err
+    assert "revoke them, and run again without printing them" in said.err
+    assert ".labignore" not in said.err
     assert "correct-horse" not in said.err + said.out
 
 

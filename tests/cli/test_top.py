@@ -177,16 +177,43 @@ def test_keys_arrive_one_by_one_and_the_terminal_is_as_before(
     os.close(ours)
 
 
-def test_the_name_of_a_service_is_not_cut() -> None:
-    wide, narrow = drawn(seen(NOW, NOW), 140), drawn(seen(NOW, NOW), 80)
-    assert "tensorboard (service)" in wide
-    assert "tensorboard " in narrow
-    assert "tensorboard (" not in narrow
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_services_are_not_among_the_runs(width: int) -> None:
+    container = ContainerMetrics(name="blender", person="bob")
+    now = msgspec.structs.replace(NOW, runs=(SERVICE, container, RUN, OTHER))
+    names = [line.split()[0] for line in drawn(seen(now), width).splitlines() if line.strip()]
+    kinds = names[names.index("RUN") : names.index("PID")]
+    assert kinds == ["RUN", "night", "cifar/x", "SERVICE", "tensorboard", "CONTAINER", "blender"]
+    services = msgspec.structs.replace(NOW, runs=(SERVICE,))
+    names = [line.split()[0] for line in drawn(seen(services), width).splitlines() if line.strip()]
+    assert names[names.index("tensorboard") - 1] == "SERVICE"
+    assert "RUN" not in names
 
 
-@pytest.mark.parametrize("width", [40, 60])
-def test_a_narrow_terminal_has_less_and_no_more(width: int) -> None:
-    assert max(map(len, drawn(seen(NOW, NOW), width).splitlines())) <= width
+def test_a_process_of_a_service_is_marked_where_there_is_room() -> None:
+    board = msgspec.structs.replace(PROCESS, run="", service="tensorboard", name=SERVICE.name)
+    now = msgspec.structs.replace(NOW, processes=(board,))
+    assert "tensorboard (service)" in drawn(seen(now), 140)
+    assert "tensorboard (" not in drawn(seen(now), 80)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_has_less_and_cuts_nothing(width: int) -> None:
+    """Only a command, which has the rest of its line, may be cut."""
+    lines = drawn(seen(NOW, NOW), width).splitlines()
+    assert max(map(len, lines)) <= width
+    cut = [line for line in lines if "…" in line]
+    assert all("python" in line for line in cut)
+    words = {word.strip("━─▁▂▇,") for line in lines if line not in cut for word in line.split()}
+    assert words <= {word.strip("━─▁▂▇,") for word in drawn(seen(NOW, NOW), 300).split()}
+
+
+def test_the_most_important_columns_are_kept() -> None:
+    text = drawn(seen(NOW, NOW), 40)
+    for figure in ("$1.17/h", "87%", "15.0/15.5 GiB", "84 °C", "100/400", "14.0 GiB", "python"):
+        assert figure in text, figure
+    assert {"POWER", "WHO", "IN"}.isdisjoint(text.split())
+    assert {"HELD", "WHO", "CORES", "LEFT"} <= {*drawn(seen(NOW, NOW), 60).split()}
 
 
 def test_a_server_without_a_gpu_says_nothing_of_gpus() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 from course_context import Class, ClassCloud, StoppableCloud, a_class, roster
 from lab_world import Machine, Recorded, unreachable
+from terminal import attach_tmux
 
 from labctl.course import Course
 from labctl.courses import broadcast, join_codes, leftovers
@@ -525,6 +527,26 @@ def test_a_message_is_text_and_no_command(ml: Class, terminal: Path) -> None:
     for bad in ("", "\x1b[2J", "two\nlines", "x" * 501):
         with pytest.raises(UsageError):
             send_message(ml.staff(), ml.folder.list_seats(), bad)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_long_message_in_tmux_names_the_file_that_has_all_of_it(
+    ml: Class, terminal: Path, columns: int
+) -> None:
+    started(ml)
+    text = "#1 50% of the GPUs are down until noon: please end runs that you do not need. Thanks!"
+    sockets = terminal.parent.parent / f"tmux-{os.getuid()}"
+    sockets.mkdir()
+    with attach_tmux(sockets / "default", columns) as screen:
+        send_message(ml.staff(), ml.folder.list_seats()[:1], text)
+        shown = screen.wait_for("course: #1 50% of the GPUs")[-1]
+    assert len(shown) <= columns
+    if columns == 120:
+        assert shown == f"course: {text}"
+    else:
+        begin, rest = shown.split(" (all: ")
+        assert f"course: {text} ".startswith(f"{begin.rstrip()} ")
+        assert rest == "~/labctl/messages.txt)"
 
 
 def test_status_shows_the_run_of_a_students_own_lab(ml: Class) -> None:

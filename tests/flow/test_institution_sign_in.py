@@ -307,6 +307,18 @@ def test_two_students_with_one_address_and_one_who_left(
     assert come_back(visitor, institution.authorize(address))[0] == 403
 
 
+@pytest.mark.parametrize("claim", ["", " "])
+def test_no_address_is_not_that_of_the_student_who_has_none(
+    campus: Campus, institution: Institution, claim: str
+) -> None:
+    file = campus.bed.folder.roster_file
+    file.write_text(file.read_text().replace("lovelace@example.edu", ""))
+    institution.claims = {"email": claim}
+    visitor, address = begin(campus)
+    assert come_back(visitor, institution.authorize(address))[0] == 403
+    assert visitor.ask("/")[0] == 303
+
+
 def test_an_institution_that_does_not_answer_leaves_the_join_file(
     campus: Campus, institution: Institution
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import threading
 import time
@@ -325,6 +326,12 @@ def test_what_students_write_is_shown_as_text(school: School) -> None:
 # what they do
 
 
+def test_the_price_of_a_server_is_written_as_in_a_terminal(school: School) -> None:
+    visitor = school.enter("lovelace")
+    assert "$0.526/h" in visitor.ask("/")[2]
+    assert "at $0.526/h" in visitor.ask("/runs/1120-100000-bbbb/cancel")[2].replace("\n", " ")
+
+
 def test_start_extend_and_end_are_the_keepers_own_requests(school: School) -> None:
     visitor = school.enter("liskov")  # has no server
     assert "Start my server" in visitor.ask("/")[2]
@@ -477,3 +484,114 @@ def test_an_address_that_browsers_cannot_open_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_origin(text)
     assert parse_origin("https://labs.example.edu:8443/") == "https://labs.example.edu:8443"
+
+
+# what takes connections
+
+
+def open_connection(school: School, text: str) -> socket.socket:
+    host, port = school.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(text.format(host=f"{host}:{port}", url=school.url).encode())
+    return connection
+
+
+FORM_HEAD = (
+    "POST /sign-in HTTP/1.1\r\nHost: {host}\r\nOrigin: {url}\r\n"
+    "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        ("", b""),
+        ("GET / HTTP/1.1\r\nX-Long: ", b""),
+        (f"{FORM_HEAD}csrf=", b"HTTP/1.1 408 "),
+        # The answer does not wait for the body, and the connection not for its rest.
+        (FORM_HEAD.replace("urlencoded", "unknown"), b"HTTP/1.1 415 "),
+    ],
+)
+def test_a_request_that_does_not_arrive_keeps_no_connection(
+    school: School, monkeypatch: pytest.MonkeyPatch, sent: str, answer: bytes
+) -> None:
+    monkeypatch.setattr("labctl.web.request_deadline.HEAD_S", 1.0)
+    monkeypatch.setattr("labctl.web.csrf.FORM_S", 1.0)
+    with open_connection(school, sent) as connection:
+        connection.settimeout(0.2)
+        received, is_open = b"", True
+        ends_at = time.monotonic() + 30
+        while is_open and time.monotonic() < ends_at:
+            try:
+                block = connection.recv(65536)
+                received, is_open = received + block, bool(block)
+            except TimeoutError:
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"a")  # one byte after the other
+            except OSError:
+                is_open = False
+    assert not is_open
+    assert received[: len(answer)] == answer
+
+
+def test_a_stream_outlives_the_time_for_a_request(
+    school: School, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("labctl.web.request_deadline.HEAD_S", 0.5)
+    ada = school.enter("lovelace")
+    path = stream_of(ada.ask("/")[2])
+    head = f"GET {path} HTTP/1.1\r\nHost: {{host}}\r\nCookie: {ada.cookie}\r\n\r\n"
+    with open_connection(school, head) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        time.sleep(1.5)
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            assert connection.recv(65536) != b"", "the stream has ended"
+
+
+def test_a_cookie_of_another_course_opens_nothing(school: School, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    bed = fill(make(tmp_path / "second"))
+    second = School(bed, school.work, school.request_handler, "", threading.Event())
+    second.url = http_server.serve_student_page(
+        bed.folder,
+        bed.paths,
+        bed.state,
+        StudentSettings(port=0, services_port=0),
+        request_handler=school.request_handler,
+        stop=second.stop,
+    )
+    try:
+        name = second.enter("lovelace").cookie.partition("=")[0]
+        ada = school.enter("lovelace")
+        stranger = Visitor(f"{second.url}/")
+        for cookie in (ada.cookie, f"{name}={ada.cookie.partition('=')[2]}"):
+            stranger.cookie = cookie
+            assert stranger.ask("/")[0] == 303
+    finally:
+        second.stop.set()
+        bed.state.close()
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "../lovelace", "%00", "lovelace%00"])
+def test_what_is_no_students_name_is_a_wrong_code(school: School, name: str) -> None:
+    school.invite("lovelace")
+    assert school.try_code(name)[0] == 403
+    assert school.try_code("lovelace")[0] == 303
+
+
+def test_a_student_who_changes_the_team_sees_nothing_of_the_old_one_at_once(
+    school: School,
+) -> None:
+    ada = school.enter("lovelace")
+    page = ada.ask("/")[2]
+    run = page.partition("/runs/")[2].partition("/")[0]
+    with Stream(ada, f"/runs/{run}/log") as log:
+        assert log.status == 200
+    # Before the next snapshot of the course, which the pages show otherwise.
+    school.edit_roster("lovelace@example.edu,,a1,yes", "lovelace@example.edu,owls,a1,yes")
+    assert run not in ada.ask("/")[2]
+    assert ada.ask(f"/runs/{run}/log")[0] == 404
+    assert ada.ask(f"/runs/{run}/cancel")[0] == 404
+    school.edit_roster("lovelace@example.edu,owls,a1,yes", "lovelace@example.edu,,a1,yes")
+    assert run in ada.ask("/")[2]

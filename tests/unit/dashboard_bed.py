@@ -61,7 +61,7 @@ class Bed:
         """The dashboard on a free port; its first URL."""
         return http_server.serve_dashboard(self.folder, self.paths, self.state, port=0, stop=stop)
 
-    def serve_up(self, number: int, *, price: float = 0.53, hours: float = 2.0) -> Server:
+    def serve_up(self, number: int, *, price: float = 0.526, hours: float = 2.0) -> Server:
         """A seat's server on record, with the ledger's lines."""
         seat = self.seat(number)
         made = Server(
@@ -199,7 +199,7 @@ def fill(bed: Bed) -> Bed:
         kind = number % 5
         if kind == 4:
             continue
-        price, hours = (0.53, 2.0) if kind != 2 else (3.06, 5.7)
+        price, hours = (0.526, 2.0) if kind != 2 else (3.06, 5.7)
         server = bed.serve_up(number, price=price, hours=hours)
         if kind == 1:
             bed.watch(server, idle_s=2640)

@@ -30,7 +30,7 @@ from labctl.courses.marking import (
 from labctl.courses.records.folder import CourseFolder, make_private
 from labctl.courses.records.grade_statistics import compute_statistics
 from labctl.courses.records.gradebook import Grade, Stamp, excuse
-from labctl.courses.records.marks import ItemMark, RubricItem, list_notes
+from labctl.courses.records.marks import ItemMark, MarkedSubmission, RubricItem, list_notes
 from labctl.courses.records.timetable import find_zone
 from labctl.courses.records.writeback import _write_plain
 from labctl.courses.release import release_grades
@@ -418,5 +418,18 @@ def test_a_grade_names_the_marks_that_are_older_than_the_submission() -> None:
     assert newer.outdated_marks_text == "marked before submission 5 arrived: code"
     assert newer.items_to_mark == ("code", "talk")
     assert excuse(newer, "ill").outdated_marks_text == ""
+    items = tuple(
+        RubricItem(name=name, points=20, mark=ItemMark(points=1, at=at + 9, submission=one))
+        for name, one in (
+            ("code", MarkedSubmission(number=4, received="2026-11-28T09:00:00Z")),
+            # another student of the team, who counts their own submissions
+            ("logs", MarkedSubmission(number=5, received="2026-11-28T09:30:00Z")),
+            ("talk", MarkedSubmission()),
+            ("plot", MarkedSubmission(number=5, received="2026-11-28T10:00:00Z")),
+        )
+    )
+    assert msgspec.structs.replace(newer, items=items).outdated_marks_text == (
+        "marked for submission 4 instead of 5: code; marked before submission 5 arrived: logs, talk"
+    )
     nothing = msgspec.structs.replace(newer, stamp=Stamp())
     assert nothing.outdated_marks_text == ""

@@ -132,9 +132,9 @@ def test_a_figure_says_what_it_is_where_a_phone_leaves_no_headings(
 
 
 def test_more_time_says_what_it_comes_to_before_it_is_given(bed: Bed, visitor: Visitor) -> None:
-    """Up: 2 h at $0.53, 5 h to go, $25 in all; the third costs $3.06/h and has spent $17."""
+    """Up: 2 h at $0.526, 5 h to go, $25 in all; the third costs $3.06/h and has spent $17."""
     ask = {n: visitor.ask(f"/seats/{bed.seat(n).pseudonym}/extend?by=2h")[2] for n in (0, 2, 4)}
-    assert "This costs at most $1.06." in ask[0]
+    assert "This costs at most $1.05." in ask[0]
     assert "of $25.00 is spent." in ask[0]
     assert "when it is idle" in ask[0]
     assert "will be refused" not in ask[0]
@@ -143,8 +143,9 @@ def test_more_time_says_what_it_comes_to_before_it_is_given(bed: Bed, visitor: V
     assert "will be refused" in ask[2]
     assert "no running server" in ask[4]
     assert 'class="confirm"' not in ask[4]
+    assert "$0.526/h" in visitor.ask(f"/seats/{bed.seat(0).pseudonym}")[2]
     run = f"/seats/{bed.seat(0).pseudonym}/runs/1120-100000-bbbb/cancel"
-    assert "keeps running, at $0.53/h" in visitor.ask(run)[2].replace("\n", " ")
+    assert "keeps running, at $0.526/h" in visitor.ask(run)[2].replace("\n", " ")
 
 
 def test_what_was_taken_back_is_no_nothing(bed: Bed) -> None:

@@ -179,6 +179,9 @@ def test_gradients_that_jump_vanish_or_are_no_numbers() -> None:
     assert "clip_grad_norm_" in found.next
     clipped = material(series("grad_norm", norms), run=run(command=(*COMMAND, "--clip", "1")))
     assert "already clipped" in findings(clipped)["gradient-spikes"].next
+    small = [norm / 1000 for norm in norms]
+    said = findings(material(series("grad_norm", small)))["gradient-spikes"].next
+    assert said.endswith("its norm is too small to clip")
     tiny = findings(material(series("grad/norm", [1e-9] * 30)))
     assert tiny["gradients-vanish"].level == "problem"
     lost = series("gradient_norm", [*norms[:30], NAN])

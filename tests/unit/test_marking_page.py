@@ -136,9 +136,9 @@ def test_marks_that_are_older_than_the_submission_are_named(bed: Bed, ann: Visit
     give_mark(bed.folder, "hw3", "lovelace", "code", "20", by="ben")
     assert "marked before" not in ann.ask(page_of(bed))[2]
     hand_in_files(bed, "lovelace", FILES, number=7, at=time.time() + 60)
-    assert "marked before submission 7 arrived: code" in ann.ask(page_of(bed))[2]
+    assert "marked for submission 1 instead of 7: code" in ann.ask(page_of(bed))[2]
     output = run_grades(bed)
-    assert "marked before submission 7 arrived: code" in output
+    assert "marked for submission 1 instead of 7: code" in output
 
 
 def test_an_older_mark_is_to_be_marked_until_a_grader_confirms_it(bed: Bed, ann: Visitor) -> None:
@@ -154,7 +154,7 @@ def test_an_older_mark_is_to_be_marked_until_a_grader_confirms_it(bed: Bed, ann:
     confirmed = {**read_fields(page), "confirm-code": "yes"}
     page = ann.form(f"{page_of(bed)}/marks", **confirmed)[2]
     assert "Saved: code." in page
-    assert "marked before submission 7 arrived: presentation" in page
+    assert "marked for submission 1 instead of 7: presentation" in page
     page = ann.form(
         f"{page_of(bed)}/marks", **{**read_fields(page), "confirm-presentation": "yes"}
     )[2]

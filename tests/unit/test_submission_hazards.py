@@ -246,6 +246,21 @@ SECRETS = {
     b"glpat-" + b"a1B2" * 5: "a GitLab token",
     b"XOXB: xoxb-0123456789": "a Slack token",
     b"AIza" + b"a1B2_" * 7: "a Google API key",
+    b"gho_" + b"a1B2" * 9: "a GitHub token",
+    b"ghu_" + b"a1B2" * 9: "a GitHub token",
+    b"ghs_" + b"a1B2" * 9: "a GitHub token",
+    b"ghr_" + b"a1B2" * 9: "a GitHub token",
+    b"temporary = 'ASIAIOSFODNN7EXAMPLE'": "an AWS access key",
+    b'AWS_SECRET_ACCESS_KEY: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"': "an AWS secret key",
+    b"XOXA: xoxa-0123456789": "a Slack token",
+    b"XOXP: xoxp-0123456789": "a Slack token",
+    b"XOXR: xoxr-0123456789": "a Slack token",
+    b"XOXS: xoxs-0123456789": "a Slack token",
+    b"export WANDB_API_KEY=" + b"0123456789" * 4: "a W&B key",
+    b"ANTHROPIC=sk-ant-" + b"abcd1234" * 5: "an API key",
+    b"a.b-eyJ" + b"a" * 10 + b".eyJ" + b"b" * 10 + b"." + b"c" * 20: "a JWT",
+    b"x.eyJ" + b"a" * 10 + b".eyJ" + b"b" * 10 + b"." + b"c" * 20: "a JWT",
+    b"postgresql+psycopg://me:hunter22secret@db": "a password in an address",
     b"eyJ" + b"a" * 10 + b".eyJ" + b"b" * 10 + b"." + b"c" * 20: "a JWT",
     b"HF_TOKEN=hf_" + b"abcdEFGH12" * 4: "a Hugging Face token",
     b"wandb.login(key='" + b"0123456789" * 4 + b"')": "a W&B key",
@@ -255,7 +270,11 @@ SECRETS = {
 
 
 def test_each_kind_of_secret_is_tried() -> None:
-    assert set(SECRETS.values()) == {kind for _, kind in SHAPES.values()}
+    tried = b"\n".join(SECRETS)
+    for shape in SHAPES:
+        for mark in shape.marks:
+            assert mark in (tried.lower() if shape.ignores_case else tried), mark
+    assert set(SECRETS.values()) == {shape.kind for shape in SHAPES}
 
 
 @pytest.mark.parametrize(("text", "kind"), SECRETS.items())
@@ -264,6 +283,21 @@ def test_secrets_are_named_by_file_line_and_kind(text: bytes, kind: str) -> None
     assert found == [SecretFinding(path="code/a.py", line=3, kind=kind)]
     assert describe_leaks(found) == f"code/a.py, line 3: {kind}"
     assert text.decode()[:20] not in describe_leaks(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"desk-" + b"abcd1234" * 5,
+        b"half_" + b"abcdEFGH12" * 4,
+        b"XAKIAIOSFODNN7EXAMPLE",
+        b"word://me:hunter22secret",
+        b"9://me:hunter22secret@db",
+        b"a.b.eyJ" + b"b" * 10 + b"." + b"c" * 20,
+    ],
+)
+def test_a_mark_inside_a_word_or_without_the_rest_is_no_secret(text: bytes) -> None:
+    assert LeakSearch().find_leaks("code/a.py", io.BytesIO(text)) == []
 
 
 def test_known_values_are_found_wherever_they_stand() -> None:

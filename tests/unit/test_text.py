@@ -144,6 +144,6 @@ def test_a_low_price_has_more_digits(usd_per_hour: float, text: str) -> None:
 
 
 def test_a_range_of_prices_has_the_form_of_a_price() -> None:
-    assert price_range_text(0.1642, 0.2087) == "$0.16-0.21/h"
+    assert price_range_text(0.1642, 0.2087) == "$0.1642-0.2087/h"
     assert price_range_text(0.0316, 0.101) == "$0.0316-0.101/h"
     assert price_range_text(2.4, 3) == "$2.40-3.00/h"

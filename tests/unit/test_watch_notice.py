@@ -15,13 +15,14 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
+from terminal import attach_tmux
 
 from labctl.agent.host import engine
 from labctl.agent.host.imds import Imds
 from labctl.agent.runs.executor import LiveAttempt
 from labctl.agent.watchdog import imds_notices as watch_imds
 from labctl.agent.watchdog.imds_notices import has_reclaim_notices, read_notices
-from labctl.agent.watchdog.notify import split_sentences
+from labctl.agent.watchdog.notify import _notify_tmux, split_sentences
 from labctl.agent.watchdog.provider_notice import (
     MARGIN_S,
     PASSED_S,
@@ -86,6 +87,25 @@ def test_each_sentence_of_a_notice_has_a_line() -> None:
         "this server ends in 1.5 h: $5.00 is spent.",
         "To save the results: labctl pull.",
     ]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_tmux_shows_the_fact_and_where_the_whole_notice_is(tmp_path: Path, columns: int) -> None:
+    fact = "this server ends in 15 min"
+    text = f"{fact}: nobody has worked on it (limit 50% #1). For more time: labctl extend 30m."
+    path = tmp_path / "socket"
+    with attach_tmux(path, columns) as screen:
+        _notify_tmux(["tmux", "-S", str(path)], text)
+        shown = screen.wait_for("labctl: ")[-1]
+        assert len(shown) <= columns
+        if columns == 200:
+            assert shown == f"labctl: {text}"
+            return
+        assert shown.endswith(" … (Ctrl-b ~: all)")
+        assert shown.startswith("labctl: this server" if columns == 40 else f"labctl: {fact}: ")
+        screen.press("C-b", "~")
+        log = "".join(screen.wait_for("[0/0]"))
+        assert text.replace(" ", "") in log.replace(" ", "")
 
 
 def test_each_notice_is_acted_on_once() -> None:

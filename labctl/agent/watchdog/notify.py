@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 
 from ..host.paths import labctl_home
 from .activity import LabAccount
+
+# how long tmux shows a notice, unless a key is pressed
+SHOWN_MS = 20_000
+CLIENT_FORMAT = "#{client_width} #{client_name}"
+LEAST_MESSAGE_WIDTH = 10
 
 
 def notify(account: LabAccount, text: str, runs: list[Path]) -> None:
@@ -33,12 +39,37 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _notify_tmux(tmux: list[str], text: str) -> None:
-    escaped = text.replace("#", "##").replace("%", "%%")
-    words = [*tmux, "list-clients", "-F", "#{client_name}"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
-    for client in done.stdout.split():
-        words = [*tmux, "display-message", "-c", client, f"labctl: {escaped}"]
-        subprocess.run(words, capture_output=True, timeout=5, check=False)
+    """Show a notice in the status line of each client, whose width tmux would cut it to."""
+    prefix = _read_tmux(tmux, "show-options", "-gv", "prefix").strip().replace("C-", "Ctrl-")
+    for client in _read_tmux(tmux, "list-clients", "-F", CLIENT_FORMAT).splitlines():
+        width, _, name = client.partition(" ")
+        for message in fit_status_line(f"labctl: {text}", int(width), prefix):
+            escaped = message.replace("#", "##").replace("%", "%%")
+            words = [*tmux, "display-message", "-c", name]
+            stay = ["-d", str(SHOWN_MS)]  # which tmux before 3.2 does not know
+            if _run_tmux([*words, *stay, escaped]).returncode:
+                _run_tmux([*words, escaped])
+
+
+def fit_status_line(text: str, width: int, prefix: str) -> list[str]:
+    """Return the messages to show, one in place of the other: the last fits.
+
+    tmux keeps the whole text in its log of messages, which the last one names.
+    """
+    if len(text) <= width:
+        return [text]
+    rest = f" ({prefix} ~: all)"
+    # Less than the beginning would say nothing.
+    room = max(width - len(rest), LEAST_MESSAGE_WIDTH)
+    return [text, textwrap.shorten(text, room, placeholder=" …") + rest]
+
+
+def _read_tmux(tmux: list[str], *words: str) -> str:
+    return _run_tmux([*tmux, *words]).stdout
+
+
+def _run_tmux(words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
 
 
 def _write(path: Path, content: bytes, flags: int) -> None:

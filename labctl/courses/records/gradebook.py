@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,13 @@ import msgspec
 from labctl.courses.grading.record import RESULTS
 from labctl.courses.grading.results import decode_results, parse_number
 from labctl.courses.records.free_days import FreeDays
-from labctl.courses.records.marks import ItemMark, RubricItem, list_unmarked, sum_marks
+from labctl.courses.records.marks import (
+    ItemMark,
+    MarkedSubmission,
+    RubricItem,
+    list_unmarked,
+    sum_marks,
+)
 from labctl.courses.records.student import Student
 from labctl.model import Value
 
@@ -84,17 +89,18 @@ class Grade(Value, frozen=True):
 
     @property
     def outdated_marks(self) -> dict[str, ItemMark]:
-        """The marks that were given before the submission that counts arrived, by item."""
-        if self.excused or not self.stamp.received:
+        """The marks that are for an older submission than the one that counts, by item."""
+        if self.excused:
             return {}
-        received_at = datetime.fromisoformat(self.stamp.received).timestamp()
+        counting = MarkedSubmission(number=self.stamp.number, received=self.stamp.received)
         marks = {item.name: item.mark for item in self.items if item.mark}
-        return {name: mark for name, mark in marks.items() if mark.at < received_at}
+        return {name: mark for name, mark in marks.items() if mark.is_outdated(counting)}
 
     @property
     def outdated_marks_text(self) -> str:
-        """Name the items of `outdated_marks`; "" without any."""
-        return outdated_text(self.stamp.number, self.outdated_marks)
+        """Name the items of `outdated_marks` and their submissions; "" without any."""
+        outdated = {name: (mark,) for name, mark in self.outdated_marks.items()}
+        return outdated_text(self.stamp.number, outdated)
 
     @property
     def items_to_mark(self) -> tuple[str, ...]:
@@ -103,10 +109,21 @@ class Grade(Value, frozen=True):
         return tuple(item.name for item in self.items if item.name in todo)
 
 
-def outdated_text(number: int, items: Iterable[str]) -> str:
-    """Return that items were marked before a submission arrived; "" without items."""
-    names = ", ".join(items)
-    return f"marked before submission {number} arrived: {names}" if names else ""
+def outdated_text(number: int, outdated: Mapping[str, Iterable[ItemMark]]) -> str:
+    """Say which submission each item was marked for instead of this one; "" without items."""
+    items: dict[str, list[str]] = {}
+    for name, marks in outdated.items():
+        for text in dict.fromkeys(_marked_text(number, mark) for mark in marks):
+            items.setdefault(text, []).append(name)
+    return "; ".join(f"{text}: {', '.join(names)}" for text, names in items.items())
+
+
+def _marked_text(number: int, mark: ItemMark) -> str:
+    marked = mark.submission.number if mark.submission else 0
+    # In a team, another student's submission can have the same number.
+    if marked in (0, number):
+        return f"marked before submission {number} arrived"
+    return f"marked for submission {marked} instead of {number}"
 
 
 def add_marks(grade: Grade, graded_points: float, items: tuple[RubricItem, ...]) -> Grade:

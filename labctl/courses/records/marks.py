@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
 
 from labctl.courses.grading.results import GraderTest
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
@@ -15,13 +18,36 @@ from labctl.model import Value
 KIND = "mark"
 
 
+class MarkedSubmission(Value, frozen=True):
+    """The submission that a mark is for: its number (0 if nothing was submitted) and arrival."""
+
+    number: int = 0
+    received: str = ""
+
+    def is_older_than(self, other: MarkedSubmission) -> bool:
+        """Tell whether it arrived first. Each student of a team counts their own numbers."""
+        return (self.received, self.number) < (other.received, other.number)
+
+
 class ItemMark(Value, frozen=True):
-    """The points for one item, given by `by` at Unix time `at`, with a note for the student."""
+    """The points for one item, given by `by` at Unix time `at`, with a note for the student.
+
+    `submission` is None if an earlier version wrote the mark.
+    """
 
     points: float
     note: str = ""
     by: str = ""
     at: float = 0.0
+    submission: MarkedSubmission | None = None
+
+    def is_outdated(self, submission: MarkedSubmission) -> bool:
+        """Tell whether the mark is for an older submission than this one."""
+        if self.submission is not None:
+            return self.submission.is_older_than(submission)
+        if not submission.received:
+            return False
+        return self.at < datetime.fromisoformat(submission.received).timestamp()
 
 
 class RubricItem(Value, frozen=True):
@@ -58,8 +84,19 @@ def add_mark(marks: dict[str, dict[str, dict[str, ItemMark]]], entry: CourseLedg
     if points is None:
         own.pop(item, None)
     else:
-        own[item] = ItemMark(points=float(points), note=entry.why, by=entry.by, at=entry.at)
+        own[item] = ItemMark(
+            points=float(points),
+            note=entry.why,
+            by=entry.by,
+            at=entry.at,
+            submission=_read_submission(entry),
+        )
     by_student[entry.student] = own
+
+
+def _read_submission(entry: CourseLedgerEntry) -> MarkedSubmission | None:
+    submission = entry.detail.get("submission")
+    return msgspec.convert(submission, MarkedSubmission) if submission is not None else None
 
 
 def read_marks(
@@ -102,11 +139,14 @@ def draft_mark_line(
     item: str,
     points: float | None,
     *,
+    submission: MarkedSubmission | None = None,
     by: str = "",
     note: str = "",
 ) -> CourseLedgerDraft:
-    """Return the ledger's line for a mark; without points it takes the mark back."""
+    """Return the ledger's line for a mark of this submission; without points it takes it back."""
     detail = {"assignment": assignment, "item": item, "points": points}
+    if submission is not None:
+        detail["submission"] = msgspec.to_builtins(submission)
     return CourseLedgerDraft(kind=KIND, seat=seat, student=student, by=by, why=note, detail=detail)
 
 

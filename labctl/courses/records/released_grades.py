@@ -46,8 +46,15 @@ def draft_released_line(assignment: str, grade: Grade, by: str, why: str = "") -
     if grade.items:
         detail["automatic"] = grade.automatic
         # A list, as it is read again: a release without a change writes no line.
-        detail["items"] = list(msgspec.to_builtins(grade.items))
+        detail["items"] = [_item_as_json(item) for item in grade.items]
     return CourseLedgerDraft(kind=KIND, student=grade.student, by=by, why=why, detail=detail)
+
+
+def _item_as_json(item: RubricItem) -> object:
+    content = msgspec.to_builtins(item)
+    if item.mark is not None and item.mark.submission is None:
+        del content["mark"]["submission"]  # as in the lines of versions that did not store it
+    return content
 
 
 def as_released(grade: Grade, line: CourseLedgerEntry | None) -> Grade:

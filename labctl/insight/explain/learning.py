@@ -23,7 +23,7 @@ from labctl.insight.explain.curves import (
     summarize_trend,
 )
 from labctl.insight.explain.evidence import Answer, Finding, RunData, Unknown, from_events
-from labctl.insight.explain.rates import suggest_smaller_rate
+from labctl.insight.explain.rates import suggest_clip_norm, suggest_smaller_rate
 from labctl.insight.explain.sources import (
     CLIPPING,
     EARLY_STOPPING,
@@ -99,7 +99,7 @@ def check_gradients(material: RunData) -> Iterator[Answer]:
                     "around it"
                 ),
             ),
-            next=_clip(material, usual),
+            next=_suggest_clipping(material),
             source=CLIPPING,
         )
 
@@ -128,14 +128,17 @@ def _not_finite(material: RunData, series: Series, lost: list[int]) -> Finding:
     )
 
 
-def _clip(material: RunData, usual: float) -> str:
+def _suggest_clipping(material: RunData) -> str:
     if find_option(material, CLIP):
         return "look at the batch of that step; the norm is already clipped"
-    # The option's name shows that the script clips. Its value has the magnitude of usual norms.
+    norm = suggest_clip_norm(material)
+    if not norm:
+        return "look at the batch of that step; even its norm is too small to clip"
+    # The option's name shows that the script clips.
     if find_accepted_option(material, CLIP):
-        clipped = build_command(material, {CLIP: f"{usual * 2:.2g}"}, "a smaller maximum norm")
+        clipped = build_command(material, {CLIP: norm}, f"a maximum norm of {norm}")
         return join_suggestions("look at the batch of that step", clipped)
-    return f"torch.nn.utils.clip_grad_norm_(model.parameters(), {usual * 2:.2g})"
+    return f"torch.nn.utils.clip_grad_norm_(model.parameters(), {norm})"
 
 
 def check_learning_rate(material: RunData) -> Iterator[Answer]:

@@ -34,7 +34,7 @@ from labctl.insight.explain.no_learning import (
     make_flat_finding,
     make_guessing_finding,
 )
-from labctl.insight.explain.rates import list_rates_at, suggest_smaller_rate
+from labctl.insight.explain.rates import list_rates_at, suggest_clip_norm, suggest_smaller_rate
 from labctl.insight.explain.sources import LEARNING_RATES, MIXED_PRECISION, PLAYBOOK, RECIPE
 from labctl.insight.explain.wording import (
     CLIP,
@@ -126,9 +126,10 @@ def _make_nan_finding(
 
 
 def _suggest_clipping(material: RunData) -> str:
-    if find_numeric_option(material, CLIP):
+    if find_accepted_option(material, CLIP):
         return ""
-    return "" if find_accepted_option(material, CLIP) else "and clip gradients to a norm of 1"
+    norm = suggest_clip_norm(material)
+    return f"and clip gradients to a norm of {norm}" if norm else ""
 
 
 def check_trend(material: RunData) -> Iterator[Answer]:

@@ -1,6 +1,8 @@
-"""The learning rate and the gradient norm at a step, and the rate to try next."""
+"""The learning rate and the gradient norm at a step, and the rate and maximum norm to try next."""
 
 from __future__ import annotations
+
+from statistics import median
 
 from labctl.insight.explain.curves import (
     find_gradient_norm_series,
@@ -15,6 +17,8 @@ from labctl.insight.explain.wording import LEARNING_RATE, build_command, find_nu
 LARGEST_RATE = 0.1
 # From here, a rate at which nothing is learned is more often too large than too small.
 HIGH_RATE = 0.03
+# The usual maximum norm. A smaller one would scale down nearly every step of usual size.
+LEAST_CLIP_NORM = 1.0
 
 
 def find_rate(material: RunData) -> float:
@@ -42,6 +46,21 @@ def suggest_other_learning_rate(material: RunData) -> str:
         return suggest_smaller_rate(material)
     rate = f"{now * 10:.2g}"
     return build_command(material, {LEARNING_RATE: rate}, f"try a learning rate of {rate}")
+
+
+def suggest_clip_norm(material: RunData) -> str:
+    """Suggest a maximum norm, twice the usual one; "" if the norms are so small that it is useless.
+
+    Pascanu et al. take the average norm as the scale of the maximum.
+    """
+    curve = find_gradient_norm_series(material.scalars)
+    norms = [value for _, value in finite_points(curve)] if curve is not None else []
+    if not norms:
+        return f"{LEAST_CLIP_NORM:g}"
+    if max(norms) <= LEAST_CLIP_NORM:
+        return ""
+    # One digit: the norms vary more than the second one says.
+    return f"{max(LEAST_CLIP_NORM, float(f'{2 * median(norms):.1g}')):g}"
 
 
 def list_rates_at(material: RunData, step: int) -> list[Evidence]:
