@@ -190,3 +190,11 @@ def describe_server_limits(config: CourseConfig) -> str:
     parts += [f"after {duration_text(idle_s)} without work"] if idle_s else []
     parts += [f"at {dollars_text(limits.budget)}"] if limits.budget is not None else []
     return ", ".join(parts)
+
+
+def describe_removed_machine(name: str) -> str:
+    """Describe a machine of the cluster that course.yaml no longer has."""
+    return (
+        f"{name} is in the cluster and no longer in hosts: labctl course up drains it, and takes "
+        "it out when no jobs run there"
+    )
