@@ -112,8 +112,8 @@ def list_cautions(config: CourseConfig, now: float, own_images: Collection[str] 
         )
     if config.grading and config.grading.lab.server.on_this_machine:
         messages.append(
-            f"grading.server is {config.grading.lab.server.provider}: submissions cannot be graded "
-            "there, choose another provider"
+            f"the grading server's provider is {config.grading.lab.server.provider}, which cannot "
+            "grade submissions; choose another one under grading.server"
         )
     return [*messages, *_assignment_cautions(config, now)]
 
