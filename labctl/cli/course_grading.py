@@ -264,7 +264,8 @@ def _print_grade(graded: SeatGrade) -> None:
     """Print a line for a submission that was graded now; nothing if it already had a grade."""
     if graded.fresh and graded.record is not None:
         state, color = _state_style(graded.state)
-        score = "" if graded.record.score is None else f"{graded.record.score:g}"
+        raw = graded.record.raw
+        score = "" if raw is None else f"{raw.score:g}"
         text = f"{graded.seat:<20} {click.style(state, fg=color)} {score}"
         why = graded.why.splitlines()[0] if graded.why else ""
         print_message(f"{text}  {clean(why)}".rstrip())
@@ -305,12 +306,13 @@ def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
     why = graded.why.splitlines()[0] if graded.why else ""
     if record is None:
         return state, "", "", "", why
-    late = f" -{record.penalty}%" if record.penalty and record.raw and record.raw.score else ""
-    score = "" if record.score is None else f"{record.score:g}/{record.points:g}{late}"
+    # Before the penalty: that is a share of all points, also of those that a rubric gives.
+    score = "" if record.raw is None else f"{record.raw.score:g}/{record.points:g}"
     shares = (record.comparison.claimed, record.comparison.measured)
     claimed, measured = ("" if value is None else f"{value:.4f}" for value in shares)
     kinds = [flag.kind for flag in record.flags]
-    note = ", ".join(dict.fromkeys([why, *kinds] if why else kinds))
+    late = [f"late, {record.penalty}% off"] if record.penalty else []
+    note = ", ".join(dict.fromkeys([*([why] if why else []), *late, *kinds]))
     return state, score, claimed, measured, note
 
 

@@ -113,7 +113,7 @@ def print_grace(folder: CourseFolder, assignment: str) -> None:
     """Print the grace period of an assignment, which the column LATE does not count."""
     rules = folder.config.assignments.get(assignment)
     if rules is not None and rules.due is not None and rules.grace:
-        text = f"{plan_changes.grace_text(rules.grace)}: up to then a submission is on time"
+        text = f"{plan_changes.grace_text(rules.grace)}; a submission within it is on time"
         print_message(text)
 
 

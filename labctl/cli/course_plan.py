@@ -115,8 +115,9 @@ def _print_starters(plan: CoursePlan) -> None:
     if plan.starters:
         click.echo()
     for starter in plan.starters:
-        tests = f", {count_files(starter.tests, 'test ')}" if starter.tests else ""
-        text = f"{starter.assignment}: {count_files(starter.files)} from {starter.source}{tests}"
+        # `files` includes the tests: `labctl course push` counts them too.
+        tests = f" ({count_files(starter.tests, 'test ')} among them)" if starter.tests else ""
+        text = f"{starter.assignment}: {count_files(starter.files)}{tests} from {starter.source}"
         if starter.published == "current":
             _print_item("=", f"{text}; published")
         elif starter.published:

@@ -16,7 +16,7 @@ from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
 from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
-from labctl.text import duration_text
+from labctl.text import count_text, duration_text
 from labctl.wire.codec import to_json
 
 with lazy_imports(__name__):
@@ -191,7 +191,8 @@ def push_command(
         print_json({"files": names, "seats": seat_results, "starters": published})
     elif outcomes:
         complete = sum(not outcome.error for outcome in outcomes)
-        click.echo(f"{complete} of {len(outcomes)} servers have all files from handouts/")
+        servers = count_text(len(outcomes), "server")
+        click.echo(f"all files from handouts/ are on {complete} of {servers}")
         course_results.print_failures(outcomes)
     ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 

@@ -85,7 +85,7 @@ def _late_rule_text(terms: Terms) -> str:
     standing = terms.standing
     if standing.due_at is None:
         return "not possible"
-    grace = f"{duration_text(terms.grace_s)} after the due time count as on time"
+    grace = f"up to {duration_text(terms.grace_s)} late counts as on time"
     if standing.closes_at is None:
         rule = "accepted at any time"
     elif standing.closes_at <= standing.due_at + terms.grace_s:

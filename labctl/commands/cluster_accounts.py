@@ -1,17 +1,20 @@
 """The accounts of several machines that share their homes: the same name has the same uid.
 
-Pure functions; nothing runs here.
+A machine itself says which accounts it has: one that did not answer may lack some. Pure functions;
+nothing runs here.
 """
 
 from __future__ import annotations
 
+import itertools
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
+from labctl.errors import PolicyError
 from labctl.model import Value
 
-# Prints the accounts of a machine, for `parse_uids`. Those of a directory service may be missing.
-LIST_ACCOUNTS = "getent passwd"
+# Lines that separate the parts of a script's output.
+_HOST, _GROUPS, _PASSWD = "--- host", "--- groups", "--- accounts"
 # Of new accounts: beyond the uids that useradd chooses, so that most machines have them free.
 FIRST_UID, LAST_UID = 20_000, 59_999
 
@@ -28,17 +31,77 @@ class UidConflict(Value, frozen=True):
     holder: str = ""
 
 
-# The exit code of a script of `as_root` whose account is not root and may not use sudo.
-NO_ROOT = 77
+class MachineAccounts(Value, frozen=True):
+    """The accounts of a machine. Those of `enabled` may log in by a key of labctl.
+
+    `hostname` is the machine's name in Slurm.
+    """
+
+    hostname: str
+    uids: dict[str, int]
+    homes: dict[str, str]
+    enabled: frozenset[str]
 
 
-def as_root(script: str) -> str:
-    """Return the script as root runs it, also if the login is another account."""
-    quoted = shlex.quote(script)
+def build_inspection() -> str:
+    """Return the script that prints a machine's accounts, for `parse_inspection`."""
     return (
-        f'if [ "$(id -u)" = 0 ]; then sh -c {quoted}; '
-        f"elif sudo -n true; then sudo -n sh -c {quoted}; else exit {NO_ROOT}; fi"
+        f"echo '{_HOST}'; uname -n; echo '{_GROUPS}'; getent group labctl; "
+        f"echo '{_PASSWD}'; getent passwd; true"
     )
+
+
+def parse_inspection(output: str) -> MachineAccounts:
+    """Parse what the script of `build_inspection` prints."""
+    parts: dict[str, list[str]] = {_HOST: [], _GROUPS: [], _PASSWD: []}
+    lines: list[str] = []
+    for line in output.splitlines():
+        if line in parts:
+            lines = parts[line]
+        else:
+            lines.append(line)
+    members = [line.split(":")[3].split(",") for line in parts[_GROUPS] if line.count(":") == 3]
+    rows = [line.split(":") for line in parts[_PASSWD]]
+    return MachineAccounts(
+        hostname="".join(parts[_HOST]).strip().partition(".")[0],
+        uids=parse_uids("\n".join(parts[_PASSWD])),
+        homes={row[0]: row[5] for row in rows if len(row) == 7},
+        enabled=frozenset(name for names in members for name in names if name),
+    )
+
+
+class HomeOwners(Value, frozen=True):
+    """The uids to which the directories of `homes` belong, by name, and all uids seen there."""
+
+    uids: dict[str, int]
+    all_uids: frozenset[int]
+
+
+def build_owner_query(homes: str) -> str:
+    """Return the script that prints the owners of the files in `homes`, for `parse_owners`.
+
+    It looks at two levels: below them, files may be millions.
+    """
+    find = f"find {shlex.quote(homes)} -mindepth"
+    return (
+        f"{find} 1 -maxdepth 1 -printf '%U %f\\n'; {find} 2 -maxdepth 2 -printf '%U\\n' | sort -u"
+    )
+
+
+def parse_owners(output: str) -> HomeOwners:
+    """Parse what the script of `build_owner_query` prints."""
+    rows = [line.partition(" ") for line in output.splitlines()]
+    rows = [row for row in rows if row[0].isdigit()]
+    uids = {name: int(uid) for uid, _, name in rows if name}
+    return HomeOwners(uids, frozenset(int(uid) for uid, _, _ in rows))
+
+
+def build_lookup(keys: Iterable[str | int]) -> str:
+    """Return the script that prints the accounts with these names or uids, for `parse_uids`.
+
+    Directory services know accounts that they do not list.
+    """
+    return f"getent passwd {shlex.join(str(key) for key in keys)}; true"
 
 
 def build_creation(homes: str) -> str:
@@ -63,24 +126,38 @@ def parse_uids(output: str) -> dict[str, int]:
     return {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdigit()}
 
 
+def list_candidates(taken: Set[int], count: int) -> list[int]:
+    """List the first `count` uids for new accounts that nobody has. PolicyError if none is left."""
+    free = (uid for uid in range(FIRST_UID, LAST_UID + 1) if uid not in taken)
+    candidates = list(itertools.islice(free, count))
+    if not candidates:
+        raise PolicyError(
+            f"no uid from {FIRST_UID} to {LAST_UID} is free",
+            why="accounts and files on the machines have all of them",
+            hint="getent passwd   # on each machine",
+        )
+    return candidates
+
+
 def choose_uids(
-    accounts: Iterable[str], uids_by_machine: Mapping[str, Mapping[str, int]]
+    accounts: Iterable[str],
+    uids_by_machine: Mapping[str, Mapping[str, int]],
+    free: Sequence[int],
 ) -> tuple[dict[str, int], list[UidConflict]]:
     """Choose a uid for each account that it has, or can have, on all machines.
 
-    An account that exists on some machines keeps its uid. Returns the uids, and the accounts
-    that cannot have one.
+    An account that exists on some machines keeps its uid; new ones get those of `free`, which must
+    be as many. Returns the uids, and the accounts that cannot have one.
     """
     chosen: dict[str, int] = {}
     conflicts: list[UidConflict] = []
-    taken = {uid for uids in uids_by_machine.values() for uid in uids.values()}
-    free = (uid for uid in range(FIRST_UID, LAST_UID) if uid not in taken)
+    unused = iter(free)
     for account in sorted(accounts):
         present = [
             (name, uids[account]) for name, uids in uids_by_machine.items() if account in uids
         ]
         if not present:
-            chosen[account] = next(free)
+            chosen[account] = next(unused)
         elif conflict := _find_conflict(account, present, uids_by_machine):
             conflicts.append(conflict)
         else:

@@ -16,6 +16,8 @@ from labctl.model import Value
 
 # IGNORE_JOBS: jobs of others that run when the reservation is made do not prevent it.
 FLAGS = "MAGNETIC,FLEX,IGNORE_JOBS"
+# Seconds that the beginning of a reservation may differ from what it should be.
+CLOSE_S = 180
 # Seconds within which a reservation that should not be there may end by itself.
 ENDING_S = 90
 # Hours that end sooner are not reserved.
@@ -23,11 +25,15 @@ LEAST_S = 300
 
 
 class ClassReservation(Value, frozen=True):
-    """A stretch of class hours, in Unix seconds."""
+    """A stretch of class hours, in Unix seconds.
+
+    `is_edited`: somebody has changed whom it is for, or how jobs use it.
+    """
 
     name: str
     begins: int
     ends: int
+    is_edited: bool = False
 
 
 def build_wanted(
@@ -60,14 +66,22 @@ def build_query() -> str:
 
 
 def parse_reservations(output: str, account: str) -> list[ClassReservation]:
-    """Parse what `build_query` prints into the reservations that labctl made for the account."""
+    """Parse what `build_query` prints into the reservations that labctl made for the account.
+
+    Their names say whose they are: staff may have changed everything else.
+    """
     reservations = []
     for line in output.splitlines():
         fields = dict(re.findall(r"(\S+?)=(\S*)", line))
         name = fields.get("ReservationName", "")
-        if fields.get("Accounts") == account and name.startswith(f"{account}-"):
+        if re.fullmatch(rf"{re.escape(account)}-\d{{8}}T\d{{4}}Z", name):
+            is_same = (
+                fields.get("Accounts") == account
+                and fields.get("Users", "(null)") == "(null)"
+                and set(FLAGS.split(",")) <= set(fields.get("Flags", "").split(","))
+            )
             begins, ends = int(fields["StartTime"]), int(fields["EndTime"])
-            reservations.append(ClassReservation(name, begins, ends))
+            reservations.append(ClassReservation(name, begins, ends, not is_same))
     return reservations
 
 
@@ -76,11 +90,13 @@ def build_changes(
     wanted: Sequence[ClassReservation],
     present: Sequence[ClassReservation],
     now: float,
+    *,
+    can_create: bool = True,
 ) -> list[str]:
     """Return the commands that make the reservations what they should be; none if they are that.
 
     A reservation that has begun keeps its beginning, and ends at once if it should not be there:
-    Slurm does not delete one in which jobs run.
+    Slurm does not delete one in which jobs run. Without `can_create`, none is added.
     """
     present_by_name = {reservation.name: reservation for reservation in present}
     names = {reservation.name for reservation in wanted}
@@ -92,11 +108,35 @@ def build_changes(
     for reservation in wanted:
         old = present_by_name.get(reservation.name)
         if old is None:
-            commands.append(_build_creation(account, reservation, now))
+            commands += [_build_creation(account, reservation, now)] if can_create else []
+        elif old.is_edited or not _is_beginning_right(old, reservation, now):
+            commands.append(_build_replacement(account, reservation, now))
         elif old.ends != reservation.ends:
             end = f"EndTime=uts{reservation.ends}"
             commands.append(_scontrol("update", f"ReservationName={reservation.name}", end))
     return commands
+
+
+def _is_beginning_right(old: ClassReservation, wanted: ClassReservation, now: float) -> bool:
+    """Whether it begins with the class; of a class that has begun, whether it has begun too."""
+    if wanted.begins <= now:
+        return old.begins <= now + CLOSE_S
+    return abs(old.begins - wanted.begins) <= CLOSE_S
+
+
+def _build_replacement(account: str, reservation: ClassReservation, now: float) -> str:
+    """Return the command that makes a reservation anew; one in which jobs run is only changed."""
+    name = f"ReservationName={reservation.name}"
+    again = _build_creation(account, reservation, now)
+    update = _scontrol(
+        "update",
+        name,
+        f"Accounts={account}",
+        "Users=",
+        f"EndTime=uts{reservation.ends}",
+        f"Flags+={FLAGS}",
+    )
+    return f"if {_scontrol('delete', name)} 2>/dev/null; then {again}; else {update}; fi"
 
 
 def build_removal(reservation: ClassReservation) -> str:

@@ -350,9 +350,10 @@ class TestsConfig(Value, frozen=True):
 
 
 class LateRules(Value, frozen=True):
-    """`late` as a mapping: percent off for each day begun, accepted until `at_most` seconds late.
+    """`late` as a mapping: percent off for each day or part of a day.
 
-    `free_days` are the late days without a penalty that a student has over the term.
+    Work is accepted until `at_most` seconds late. `free_days` are the late days without a
+    penalty that a student has over the term.
     """
 
     per_day: Annotated[int, Parsed(parse_penalty)] = 0
@@ -363,8 +364,8 @@ class LateRules(Value, frozen=True):
 class AssignmentConfig(Value, frozen=True):
     """One assignment; its rules for time and size are those of the assignment's own file.
 
-    `late` in seconds (or times.ANY_S), `penalty` in percent for each day begun. A submission at
-    most `grace` seconds after the due time is on time. `template` says
+    `late` in seconds (or times.ANY_S), `penalty` in percent for each day or part of a day. A
+    submission at most `grace` seconds after the due time is on time. `template` says
     where the files come from that students start with: a template of labctl, a directory below the
     folder, or a git address with a commit; "" for none. `points` is the total; people give those of
     `rubric`, item by item, and the automatic grading gives `graded_points`.

@@ -170,7 +170,8 @@ def parse_penalty(text: str) -> int:
     match = _PERCENT.fullmatch(text)
     if match is None or int(match[1]) > 100:
         raise ValueError(
-            f"{quote(text)} is not a penalty: write percent for each day begun, such as 10%"
+            f"{quote(text)} is not a penalty: "
+            "write percent for each day or part of a day, such as 10%"
         )
     return int(match[1])
 

@@ -7,31 +7,39 @@ jobs; each is a lab of the course itself, too.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
 
-from labctl.commands import cluster_accounts
-from labctl.commands.cluster_accounts import UidConflict
+from labctl.commands.root import NO_ROOT, as_root
 from labctl.config import CourseConfig
+from labctl.courses.cluster_session import CHECK_COMMAND, ClusterSession, RunAsRoot
 from labctl.courses.records.folder import CourseFolder
-from labctl.errors import ConfigError, LabError, PolicyError
+from labctl.courses.seat_accounts import SeatAccounts
+from labctl.errors import ConfigError, HostKeyError, LabError
+from labctl.errors.replies import describe_error
+from labctl.events import Note
 from labctl.lifecycle import up
 from labctl.model import GpuNeed, Offer, Server
 from labctl.providers import Provider
 from labctl.servers import adoption, deadlines, end_server, guard
 from labctl.servers.context import LabContext
 from labctl.servers.named_machines import list_machine_names, open_machine, select_machine
-from labctl.text import names_text
+from labctl.text import add_next, names_text
 from labctl.transports import Transport
+from labctl.wire.watchdog import WatchRecord
 
 CHECK_S = 60.0
+# Seconds that a node may end before the controller.
+CLOSE_S = 60
 MOST_AT_ONCE = 8
 NAMED = 8
-CHECK_COMMAND = "labctl course plan"
+MOST_SLUG = 20
 
 
 def list_cluster_machines(config: CourseConfig, provider: Provider) -> tuple[str, ...]:
@@ -73,6 +81,15 @@ def choose_gpus(controller: Offer, nodes: Sequence[Offer]) -> Offer:
     )
 
 
+def shorten_node_name(node: str) -> str:
+    """Return the part of a lab's name that tells a node apart from all others of its course."""
+    slug = re.sub(r"[^a-z0-9]+", "-", node.lower()).strip("-")
+    if len(slug) <= MOST_SLUG:
+        return slug
+    digest = hashlib.sha256(node.encode()).hexdigest()[:8]
+    return f"{slug[: MOST_SLUG - 9].rstrip('-')}-{digest}"
+
+
 class ClassCluster:
     """The machines of one course. `names` begins with the controller."""
 
@@ -80,6 +97,7 @@ class ClassCluster:
         self.folder = folder
         self.course = course
         self.names = names
+        self._ready: dict[str, Server] = {}
 
     @property
     def controller(self) -> str:
@@ -88,6 +106,10 @@ class ClassCluster:
     @property
     def nodes(self) -> tuple[str, ...]:
         return self.names[1:]
+
+    @property
+    def homes(self) -> str:
+        return self.folder.config.shared.homes if self.folder.config.shared else ""
 
     def lab_id(self, node: str) -> str:
         return hashlib.sha256(f"{self.folder.id} machine {node}".encode()).hexdigest()[:12]
@@ -107,7 +129,7 @@ class ClassCluster:
 
     def build_context(self, shared: LabContext, node: str) -> LabContext:
         """Build the context of a node from that of the controller."""
-        slug = re.sub(r"[^a-z0-9]+", "-", node.lower()).strip("-")[:20].rstrip("-")
+        slug = shorten_node_name(node)
         config = msgspec.structs.replace(
             shared.config,
             name=f"{self.folder.config.name[:20].rstrip('-')}-node-{slug}",
@@ -116,11 +138,17 @@ class ClassCluster:
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self.narrow(shared.make_sibling(config, self.lab_id(node)), node)
 
-    def bring_up_nodes(self, shared: LabContext) -> list[Server]:
-        """Return a ready server for each node. LabError if one cannot be used."""
-        contexts = [self.build_context(shared, node) for node in self.nodes]
+    def bring_up_nodes(self, shared: LabContext, session: ClusterSession) -> list[Server]:
+        """Return a ready server for each node that answers. LabError if one cannot be used."""
+        missing = [node for node in session.nodes if node not in self._ready]
+        contexts = [self.build_context(shared, node) for node in missing]
         with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-            return list(pool.map(up.up, contexts))
+            self._ready.update(zip(missing, pool.map(up.up, contexts), strict=True))
+        return [self._ready[node] for node in session.nodes]
+
+    def forget_nodes(self) -> None:
+        """Have `bring_up_nodes` look at all nodes again."""
+        self._ready.clear()
 
     def list_nodes(self, shared: LabContext) -> list[tuple[LabContext, Server]]:
         """List the nodes that are in use by this machine's records, with their contexts."""
@@ -128,11 +156,35 @@ class ClassCluster:
         records = [(each, each.state.get_lab_server(each.lab_id)) for each in contexts]
         return [(context, server) for context, server in records if server is not None]
 
-    def extend_nodes(self, shared: LabContext, span_s: int) -> None:
-        """Give the nodes as much more time as the controller gets."""
+    def extend_nodes(
+        self, shared: LabContext, watch: WatchRecord | None, nodes: Collection[str]
+    ) -> None:
+        """Let none of these nodes end before the controller, whose watchdog reported `watch`.
+
+        Safe to repeat. Names the nodes for which that fails.
+        """
+        if watch is None or watch.ttl_left_s is None:
+            return
+        ends_at = time.monotonic() + watch.ttl_left_s
         for context, server in self.list_nodes(shared):
-            watch = guard.extend(context, server, span_s)
-            deadlines.move_timer(context, server, watch)
+            if server.offer.type not in nodes:
+                continue
+            try:
+                own = guard.read_watchdog(context, server)
+                left_s = own.ttl_left_s if own else None
+                if left_s is None:
+                    continue
+                missing_s = math.ceil(ends_at - time.monotonic() - left_s)
+                if missing_s > CLOSE_S:
+                    extended = guard.extend(context, server, missing_s)
+                    deadlines.move_timer(context, server, extended)
+            except HostKeyError:
+                raise
+            except LabError as error:
+                name = server.offer.type
+                text = f"{name} still ends at its earlier time ({describe_error(error)})"
+                again = f"labctl course up   # extends it, after you repaired {name}"
+                shared.reporter.emit(Note(text=add_next(text, again), level="warning"))
 
     def end_nodes(self, shared: LabContext) -> None:
         for node in self.nodes:
@@ -141,70 +193,40 @@ class ClassCluster:
             if server is not None:
                 end_server.remove(context, server)
 
-    def check(self) -> None:
-        """LabError if a machine does not answer, or does not share the homes. Leaves nothing."""
-        root = self._open_all()
-        homes = self.folder.config.shared.homes if self.folder.config.shared else ""
-        path = root[self.controller](cluster_accounts.build_creation(homes)).strip()
-        try:
-            check = cluster_accounts.build_check(path)
-            apart = [node for node in self.nodes if root[node](check).strip() != "shared"]
-        finally:
-            root[self.controller](cluster_accounts.build_removal(path))
-        if apart:
-            raise PolicyError(
-                f"{homes} on {names_text(apart, NAMED)} is not the {homes} of {self.controller}",
-                why="a job must find its student's files on whichever machine it runs; a file that "
-                f"{self.controller} wrote there was not found",
-                hint=f"mount {homes} of {self.controller} there, for example by NFS, or set "
-                f"shared.homes to a directory that they share\n{CHECK_COMMAND}",
-            )
+    def check(self) -> list[str]:
+        """LabError if a machine does not answer, or does not share the homes. Leaves nothing.
 
-    def choose_uids(self, accounts: Sequence[str]) -> dict[str, int]:
-        """Return each account's uid, the same on all machines. PolicyError on a conflict."""
-        root = self._open_all()
-        uids = {
-            name: cluster_accounts.parse_uids(root[name](cluster_accounts.LIST_ACCOUNTS))
-            for name in self.names
-        }
-        chosen, conflicts = cluster_accounts.choose_uids(accounts, uids)
-        if conflicts:
-            raise _make_conflict_error(conflicts[0])
-        return chosen
-
-    def _open_all(self) -> dict[str, Callable[[str], str]]:
-        """Return, for each machine, a function that runs a script as root and returns its output.
-
-        One machine after another: each may ask to confirm a host key.
+        Returns the machines that Slurm has, and course.yaml no longer.
         """
-        provider = self.course.provider
-        transports = {name: open_machine(provider, name) for name in self.names}
-        return {
-            name: partial(_run_as_root, name, transport) for name, transport in transports.items()
-        }
+        session = self.connect()
+        for error in session.failures.values():
+            raise error
+        return session.removed_nodes
+
+    def connect(self) -> ClusterSession:
+        """Log in to all machines, and check that they share the homes, the same as before.
+
+        Another machine than the controller may fail: the session says why. One machine after
+        another, since each may ask to confirm a host key.
+        """
+        session = ClusterSession(self.controller)
+        for name in self.names:
+            session.add(name, partial(self._open, name))
+        accounts = SeatAccounts(self.folder.private).list_all()
+        session.require_homes([account.account for account in accounts], self.homes)
+        session.check_homes(self.homes)
+        return session
+
+    def _open(self, name: str) -> RunAsRoot:
+        return partial(_run_as_root, name, open_machine(self.course.provider, name))
 
 
 def _run_as_root(name: str, transport: Transport, script: str) -> str:
-    result = transport.run(cluster_accounts.as_root(script), timeout_s=CHECK_S, check=False)
+    result = transport.run(as_root(script), timeout_s=CHECK_S, check=False)
     if result.code:
         why = result.stderr.strip()[-500:] or f"{script} exited with code {result.code}"
-        if result.code == cluster_accounts.NO_ROOT:
+        if result.code == NO_ROOT:
             why = f"{why}\nthe account there must be root, or use sudo without a password"
         raise LabError(f"{name} cannot be a machine of the cluster", why=why, hint=CHECK_COMMAND)
     output: str = result.stdout
     return output
-
-
-def _make_conflict_error(conflict: UidConflict) -> PolicyError:
-    first, second = conflict.machines
-    if conflict.holder:
-        why = f"it has uid {conflict.uids[0]} on {first}, which {conflict.holder} has on {second}"
-    else:
-        why = f"it has uid {conflict.uids[0]} on {first}, and {conflict.uids[1]} on {second}"
-    return PolicyError(
-        f"{conflict.account} cannot have the same uid on {first} and {second}",
-        why=f"{why}; files in shared homes belong to uids. Files outside of its home keep the old "
-        "uid after usermod: find them with `find / -xdev -uid OLD` first",
-        hint=f"usermod --uid UID {conflict.holder or conflict.account}   # on {second}\n"
-        "labctl course up",
-    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 
 from labctl.commands import slurm_accounting, slurm_reservations
+from labctl.commands.root import NO_ROOT, as_root
 from labctl.commands.slurm_accounting import ClassAccounting, ClassLimits
 from labctl.config import CourseConfig
 from labctl.courses.records import timetable
@@ -20,10 +20,13 @@ from labctl.events import Note
 from labctl.model import Server
 from labctl.servers.context import LabContext
 from labctl.servers.shared_server import set_up_queue
+from labctl.transports import Transport
 
 # Seconds for all changes: those of a class of hundreds, and jobs that end first.
 APPLY_S = 300.0
 QUERY_S = 60.0
+# Prints the reservations of a machine that may have no Slurm.
+IF_SLURM = f"if command -v scontrol >/dev/null; then {slurm_reservations.build_query()}; fi"
 
 
 class ClassQueue:
@@ -66,41 +69,80 @@ class ClassQueue:
 
         Returns the number of changes; a second call makes none.
         """
-        config, now = self.folder.config, time.time()
-        lessons = timetable.list_lessons(config.hours, config.term, now, config.holidays)
-        hours = [(lesson.begins, lesson.ends) for lesson in lessons]
-        return self._update_reservations(context, server, hours, now)
+        return self._update_reservations(context, server, None)
 
     def release_hours(self, context: LabContext, server: Server) -> None:
         """End all reservations of the course. A failure is only reported."""
         try:
-            self._update_reservations(context, server, [], time.time())
+            self._update_reservations(context, server, [])
         except LabError as error:
-            text = (
-                f"class hours may still be reserved in Slurm: {describe_error(error)}; "
-                "scontrol show reservation lists them"
-            )
-            context.reporter.emit(Note(text=text, level="warning"))
+            self.report_reserved(context, error)
+
+    def correct_hours(self, context: LabContext, transport: Transport, *, release: bool) -> None:
+        """Remove reservations that should not be there from a machine that is not in use now.
+
+        With `release`, that is all of the course. Others get the right times; none is added. A
+        failure is only reported.
+        """
+        try:
+            output = transport.run(as_root(IF_SLURM), timeout_s=QUERY_S).stdout
+            changes = self._list_changes(output, [] if release else None, can_create=False)
+            if changes:
+                transport.run(as_root(" && ".join(changes)), timeout_s=APPLY_S)
+        except LabError as error:
+            self.report_reserved(context, error)
+
+    def report_reserved(self, context: LabContext, error: LabError) -> None:
+        """Say that hours may still be reserved."""
+        text = (
+            f"class hours may still be reserved in Slurm: {describe_error(error)}; "
+            "scontrol show reservation lists them"
+        )
+        context.reporter.emit(Note(text=text, level="warning"))
 
     def _update_reservations(
-        self, context: LabContext, server: Server, hours: Sequence[tuple[float, float]], now: float
+        self, context: LabContext, server: Server, hours: Sequence[tuple[float, float]] | None
     ) -> int:
-        account = slurm_accounting.class_account(self.folder.config.name)
         output = _run(context, server, slurm_reservations.build_query(), QUERY_S)
-        present = slurm_reservations.parse_reservations(output, account)
-        wanted = slurm_reservations.build_wanted(account, hours, now)
-        changes = slurm_reservations.build_changes(account, wanted, present, now)
+        changes = self._list_changes(output, hours)
         if changes:
             _run(context, server, " && ".join(changes), APPLY_S)
         return len(changes)
 
+    def _list_changes(
+        self,
+        output: str,
+        hours: Sequence[tuple[float, float]] | None,
+        *,
+        can_create: bool = True,
+    ) -> list[str]:
+        """List the commands that turn the reservations of `output` into these hours.
+
+        None are the class hours of the next days.
+        """
+        config, now = self.folder.config, time.time()
+        if hours is None:
+            lessons = timetable.list_lessons(config.hours, config.term, now, config.holidays)
+            hours = [(lesson.begins, lesson.ends) for lesson in lessons]
+        account = slurm_accounting.class_account(config.name)
+        present = slurm_reservations.parse_reservations(output, account)
+        wanted = slurm_reservations.build_wanted(account, hours, now)
+        return slurm_reservations.build_changes(
+            account, wanted, present, now, can_create=can_create
+        )
+
     def update_or_repair(
-        self, context: LabContext, server: Server, nodes: Sequence[Server] = ()
+        self, context: LabContext, server: Server, nodes: Sequence[Server] | None = ()
     ) -> None:
-        """Do `update`; if Slurm does not answer, start what of it does not run, and do it again."""
+        """Do `update`; if Slurm does not answer, start what of it does not run, and do it again.
+
+        Nothing is started without `nodes`.
+        """
         try:
             self.update(context, server)
         except BusyError:
+            if nodes is None:
+                raise
             set_up_queue(
                 server,
                 playbooks_dir=context.paths.data_dir / "playbooks",
@@ -181,13 +223,17 @@ def _run(context: LabContext, server: Server, script: str, timeout_s: float) -> 
 
     BusyError if Slurm does not answer there, LabError if the script fails for another reason.
     """
-    sudo = "" if server.endpoint.user == "root" else "sudo -n "
     transport = context.connections.open(server)
-    result = transport.run(f"{sudo}sh -c {shlex.quote(script)}", timeout_s=timeout_s, check=False)
+    result = transport.run(as_root(script), timeout_s=timeout_s, check=False)
     if result.code:
         why = result.stderr.strip()[-1000:] or result.stdout.strip()[-1000:]
-        probe = f"{sudo}sh -c {shlex.quote(slurm_accounting.PROBE)}"
-        answer = transport.run(probe, timeout_s=QUERY_S, check=False)
+        if result.code == NO_ROOT:
+            raise LabError(
+                f"{server.endpoint.user} is not root on {server.alias}",
+                why=f"{why}\nthe account there must be root, or use sudo without a password",
+                hint=f"sudo -n true   # as {server.endpoint.user} on {server.endpoint.host}",
+            )
+        answer = transport.run(as_root(slurm_accounting.PROBE), timeout_s=QUERY_S, check=False)
         if answer.code == slurm_accounting.NO_ANSWER:
             raise BusyError(
                 f"Slurm on {server.alias} does not answer",

@@ -129,8 +129,9 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
     try:
         if machines:
             # They have no price, and offers would lack those that the course uses already.
-            ClassCluster(folder, course, machines).check()
-            return unpriced
+            removed = ClassCluster(folder, course, machines).check()
+            cautions = (*unpriced.cautions, *map(plan_changes.describe_removed_machine, removed))
+            return msgspec.structs.replace(unpriced, cautions=cautions)
         return _add_prices(staff, unpriced, seats, at)
     except LabError as error:
         error.subject = COURSE

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_private
-from labctl.errors import CapacityError, LabError
+from labctl.errors import CapacityError, LabError, PolicyError
 from labctl.model import CreateServerRequest, Value
 from labctl.servers.shared_server import account_name
 from labctl.state.locks import hold_lock
@@ -90,11 +90,13 @@ class SeatAccounts:
                     return account
             before = [account for account in sittings if account.lab_id == request.lab_id]
             others = [account for account in sittings if account.lab_id != request.lab_id]
+            chosen_account = account_name(name)
+            _require_own_account(chosen_account, name, others)
             host = _choose_host(others, places, first=before[-1].host if before else 1)
             new = SharedServerAccount(
                 lab=request.lab,
                 lab_id=request.lab_id,
-                account=account_name(name),
+                account=chosen_account,
                 host=host,
                 token=request.token,
                 key=request.public_key,
@@ -126,6 +128,17 @@ class SeatAccounts:
 
     def _write(self, sittings: tuple[SharedServerAccount, ...]) -> None:
         write_private(self._file, msgspec.json.encode(_Seating(sittings=sittings)))
+
+
+def _require_own_account(account: str, name: str, others: Iterable[SharedServerAccount]) -> None:
+    """PolicyError if another lab has the account: long names are cut, and end in a digest."""
+    for other in others:
+        if other.account == account:
+            raise PolicyError(
+                f"{name} would get account {account}, which {other.lab} has",
+                why="the account's name is computed from the name in the roster",
+                hint=f"rename {name} in roster.csv\nlabctl course up",
+            )
 
 
 def _choose_host(sittings: Iterable[SharedServerAccount], places: int, first: int) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.errors import LabError
+from labctl.courses.shared_seats import SharedSeats
+from labctl.errors import AuthenticationError, LabError
 from labctl.lifecycle import down, unsaved_server, up
 from labctl.model import NAME_PATTERN, Run, Server, Value
 from labctl.runs import runs
@@ -91,7 +92,7 @@ def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedS
             server = up.make_ready(context, server)  # its labs can be listed only while it runs
         labs = [context] if server.state == "stopped" else list_labs(context, server)
     except LabError as error:
-        if discard:
+        if discard or _has_closed_login(context, server, error):
             return SavedSeat()
         raise unsaved_server.stop_and_keep_disk(context, server, error) from error
     files = edits = 0
@@ -99,6 +100,16 @@ def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedS
         new_files, new_edits = down.drain_server(lab, server, discard=discard)
         files, edits = files + new_files, edits + new_edits
     return SavedSeat(labs=tuple(lab.config.name for lab in labs), files=files, edits=edits)
+
+
+def _has_closed_login(context: LabContext, server: Server, error: LabError) -> bool:
+    """Whether an account on a shared server has lost its key: its results were saved before."""
+    provider = context.provider
+    return (
+        isinstance(error, AuthenticationError)
+        and isinstance(provider, SharedSeats)
+        and provider.is_leaving(server.id)
+    )
 
 
 def find_latest_run(

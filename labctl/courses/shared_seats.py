@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from labctl.courses.queue_upkeep import QueueUpkeep
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_accounts import SharedServerAccount
 from labctl.courses.shared_servers import NO_OTHER, SharedServers
@@ -49,6 +50,7 @@ class SharedSeats:
 
     def __init__(self, hosts: SharedServers) -> None:
         self.hosts = hosts
+        self.upkeep = QueueUpkeep(hosts)
         self.inner = hosts.course.provider
         self.name = self.inner.name
 
@@ -113,11 +115,13 @@ class SharedSeats:
         if sitting is None or sitting.state == "gone":
             return None
         host = self.hosts.list_servers_by_number().get(sitting.host)
-        return self._as_server(sitting, host) if host else None
+        return self._as_server(sitting, self._describe_host(host)) if host else None
 
     def servers(self) -> list[Server]:
         """Return every account of the course on a server that exists."""
-        hosts = self.hosts.list_servers_by_number(now=True)
+        listed = self.hosts.list_servers_by_number(now=True)
+        # Once for each server: that of a cluster reads the records of all its machines.
+        hosts = {number: self._describe_host(host) for number, host in listed.items()}
         return [
             self._as_server(account, hosts[account.host])
             for account in self.hosts.seating.list_all()
@@ -131,6 +135,18 @@ class SharedSeats:
             return
         self.hosts.seating.set_state([sitting.token], "leaving")
         self.hosts.apply_requests(sitting.host)
+        if self.is_leaving(server_id):
+            raise LabError(
+                f"account {sitting.account} has not ended on every machine of the cluster",
+                why="one of them did not answer; on the others, nobody can log in to the account",
+                hint="labctl course down   # again, after you repaired that machine or took it out "
+                "of hosts",
+            )
+
+    def is_leaving(self, server_id: str) -> bool:
+        """Whether the account was asked to end, and has not ended everywhere."""
+        sitting = self.hosts.seating.find_by_server(server_id)
+        return sitting is not None and sitting.state == "leaving"
 
     def leftovers(self) -> list[Resource]:
         return self.inner.leftovers()
@@ -157,7 +173,7 @@ class SharedSeats:
         watch = guard.extend(context, server, span_s)
         deadlines.move_timer(context, server, watch)
         if self.hosts.cluster:
-            self.hosts.cluster.extend_nodes(context, span_s)
+            self.hosts.cluster.extend_nodes(context, watch, self.hosts.cluster.nodes)
         return watch
 
     def _as_full_error(self, error: LabError) -> LabError:
@@ -184,11 +200,19 @@ class SharedSeats:
             on_demand_usd_per_hour=None if on_demand is None else on_demand / places,
         )
 
-    def _as_server(self, sitting: SharedServerAccount, host: Server) -> Server:
+    def _describe_host(self, host: Server) -> Server:
+        """Return a shared server with its recorded address, and the offer that an account gets."""
         recorded = self.hosts.course.state.get_server(host.id)
-        host_endpoint = recorded.endpoint if recorded else host.endpoint
+        return msgspec.structs.replace(
+            host,
+            endpoint=recorded.endpoint if recorded else host.endpoint,
+            offer=self._price_per_account(self.hosts.describe_offer(host)),
+        )
+
+    def _as_server(self, sitting: SharedServerAccount, host: Server) -> Server:
+        """Return the account as a server. `host` comes from `_describe_host`."""
         endpoint: Endpoint = msgspec.structs.replace(
-            host_endpoint, user=sitting.account, identity=sitting.identity
+            host.endpoint, user=sitting.account, identity=sitting.identity
         )
         return Server(
             id=sitting.server_id,
@@ -197,7 +221,7 @@ class SharedSeats:
             lab_id=sitting.lab_id,
             alias=sitting.lab,
             endpoint=endpoint,
-            offer=self._price_per_account(self.hosts.describe_offer(host)),
+            offer=host.offer,
             created_at=sitting.created_at,
             state="running" if sitting.state == "there" else "starting",
             deadline_at=host.deadline_at,

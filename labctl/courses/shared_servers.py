@@ -10,7 +10,6 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ import msgspec
 
 from labctl.courses.class_cluster import ClassCluster, choose_gpus, list_cluster_machines
 from labctl.courses.class_queue import ClassQueue
+from labctl.courses.cluster_session import ClusterSession
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
 from labctl.courses.seat_reporter import make_quiet_reporter
@@ -69,8 +69,8 @@ class SharedServers:
         self._ready: dict[int, Server] = {}
         self._shared: set[int] = set()
         self._listed: tuple[float, list[Server]] = (0.0, [])
-        # of a cluster, besides the controller
-        self._nodes: list[Server] = []
+        # When each account was last removed from all machines that answered, by its token.
+        self._attempts: dict[str, float] = {}
 
     @functools.cached_property
     def sharing(self) -> Sharing:
@@ -149,8 +149,12 @@ class SharedServers:
             return True  # unknown
 
     def apply_requests(self, number: int) -> None:
-        """Create and remove one server's accounts as requested, for all waiting threads at once."""
-        with self._lock(number), self._hold_cluster():
+        """Create and remove one server's accounts as requested, for all waiting threads at once.
+
+        Accounts stay "leaving" while a machine of a cluster does not answer.
+        """
+        arrived = time.monotonic()
+        with self.hold_server(number), self.hold_queue():
             time.sleep(GATHER_S)
             mine = [account for account in self.seating.list_all() if account.host == number]
             if any(account.state == "wanted" for account in mine):
@@ -159,15 +163,20 @@ class SharedServers:
                 mine = [account for account in self.seating.list_all() if account.host == number]
             coming = [account for account in mine if account.state == "wanted"]
             leaving = [account for account in mine if account.state == "leaving"]
+            # Another thread has just tried the others.
+            leaving = [each for each in leaving if self._attempts.get(each.token, 0.0) < arrived]
             if not coming and not leaving:
                 return  # another thread has done it
             staying = [account for account in mine if account.state == "there"]
             if coming or staying:
-                self._update_accounts(number, coming, leaving)
+                silent = self._update_accounts(number, coming, leaving)
             else:
-                self._end_server(number, leaving)
+                silent = self._end_server(number, leaving)
             self.seating.set_state([account.token for account in coming], "there")
-            self.seating.set_state([account.token for account in leaving], "gone")
+            if silent:
+                self._attempts.update((account.token, time.monotonic()) for account in leaving)
+            else:
+                self.seating.set_state([account.token for account in leaving], "gone")
 
     def ensure_server(self, number: int) -> Server:
         """Return a ready server, created if needed. Needs the server's lock held.
@@ -180,10 +189,9 @@ class SharedServers:
             context = self.build_context(number)
             if self.cluster:
                 self._require_same_controller()
-                self.cluster.check()
+                self.cluster.connect()
+                self.cluster.forget_nodes()
             ready = up.up(context)
-            if self.cluster:
-                self._nodes = self.cluster.bring_up_nodes(context)
             self._ready[number] = ready
             self._listed = (0.0, [])
         return ready
@@ -203,20 +211,48 @@ class SharedServers:
 
     def _update_accounts(
         self, number: int, coming: list[SharedServerAccount], leaving: list[SharedServerAccount]
-    ) -> None:
+    ) -> list[str]:
+        """Create and disable these accounts. Returns the machines that cannot be used now."""
         if not coming and not self._is_listed(number):
-            return  # the server is gone, and the accounts with it
+            return []  # the server is gone, and the accounts with it
+        session = self.cluster.connect() if self.cluster else None
+        if session:  # staff may have deleted some
+            leaving = [old for old in leaving if session.has_account(old.account)]
+        names = [account.account for account in (*coming, *leaving)]
+        # Before anything changes: it refuses accounts that cannot be the same everywhere.
+        uids = session.choose_uids(names, self.sharing.homes) if session else {}
         context, server = self.build_context(number), self.ensure_server(number)
-        uids = self._choose_uids([*coming, *leaving])
-        accounts = [_make_shared_account(new, uids) for new in coming]
-        accounts += [
-            SharedAccount(name=old.account, uid=uids.get(old.account, 0)) for old in leaving
-        ]
-        names = ", ".join(account.name for account in accounts)
-        step = Step(name=f"accounts on {server.alias}", detail=names)
+        step = Step(name=f"accounts on {server.alias}", detail=", ".join(names))
         context.reporter.emit(step)
         if self.sharing.has_queue and leaving:
             self.queue.close(context, server, [old.account for old in leaving])
+        self.share_accounts(
+            context,
+            server,
+            [make_account(new, uids) for new in coming] + [_disable(old, uids) for old in leaving],
+            session,
+            only_accounts=number in self._shared or not coming,
+        )
+        if self.sharing.has_queue and coming:
+            self.queue.update(context, server, [new.account for new in coming])
+        self._shared.add(number)
+        context.reporter.emit(msgspec.structs.replace(step, done=True))
+        return list(session.failures) if session else []
+
+    def share_accounts(
+        self,
+        context: LabContext,
+        server: Server,
+        accounts: list[SharedAccount],
+        session: ClusterSession | None,
+        *,
+        only_accounts: bool = False,
+    ) -> None:
+        """Change accounts on the server, and on the machines of its cluster that answer."""
+        nodes = []
+        if self.cluster and session:
+            session.report_failures(context.reporter)
+            nodes = self.cluster.bring_up_nodes(context, session)
         share(
             server,
             accounts,
@@ -224,55 +260,10 @@ class SharedServers:
             playbooks_dir=context.paths.data_dir / "playbooks",
             connections=context.connections,
             reporter=make_quiet_reporter(context.reporter),
-            only_accounts=number in self._shared or not coming,
-            nodes=self._nodes,
+            only_accounts=only_accounts,
+            sets_up_queue=session is None or session.can_configure,
+            nodes=nodes,
         )
-        if self.sharing.has_queue and coming:
-            self.queue.update(context, server, [new.account for new in coming])
-        self._shared.add(number)
-        context.reporter.emit(msgspec.structs.replace(step, done=True))
-
-    def update_queue(self) -> None:
-        """Give the accounts that exist the limits of course.yaml, if Slurm enforces them.
-
-        Those of students who have left lose their association.
-        """
-        for number, context, server in self._list_queues():
-            accounts = [each for each in self.seating.list_all() if each.host == number]
-            # Otherwise the first account sets everything up.
-            if any(account.state == "there" for account in accounts):
-                with self._lock(number):
-                    nodes = self._join_new_nodes(context, server, accounts)
-                    self.queue.update_or_repair(context, server, nodes)
-
-    def _join_new_nodes(
-        self, context: LabContext, server: Server, accounts: list[SharedServerAccount]
-    ) -> list[Server]:
-        """Return the cluster's nodes; machines new in course.yaml get the accounts and Slurm."""
-        if self.cluster is None:
-            return []
-        nodes = self.cluster.list_nodes(context)
-        if len(nodes) == len(self.cluster.nodes):
-            return [node for _, node in nodes]
-        self.ensure_server(1)
-        there = [account for account in accounts if account.state == "there"]
-        uids = self._choose_uids(there)
-        share(
-            server,
-            [_make_shared_account(account, uids) for account in there],
-            self.sharing,
-            playbooks_dir=context.paths.data_dir / "playbooks",
-            connections=context.connections,
-            reporter=make_quiet_reporter(context.reporter),
-            nodes=self._nodes,
-        )
-        return self._nodes
-
-    def _choose_uids(self, accounts: list[SharedServerAccount]) -> dict[str, int]:
-        """Return the accounts' numbers on a cluster's machines; nothing for a server of its own."""
-        if self.cluster is None:
-            return {}
-        return self.cluster.choose_uids([account.account for account in accounts])
 
     def describe_offer(self, server: Server) -> Offer:
         """Return the server's offer, with the GPUs that one job can get."""
@@ -281,41 +272,29 @@ class SharedServers:
         nodes = self.cluster.list_nodes(self.build_context(1))
         return choose_gpus(server.offer, [node.offer for _, node in nodes])
 
-    def reserve_hours(self) -> None:
-        """Reserve the class hours of the next days in Slurm. LabError if it does not answer."""
-        for _, context, server in self._list_queues():
-            self.queue.reserve_hours(context, server)
+    def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> list[str]:
+        """End a server with its last account, which is removed first: the machine may stay.
 
-    def record_gpu_minutes(self) -> None:
-        """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
-        for _, context, server in self._list_queues():
-            self.queue.record_gpu_minutes(context, server)
-
-    def _list_queues(self) -> Iterator[tuple[int, LabContext, Server]]:
-        """List the servers on which Slurm runs, with their numbers and contexts."""
-        if not self.sharing.has_queue:
-            return
-        for number, server in self.list_servers_by_number(now=True).items():
-            context = self.build_context(number)
-            # The record has the alias, and the host key that was pinned.
-            yield number, context, context.state.get_server(server.id) or server
-
-    def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> None:
-        """End a server with its last account, which is removed first: the machine may stay."""
+        Returns the machines that cannot be used now: because of them, nothing else has ended.
+        """
         if self._is_listed(number):
-            self._update_accounts(number, [], leaving)
+            silent = self._update_accounts(number, [], leaving)
             context = self.build_context(number)
             server = adoption.adopt(context)
             # A keeper brings the accounts up again before the next class.
             if server is not None and self.sharing.has_queue and not self.folder.config.keeper:
                 self.queue.release_hours(context, server)
-            if server is not None:
-                end_server.remove(context, server)
+            if silent:
+                return silent
+            # The controller last: without it, a second try would find nothing to do.
             if self.cluster:
                 self.cluster.end_nodes(context)
+            if server is not None:
+                end_server.remove(context, server)
         self._ready.pop(number, None)
         self._shared.discard(number)
         self._listed = (0.0, [])
+        return []
 
     def _is_listed(self, number: int) -> bool:
         """Tell whether the provider lists the server. PolicyError if another account answered."""
@@ -326,19 +305,23 @@ class SharedServers:
             accounts.is_gone(self.course, recorded)
         return False
 
-    def _hold_cluster(self) -> AbstractContextManager[None]:
-        """Keep other processes from creating the cluster, or accounts with the same numbers."""
-        if self.cluster is None:
+    def hold_queue(self) -> AbstractContextManager[None]:
+        """Keep other processes from changing Slurm, or the machines and accounts of its cluster."""
+        if not self.sharing.has_queue:
             return nullcontext()
         what = "changing accounts of the cluster"
         lock = self.folder.private / CLUSTER_LOCK
         return hold_lock(lock, what, wait_s=CLUSTER_LOCK_S, is_command=False)
 
-    def _lock(self, number: int) -> threading.Lock:
+    def hold_server(self, number: int) -> threading.Lock:
         with self._guard:
             return self._locks.setdefault(number, threading.Lock())
 
 
-def _make_shared_account(account: SharedServerAccount, uids: dict[str, int]) -> SharedAccount:
+def make_account(account: SharedServerAccount, uids: dict[str, int]) -> SharedAccount:
     uid = uids.get(account.account, 0)
     return SharedAccount(name=account.account, keys=(account.key,), uid=uid)
+
+
+def _disable(account: SharedServerAccount, uids: dict[str, int]) -> SharedAccount:
+    return SharedAccount(name=account.account, uid=uids.get(account.account, 0))

@@ -17,7 +17,7 @@ from labctl.config import Paths, list_trust_questions, load_lab, trust
 from labctl.config.identity import replace_file, write_private
 from labctl.config.reader import LAB_FILE
 from labctl.courses.invitation import JoinInvitation
-from labctl.courses.starters import RESERVED
+from labctl.courses.starters import RESERVED, has_image
 from labctl.errors import LabError, PolicyError
 from labctl.errors.replies import describe_error
 from labctl.model import NAME_PATTERN, Value
@@ -41,11 +41,11 @@ MOST_STARTERS = 100
 MOST_ASSIGNMENTS, MOST_TEXT = 100, 64 * 1024
 IGNORE_FILE = ".labignore"
 # The lines of a student's lab.yaml that `labctl join` writes, for any student and keeper. The image
-# is part of them only if nothing follows: the starter has no lab.yaml of its own then.
+# of a starter's own lab.yaml follows an empty line, and is not part of them.
 _GENERATED = re.compile(
     rb"\A(?:# Written by `labctl join`[^\n]*\n)?lab: [^\n]*\nserver:\n  provider: course\n"
     rb"(?:  executor: slurm\n)?"
-    rb"  course:\n(?: {4}[^\n]*\n)+(?:image: \"[^\n]*\"\n\Z)?"
+    rb"  course:\n(?: {4}[^\n]*\n)+(?:image: \"[^\n]*\"\n(?=\n|\Z))?"
 )
 # Returns the document of an assignment's starter with this sha256.
 Download = Callable[[str, str], bytes]
@@ -178,19 +178,24 @@ def _add_lab_file(lab: CourseLab, name: str, starter: Starter) -> Starter:
     """Return the starter with the student's name and server in its lab.yaml."""
     files = starter.by_path()
     own = files.pop(LAB_FILE, None)
-    text = _compose_lab_file(lab, name, own.content if own else None)
+    text = _compose_head(lab, name)
+    if own is None or not has_image(starter):
+        text += _compose_image(lab)
+    if own is not None:
+        text += b"\n" + own.content
     composed = StarterFile(path=LAB_FILE, content=text)
     return msgspec.structs.replace(starter, files=(composed, *files.values()))
 
 
-def _compose_lab_file(lab: CourseLab, name: str, own: bytes | None) -> bytes:
-    """Return the text of an assignment's lab.yaml; `own` is that of the starter."""
+def _compose_head(lab: CourseLab, name: str) -> bytes:
+    """Return the student's name and server for an assignment's lab.yaml."""
     # The assignment first: the end is cut, and labs of one course should have different names.
     lab_name = f"{name}-{lab.course}-{lab.student}"[:39].rstrip("-")
-    head = f"lab: {lab_name}\n{lab.section}".encode()
-    if own is not None:
-        return head + b"\n" + own
-    return head + (f"image: {json.dumps(lab.image)}\n".encode() if lab.image else b"")
+    return f"lab: {lab_name}\n{lab.section}".encode()
+
+
+def _compose_image(lab: CourseLab) -> bytes:
+    return f"image: {json.dumps(lab.image)}\n".encode() if lab.image else b""
 
 
 def strip_generated_lines(lab_file: bytes) -> bytes:
@@ -205,8 +210,9 @@ def _is_current(record: StarterRecord, sha256: str, lab: CourseLab, name: str) -
     if file is None or record.sha256 != sha256:
         return False
     text = file.content
-    with_own = _compose_lab_file(lab, name, b"")
-    return text.startswith(with_own) or text == _compose_lab_file(lab, name, None)
+    head = _compose_head(lab, name)
+    with_image = head + _compose_image(lab)
+    return text.startswith((head + b"\n", with_image + b"\n")) or text == with_image
 
 
 def _trust_own_lab_file(root: Path, starter: Starter, paths: Paths) -> None:

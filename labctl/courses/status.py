@@ -258,7 +258,7 @@ def refresh_gpu_minutes(course: LabContext) -> None:
     if not isinstance(course.provider, SharedSeats):
         return
     try:
-        course.provider.hosts.record_gpu_minutes()
+        course.provider.upkeep.record_gpu_minutes()
     except LabError as error:
         text = f"the GPU minutes are not up to date: {describe_error(error)}"
         course.reporter.emit(Note(text=text, level="warning"))

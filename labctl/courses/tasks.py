@@ -178,7 +178,7 @@ class CourseTasks:
             return
         provider = self.staff.course().provider
         assert isinstance(provider, SharedSeats), "a course with `shared` has accounts"
-        provider.hosts.reserve_hours()
+        provider.upkeep.reserve_hours()
 
     def refresh_status(self) -> None:
         """Refresh the status of every server, for idle hours and for the dashboard."""

@@ -31,6 +31,7 @@ from labctl.courses.seat_reporter import label_events, make_done_notifier, repor
 from labctl.courses.seat_results import SeatFailure, SeatResult
 from labctl.courses.server_contents import SavedSeat, save_server
 from labctl.courses.servers import ENDED, CourseOperator
+from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.status import record_servers
 from labctl.errors import LabError, PolicyError
 from labctl.errors.subject import Subject, Text
@@ -322,6 +323,7 @@ def end_of_term(
     _end_grading(staff)
     seats = staff.folder.list_seats(active_only=False, former=True)
     endings = end_seats(staff, seats, discard=discard)
+    _release_class_hours(staff)
     ended = all(ending.ended for ending in endings)
     if ended:
         step = Step(name="removing leftovers of ended servers")
@@ -341,6 +343,13 @@ def end_of_term(
         # No server is left that accepts this key.
         shutil.rmtree(staff.paths.keys_dir / staff.folder.id, ignore_errors=True)
     return proof
+
+
+def _release_class_hours(staff: CourseOperator) -> None:
+    """End the class hours that Slurm has reserved: a keeper keeps them for the next class."""
+    provider = staff.course().provider
+    if isinstance(provider, SharedSeats):
+        provider.upkeep.correct_hours(release=True)
 
 
 def _remove_everywhere(staff: CourseOperator) -> None:

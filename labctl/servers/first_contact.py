@@ -8,10 +8,9 @@ still pinned.
 
 from __future__ import annotations
 
-import shlex
-
 import msgspec
 
+from labctl.commands.root import as_root
 from labctl.errors import ConnectError, HostKeyError, LabError
 from labctl.errors.subject import Subject
 from labctl.model import Server
@@ -94,8 +93,7 @@ def _try_again(subject: Subject) -> str:
 
 
 def _run_as_root(transport: Transport, script: str, *words: str) -> str:
-    line = shlex.join(["sh", "-c", script, "sh", *words])
-    result = transport.run(f"sudo -n {line}", timeout_s=60.0, check=False)
+    result = transport.run(as_root(script, *words), timeout_s=60.0, check=False)
     if result.code != 0:
         raise LabError(
             "the server's first host key could not be replaced",

@@ -89,13 +89,15 @@ def share(
     connections: Connections,
     reporter: Reporter,
     only_accounts: bool = False,
+    sets_up_queue: bool = True,
     nodes: Sequence[Server] = (),
 ) -> None:
     """Create or change these accounts on the server, install the broker, and perhaps Slurm.
 
     Accounts that are not named stay as they are. `only_accounts`, which is faster, is for a server
-    that is shared already. The login needs root, or sudo without a password. `nodes` are further
-    servers of the same cluster, which share the homes. LabError names the task that failed.
+    that is shared already. Without `sets_up_queue`, Slurm stays as it is. The login needs root, or
+    sudo without a password. `nodes` are further servers of the same cluster, which share the homes.
+    LabError names the task that failed.
     """
     host, *others = _make_hosts([server, *nodes], connections)
     with tempfile.NamedTemporaryFile(prefix="labctl-broker-", suffix=".zip") as file:
@@ -125,7 +127,7 @@ def share(
                 variables=variables,
                 others=others[1:],
             )
-    if sharing.has_queue and not only_accounts:
+    if sharing.has_queue and sets_up_queue and not only_accounts:
         set_up_queue(
             server,
             playbooks_dir=playbooks_dir,

@@ -97,9 +97,9 @@ class Ticket(Value, frozen=True):
 class Assignment(Value, frozen=True):
     """An assignment. `late` is in seconds after `due`; ANY_S accepts any delay.
 
-    `penalty` is in percent of the points for each day started; it is shown and stamped, but not
-    applied here. `zone` is the time zone in which times are shown. `student` and `ticket` are set
-    only in a copy that was made for one student.
+    `penalty` is in percent of the points for each day or part of a day; it is shown and stamped,
+    but not applied here. `zone` is the time zone in which times are shown. `student` and
+    `ticket` are set only in a copy that was made for one student.
     """
 
     assignment: Name
@@ -256,7 +256,7 @@ def assignment_text(assignment: Assignment) -> str:
         *([f"zone: {assignment.zone}"] if assignment.zone else []),
         f"late: {late_text(assignment.late)}",
         *(
-            [f"penalty: {assignment.penalty}%   # of the points, for each day started"]
+            [f"penalty: {assignment.penalty}%   # of the points, for each day or part of a day"]
             * bool(assignment.penalty)
         ),
         f"max_size: {format_size(assignment.max_size)}",

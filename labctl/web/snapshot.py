@@ -5,8 +5,9 @@ Nothing here contacts a server or a provider; the keeper does that and records t
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from labctl.courses.records.cost_report import add_gpu_minutes
@@ -139,7 +140,7 @@ class SnapshotTaker:
                 for student in roster.people
                 if student.active or student.id in keys
             ),
-            assignments=self._make_assignments(),
+            assignments=self._make_assignments([one.id for one in roster.people], now),
             happenings=_make_happenings(
                 self._ledger.news, {seat.name: seat.pseudonym for seat in seats} | keys
             ),
@@ -266,13 +267,17 @@ class SnapshotTaker:
             regrades=tuple(read_regrades(self._ledger.by_student.get(student.id, ()))),
         )
 
-    def _make_assignments(self) -> tuple[AssignmentView, ...]:
+    def _make_assignments(self, students: Sequence[str], now: float) -> tuple[AssignmentView, ...]:
         starters = list_published(self._folder)
         names = self._folder.config.assignments
-        return tuple(self._make_due(name, has_starter=name in starters) for name in names)
+        return tuple(self._make_due(name, name in starters, students, now) for name in names)
 
-    def _make_due(self, name: str, *, has_starter: bool) -> AssignmentView:
+    def _make_due(
+        self, name: str, has_starter: bool, students: Sequence[str], now: float
+    ) -> AssignmentView:
         rules = self._folder.config.assignments[name]
+        extensions = read_due_extensions(self._ledger.of_kinds("due"), name)
+        due_at = rules.due.at if rules.due else math.inf
         return AssignmentView(
             name=name,
             due_at=rules.due.at if rules.due else None,
@@ -280,8 +285,9 @@ class SnapshotTaker:
             points=rules.points,
             has_starter=has_starter,
             free_days=rules.free_days,
-            extensions=read_due_extensions(self._ledger.of_kinds("due"), name),
+            extensions=extensions,
             closings=self._hand_ins.find_closings(name),
+            past_due=frozenset(one for one in students if due_at + extensions.get(one, 0) < now),
         )
 
 

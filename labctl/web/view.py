@@ -229,7 +229,8 @@ class AssignmentView(Value, frozen=True):
     """An assignment: its due time without extensions, and its points.
 
     `zone` is the course's time zone. `has_starter` is whether it hands out files now, `free_days`
-    how many late days without a penalty a student has over the term.
+    how many late days without a penalty a student has over the term. `past_due` has the ids of
+    students whose due time, extensions included, has passed.
     """
 
     name: str
@@ -242,6 +243,7 @@ class AssignmentView(Value, frozen=True):
     extensions: dict[str, int] = msgspec.field(default_factory=dict)
     # student id -> Unix time; "" for students without an extension. Empty if it never closes.
     closings: dict[str, int] = msgspec.field(default_factory=dict)
+    past_due: frozenset[str] = frozenset()
 
     def find_closing(self, student: str) -> int | None:
         """Return when the assignment closes for a student; None if it never does."""

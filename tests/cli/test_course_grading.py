@@ -104,10 +104,12 @@ def test_evidence_is_shown_plain_and_as_no_verdict(
         "alice",
         "Alice",
         "graded",
-        "40/100",
-        "-10%",
+        "50/100",
         "0.9000",
         "0.5000",
+        "late,",
+        "10%",
+        "off,",
         "claim",
     ]
     assert "Please review (not proof of misconduct)" in said.out

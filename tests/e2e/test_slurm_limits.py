@@ -115,6 +115,38 @@ def test_class_hours_are_reserved_once(cluster: Cluster) -> None:
     assert "No reservations" in cluster.sh("scontrol show reservation")
 
 
+def test_class_hours_that_staff_edited_are_put_back(cluster: Cluster) -> None:
+    apply(cluster, ClassLimits(), ["ann"])
+    now = float(cluster.sh("date +%s"))
+    edits = (
+        "Accounts=ml2026",
+        "Users=ann",
+        "Flags-=FLEX",
+        f"StartTime=uts{now + 6 * 7200 - 1800:.0f}",
+        f"StartTime=uts{now + 7 * 7200 + 1800:.0f}",
+    )
+    hours = [(now - 60, now + 600)]
+    hours += [(now + at * 7200, now + at * 7200 + 3600) for at in range(3, 3 + len(edits))]
+    assert reserve(cluster, hours) == len(hours)
+    present = parse_reservations(cluster.sh(build_reservation_query()), ACCOUNT)
+    names = [each.name for each in sorted(present, key=lambda each: each.begins)]
+    for name, edit in zip(names[1:], edits, strict=True):
+        cluster.sh(f"scontrol update ReservationName={name} {edit}")
+    assert reserve(cluster, hours) == len(edits)
+    # Slurm deletes none in which a job runs.
+    job = cluster.sh(
+        "cd /tmp; sbatch --parsable --account=course-ml --qos=course-ml --wrap 'sleep 600'",
+        user="ann",
+    ).strip()
+    wait_for(lambda: cluster.squeue("%t", f"-j {job}") == ["R"])
+    cluster.sh(f"scontrol update ReservationName={names[0]} Flags-=FLEX Users=ann")
+    assert reserve(cluster, hours) == 1
+    assert cluster.squeue("%t", f"-j {job}") == ["R"]
+    cluster.sh("scancel -u ann")
+    wait_for(lambda: cluster.squeue() == [])
+    assert reserve(cluster, []) == len(hours)
+
+
 @pytest.mark.long
 def test_class_hours_keep_the_machines_for_the_class(cluster: Cluster) -> None:
     """Its jobs need no option, also those that begin before; long ones of others do not begin."""

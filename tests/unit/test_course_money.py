@@ -216,7 +216,7 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     local = msgspec.structs.replace(config.lab.server, provider="local", on_this_machine=True)
     grading = GradingConfig(lab=msgspec.structs.replace(config.lab, server=local))
     told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)
-    assert "grading.server is local" in " ".join(told)
+    assert "the grading server's provider is local" in " ".join(told)
     assert describe_server_limits(config) == (
         "after 8 h (12 h with `extend`), after 30 min without work, at $20.00"
     )

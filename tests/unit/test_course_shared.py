@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from labctl.courses import seat_accounts
 from labctl.courses.seat_accounts import FILE, SeatAccounts
-from labctl.errors import LabError
+from labctl.errors import LabError, PolicyError
 from labctl.model import CreateServerRequest, Need
 from labctl.servers.shared_server import MOST_NAME, account_name
 
@@ -60,3 +61,15 @@ def test_an_accounts_name_is_one_that_a_system_takes(name: str) -> None:
     assert made.startswith("lab-")
     assert len(made) <= MOST_NAME
     assert account_name("a" * 39) != account_name("a" * 38 + "b")
+
+
+def test_two_students_never_get_one_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As for two long names whose digests are equal.
+    monkeypatch.setattr(seat_accounts, "account_name", lambda name: "lab-same")
+    seating = SeatAccounts(tmp_path)
+    first = seating.reserve(_request(1), "s1", 4)
+    with pytest.raises(PolicyError, match="s2 would get account lab-same"):
+        seating.reserve(_request(2), "s2", 4)
+    assert seating.reserve(_request(1, "later"), "s1", 4).account == first.account

@@ -23,6 +23,7 @@ from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import RequestHandler
 from labctl.courses.rpc import answer_enrollment
 from labctl.courses.servers import CourseOperator
+from labctl.courses.starter_delivery import strip_generated_lines
 from labctl.courses.starters import build_starters, list_published, publish_starters
 from labctl.errors import BusyError, ConfigError, ProviderError, UsageError
 from labctl.events import SilentReporter
@@ -567,6 +568,30 @@ def test_a_changed_image_of_the_course_reaches_the_labs_of_those_who_have_joined
     assert (course_lab / "lab.yaml").read_text() == own
     student.keeper.is_down = True  # nothing is known of the image
     assert student.join().image_change == ""
+
+
+def test_a_lab_file_of_the_starter_without_an_image_gets_that_of_the_course(
+    student: Student,
+) -> None:
+    own = student.folder.path / "starter" / "lab.yaml"
+    own.write_text("run: python train.py\n")
+    set_image(student, "image: x:1")
+    publish_starters(student.folder, PATHS)
+    student.join()
+    config = Lab.load(student.lab).config
+    assert (config.image.reference, config.run) == ("x:1", ("python", "train.py"))
+    set_image(student, "image: x:2")
+    (updated,) = student.update().starters
+    assert Lab.load(student.lab).config.image.reference == "x:2"
+    written = (student.lab / "lab.yaml").read_bytes()
+    assert strip_generated_lines(written) == own.read_bytes()
+    (again,) = student.update().starters
+    assert (updated.state, again.state) == ("updated", "current")
+
+    own.write_text("image: own:1\nrun: python train.py\n")
+    publish_starters(student.folder, PATHS)
+    student.update()
+    assert Lab.load(student.lab).config.image.reference == "own:1"
 
 
 def test_a_course_without_an_image_leaves_the_choice_to_the_lab(

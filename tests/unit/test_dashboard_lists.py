@@ -75,6 +75,27 @@ def test_an_assignment_is_narrowed_and_sorted_by_its_address(bed: Bed, visitor: 
     assert best[:3] == ["Ada Lovelace", "Edsger Dijkstra", "Frances Allen"]
 
 
+def test_who_submitted_nothing_is_missing_once_their_own_due_time_has_passed(
+    tmp_path: Path,
+) -> None:
+    late = make(tmp_path, due_in_s=-3600)
+    file = late.folder.path / "course.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "hw4" not in line))
+    late.folder.refresh()
+    late.folder.ledger.append("due", seat="hopper", by="ann", assignment="hw3", seconds=86_400)
+    stop = threading.Event()
+    try:
+        visitor = Visitor(late.start(stop))
+        visitor.enter()
+        board, page = visitor.ask("/")[2], visitor.ask("/assignments/hw3")[2]
+    finally:
+        stop.set()
+    assert (page.count(">missing<"), page.count(">not yet<")) == (9, 1)
+    assert (board.count(">missing<"), board.count(">not yet<")) == (8, 1)
+    late.state.close()
+
+
 def test_each_link_leads_on_from_what_is_shown(visitor: Visitor) -> None:
     page = visitor.ask("/?show=idle&sort=-cost")[2]
     links = dict(re.findall(r'id="((?:by|show)-[a-z]+)" href="([^"]*)"', page))

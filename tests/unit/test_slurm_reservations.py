@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from labctl.commands.slurm_reservations import (
     ClassReservation,
     build_changes,
@@ -18,11 +20,18 @@ FIRST = ClassReservation("course-ml-20261102T1000Z", NOW + HOUR_S, NOW + 2 * HOU
 REST = "Nodes=n[1-2] NodeCnt=2 Flags=FLEX,IGNORE_JOBS,SPEC_NODES,ALL_NODES,MAGNETIC TRES=cpu=8"
 
 
-def line(name: str, begins: int, ends: int, account: str = ACCOUNT) -> str:
+def line(
+    name: str,
+    begins: int,
+    ends: int,
+    account: str = ACCOUNT,
+    users: str = "(null)",
+    rest: str = REST,
+) -> str:
     """As Slurm 22.05 prints it."""
     return (
-        f"ReservationName={name} StartTime={begins} EndTime={ends} Duration=01:00:00 {REST} "
-        f"Users=(null) Groups=(null) Accounts={account} Licenses=(null) State=INACTIVE\n"
+        f"ReservationName={name} StartTime={begins} EndTime={ends} Duration=01:00:00 {rest} "
+        f"Users={users} Groups=(null) Accounts={account} Licenses=(null) State=INACTIVE\n"
     )
 
 
@@ -46,6 +55,40 @@ def test_reservations_of_others_are_left_alone() -> None:
     )
     assert parse_reservations(output, ACCOUNT) == [FIRST]
     assert parse_reservations("No reservations in the system\n", ACCOUNT) == []
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        line(FIRST.name, FIRST.begins, FIRST.ends, "staff"),
+        line(FIRST.name, FIRST.begins, FIRST.ends, "(null)", "root"),
+        line(FIRST.name, FIRST.begins, FIRST.ends, users="root"),
+        line(FIRST.name, FIRST.begins, FIRST.ends, rest=REST.replace("FLEX,", "")),
+        line(FIRST.name, FIRST.begins + HOUR_S // 2, FIRST.ends),
+        line(FIRST.name, FIRST.begins - HOUR_S // 2, FIRST.ends),
+    ],
+)
+def test_a_reservation_that_staff_edited_is_made_anew(edited: str) -> None:
+    present = parse_reservations(edited, ACCOUNT)
+    assert [each.name for each in present] == [FIRST.name]
+    (change,) = build_changes(ACCOUNT, [FIRST], present, NOW)
+    assert change.startswith(f"if scontrol delete ReservationName={FIRST.name} 2>/dev/null; then ")
+    assert f"StartTime=uts{FIRST.begins} EndTime=uts{FIRST.ends}" in change
+
+
+def test_the_end_of_a_class_in_progress_is_no_edit_and_a_later_beginning_is() -> None:
+    begun = ClassReservation(FIRST.name, FIRST.begins + 61, FIRST.ends)
+    assert build_changes(ACCOUNT, [FIRST], [begun], FIRST.begins + 120) == []
+    later = ClassReservation(FIRST.name, FIRST.begins + HOUR_S // 2, FIRST.ends)
+    (change,) = build_changes(ACCOUNT, [FIRST], [later], FIRST.begins + 120)
+    assert "StartTime=now " in change
+
+
+def test_hours_of_a_machine_that_is_not_in_use_are_not_added() -> None:
+    second = ClassReservation("course-ml-20261103T1000Z", FIRST.begins + 86400, FIRST.ends + 86400)
+    assert build_changes(ACCOUNT, [FIRST, second], [FIRST], NOW, can_create=False) == []
+    (removal,) = build_changes(ACCOUNT, [second], [FIRST], NOW, can_create=False)
+    assert f"scontrol delete ReservationName={FIRST.name}" in removal
 
 
 def test_only_what_differs_is_changed() -> None:

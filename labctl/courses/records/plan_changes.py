@@ -112,8 +112,8 @@ def list_cautions(config: CourseConfig, now: float, own_images: Collection[str] 
         )
     if config.grading and config.grading.lab.server.on_this_machine:
         messages.append(
-            f"grading.server is {config.grading.lab.server.provider}: submissions cannot be graded "
-            "there, choose another provider"
+            f"the grading server's provider is {config.grading.lab.server.provider}, which cannot "
+            "grade submissions; choose another one under grading.server"
         )
     return [*messages, *_assignment_cautions(config, now)]
 
@@ -190,3 +190,11 @@ def describe_server_limits(config: CourseConfig) -> str:
     parts += [f"after {duration_text(idle_s)} without work"] if idle_s else []
     parts += [f"at {dollars_text(limits.budget)}"] if limits.budget is not None else []
     return ", ".join(parts)
+
+
+def describe_removed_machine(name: str) -> str:
+    """Describe a machine of the cluster that course.yaml no longer has."""
+    return (
+        f"{name} is in the cluster and no longer in hosts: labctl course up drains it, and takes "
+        "it out when no jobs run there"
+    )

@@ -1,0 +1,274 @@
+"""The machines of a cluster that answer at the moment, as root, and what they say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from labctl.commands import cluster_accounts, slurm_nodes
+from labctl.commands.cluster_accounts import HomeOwners, MachineAccounts, UidConflict
+from labctl.commands.slurm_nodes import ClusterNodes
+from labctl.errors import HostKeyError, LabError, PolicyError
+from labctl.errors.replies import describe_error
+from labctl.events import Reporter, UniqueNote
+from labctl.text import add_next, count_text, names_text
+
+NAMED = 8
+END_ACCOUNTS = (
+    "systemctl disable --now slurmd; rm -f /etc/slurm/slurm.conf; "
+    "for name in $(getent group labctl | cut -d: -f4 | tr , ' '); do "
+    'usermod --groups labctl-ended "$name"; pkill -KILL -u "$name" || true; done'
+)
+# Uids that are looked up at once: a directory service may have many in a row.
+LOOKUP_UIDS = 100
+
+CHECK_COMMAND = "labctl course plan"
+
+# Runs a script as root on one machine, and returns what it prints.
+RunAsRoot = Callable[[str], str]
+
+
+class ClusterSession:
+    """The machines of a cluster: `roots` are those that answer, `failures` say why others do not.
+
+    `machines` are the accounts of those that answer, and `slurm` is what the controller has.
+    """
+
+    def __init__(self, controller: str) -> None:
+        self.controller = controller
+        self.roots: dict[str, RunAsRoot] = {}
+        self.machines: dict[str, MachineAccounts] = {}
+        self.failures: dict[str, LabError] = {}
+        self.slurm = ClusterNodes()
+        # Machines that course.yaml no longer has, and on which no jobs run any more.
+        self.drained: set[str] = set()
+
+    def add(self, name: str, open_root: Callable[[], RunAsRoot]) -> None:
+        """Log in to a machine. An error is raised for the controller, and else recorded."""
+        try:
+            root = open_root()
+            output = root(cluster_accounts.build_inspection())
+        except HostKeyError:
+            raise  # perhaps it is another machine
+        except LabError as error:
+            if name == self.controller:
+                raise
+            self.failures[name] = error
+            return
+        self.roots[name] = root
+        self.machines[name] = cluster_accounts.parse_inspection(output)
+        if name == self.controller:
+            self.slurm = slurm_nodes.parse_nodes(root(slurm_nodes.build_query()))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The machines that answer, without the controller."""
+        return tuple(name for name in self.roots if name != self.controller)
+
+    @property
+    def unknown_nodes(self) -> list[str]:
+        """The machines that Slurm has, and that are none of those that answer; names in Slurm."""
+        hostnames = {machine.hostname for machine in self.machines.values()}
+        return sorted(self.slurm.configured - hostnames)
+
+    @property
+    def removed_nodes(self) -> list[str]:
+        """The machines that Slurm has, and course.yaml no longer; names in Slurm.
+
+        None while a machine does not answer: it may be that one.
+        """
+        return [] if self.failures else self.unknown_nodes
+
+    @property
+    def can_configure(self) -> bool:
+        """Whether Slurm's configuration would lose no machine by a change, except drained ones."""
+        return self.drained.issuperset(self.unknown_nodes)
+
+    def drain_removed(self, reporter: Reporter) -> None:
+        """Let no job begin on machines that course.yaml no longer has, and find those without."""
+        for name in self.removed_nodes:
+            script = slurm_nodes.build_drain(name, "removed from course.yaml")
+            count = int(self.roots[self.controller](script).strip() or 0)
+            if not count:
+                self.drained.add(name)
+                continue
+            text = (
+                f"{name} is no longer in hosts: it takes no new jobs, and "
+                f"{count_text(count, 'job')} still run there"
+            )
+            again = f"labctl course up   # takes {name} out of the cluster after they have ended"
+            reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
+
+    def report_removed(self, reporter: Reporter) -> None:
+        """Say what is left on machines that were taken out of the cluster."""
+        for name in sorted(self.drained):
+            text = (
+                f"{name} is no longer in hosts, and was taken out of the cluster. Its accounts can "
+                "still log in there; its lease ends by itself"
+            )
+            end = f"{END_ACCOUNTS}   # as root on {name}, ends them; their files stay"
+            reporter.emit(UniqueNote(text=add_next(text, end), level="warning"))
+
+    def list_unjoined(self) -> list[str]:
+        """List the machines that answer, and run no jobs although nobody has drained them.
+
+        None, if Slurm does not answer: then nothing is known.
+        """
+        if not self.slurm.states:
+            return []
+        return [
+            name
+            for name, machine in self.machines.items()
+            if not self.slurm.has_joined(machine.hostname)
+        ]
+
+    def choose_uids(self, accounts: Sequence[str], homes: str) -> dict[str, int]:
+        """Return each account's uid, the same on all machines.
+
+        A new account gets one that no account has, also none of a directory service, and no file
+        in `homes`. PolicyError on a conflict, and for a new account whose home another one left.
+        """
+        uids = {name: dict(machine.uids) for name, machine in self.machines.items()}
+        self._look_up(accounts, uids)
+        new = [name for name in accounts if not any(name in each for each in uids.values())]
+        free: list[int] = []
+        if new:
+            owners = self._read_owners(homes)
+            for name in new:
+                _require_no_home(name, homes, owners)
+            free = self._find_free_uids(len(new), uids, owners)
+        chosen, conflicts = cluster_accounts.choose_uids(accounts, uids, free)
+        if conflicts:
+            raise _make_conflict_error(conflicts[0])
+        return chosen
+
+    def _look_up(self, keys: Sequence[str | int], uids: dict[str, dict[str, int]]) -> None:
+        """Add the accounts with these names or uids, which directory services may not list."""
+        script = cluster_accounts.build_lookup(keys)
+        for name, root in self.roots.items() if keys else ():
+            uids[name].update(cluster_accounts.parse_uids(root(script)))
+
+    def _find_free_uids(
+        self, count: int, uids: dict[str, dict[str, int]], owners: HomeOwners
+    ) -> list[int]:
+        while True:
+            present = {uid for each in uids.values() for uid in each.values()}
+            taken = present | owners.all_uids
+            candidates = cluster_accounts.list_candidates(taken, max(count, LOOKUP_UIDS))
+            self._look_up(candidates, uids)
+            present = {uid for each in uids.values() for uid in each.values()}
+            free = [uid for uid in candidates if uid not in present]
+            if len(free) >= count:
+                return free
+
+    def _read_owners(self, homes: str) -> HomeOwners:
+        script = cluster_accounts.build_owner_query(homes)
+        return cluster_accounts.parse_owners(self.roots[self.controller](script))
+
+    def require_homes(self, accounts: Iterable[str], homes: str) -> None:
+        """PolicyError if an account of the course has its home in another directory."""
+        present = self.machines[self.controller].homes
+        for account in accounts:
+            home = present.get(account, "")
+            if home and home != f"{homes}/{account}":
+                old = home.rpartition("/")[0] or "/"
+                raise PolicyError(
+                    f"shared.homes in course.yaml is {homes}, and the accounts' homes are in {old}",
+                    why="students would not find their files any more; nothing was changed",
+                    hint=f"set shared.homes in course.yaml to {old} again. Or move each home, "
+                    f"while nobody is logged in:\n"
+                    f"usermod --home {homes}/{account} --move-home {account}   # on "
+                    f"{self.controller}\n"
+                    f"usermod --home {homes}/{account} {account}   # on each other machine",
+                )
+
+    def has_account(self, name: str) -> bool:
+        """Whether a machine that answers has the account."""
+        return any(name in machine.uids for machine in self.machines.values())
+
+    def list_incomplete(self, present: Iterable[str], ended: Iterable[str]) -> list[str]:
+        """List the machines that lack an account of `present`, or still have one of `ended`."""
+        wanted, unwanted = set(present), set(ended)
+        return [
+            name
+            for name, machine in self.machines.items()
+            if not wanted <= machine.enabled or unwanted & machine.enabled
+        ]
+
+    def list_lingering(self, ended: Iterable[str]) -> list[str]:
+        """List the accounts of `ended` that a machine still has."""
+        enabled = {name for machine in self.machines.values() for name in machine.enabled}
+        return sorted(enabled & set(ended))
+
+    def check_homes(self, homes: str) -> None:
+        """Move machines that do not share the homes to `failures`. Leaves nothing on a disk."""
+        root = self.roots[self.controller]
+        path = root(cluster_accounts.build_creation(homes)).strip()
+        try:
+            for node in self.nodes:
+                if error := self._find_homes_error(node, homes, path):
+                    self.failures[node] = error
+                    del self.roots[node], self.machines[node]
+        finally:
+            root(cluster_accounts.build_removal(path))
+
+    def _find_homes_error(self, node: str, homes: str, path: str) -> LabError | None:
+        try:
+            if self.roots[node](cluster_accounts.build_check(path)).strip() == "shared":
+                return None
+        except LabError as error:
+            return error  # for example, a file system whose server does not answer
+        return PolicyError(
+            f"{homes} on {node} is not the {homes} of {self.controller}",
+            why="a job must find its student's files on whichever machine it runs; a file that "
+            f"{self.controller} wrote there was not found",
+            hint=f"mount {homes} of {self.controller} there, for example by NFS, or set "
+            f"shared.homes to a directory that they share\n{CHECK_COMMAND}",
+        )
+
+    def report_failures(self, reporter: Reporter) -> None:
+        """Name the machines that cannot be used, and what was not done there."""
+        for name, error in self.failures.items():
+            text = (
+                f"{name} cannot be used now ({describe_error(error)}): nothing was changed there, "
+                "neither accounts nor Slurm"
+            )
+            again = f"labctl course up   # again, after you repaired {name}"
+            reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
+
+    def report_unjoined(self, reporter: Reporter, names: Sequence[str]) -> None:
+        """Say why machines that answer cannot join the cluster."""
+        text = (
+            f"{names_text(list(names), NAMED)} cannot join the cluster while another machine does "
+            "not answer: Slurm's configuration describes all machines"
+        )
+        hosts = names_text(list(self.failures), NAMED) or names_text(self.unknown_nodes, NAMED)
+        again = f"labctl course up   # after you repaired {hosts}, or took it out of hosts"
+        reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
+
+
+def _require_no_home(account: str, homes: str, owners: HomeOwners) -> None:
+    """PolicyError if files of an account that no longer exists are where the new one's would be."""
+    uid = owners.uids.get(account, 0)
+    if uid:
+        raise PolicyError(
+            f"{homes}/{account} exists, and no machine has an account {account}",
+            why=f"it belongs to uid {uid}; what is in it may be another person's",
+            hint=f"mv {homes}/{account} {homes}/{account}.old   # keeps the files apart\n"
+            f"useradd --uid {uid} --home-dir {homes}/{account} {account}   # or, if they are the "
+            "same person's\nlabctl course up   # after one of these, as root on the controller",
+        )
+
+
+def _make_conflict_error(conflict: UidConflict) -> PolicyError:
+    first, second = conflict.machines
+    if conflict.holder:
+        why = f"it has uid {conflict.uids[0]} on {first}, which {conflict.holder} has on {second}"
+    else:
+        why = f"it has uid {conflict.uids[0]} on {first}, and {conflict.uids[1]} on {second}"
+    return PolicyError(
+        f"{conflict.account} cannot have the same uid on {first} and {second}",
+        why=f"{why}; files in shared homes belong to uids. Files outside of its home keep the old "
+        "uid after usermod: find them with `find / -xdev -uid OLD` first",
+        hint=f"usermod --uid UID {conflict.holder or conflict.account}   # on {second}\n"
+        "labctl course up",
+    )

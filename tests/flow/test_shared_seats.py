@@ -1,0 +1,105 @@
+"""Accounts on shared servers: what several of them, or several processes, have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+from course_context import a_class, roster
+
+from labctl.courses import server_contents, servers, shared_servers
+from labctl.courses.shared_seats import SharedSeats
+from labctl.courses.shared_servers import CLUSTER_LOCK, SharedServers
+from labctl.errors import AuthenticationError, LabError, LockHeldError
+from labctl.model import CreateServerRequest, Need, Offer, Server
+from labctl.providers import Provider
+from labctl.state.locks import hold_lock
+
+NAMES = ("alice", "bob", "carol")
+
+
+def make_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str) -> SharedSeats:
+    """Three accounts on one server of a cloud."""
+    made = a_class(tmp_path, monkeypatch, roster(NAMES), f"shared: {shared}\n")
+    file = made.folder.path / "course.yaml"
+    file.write_text(file.read_text().replace("image: {build: .}\n", ""))
+    course = servers.build_course_context(
+        made.folder, made.places, made.state, made.reporter, plain=True
+    )
+    hosts = SharedServers(made.folder, course)
+    for name in NAMES:
+        request = CreateServerRequest(
+            lab=f"ml-{name}",
+            lab_id=made.seat(name).lab_id,
+            token=f"token-{name}",
+            public_key="ssh-ed25519 AAAA course",
+            identity="/keys/id",
+            need=Need(),
+        )
+        sitting = hosts.seating.reserve(request, name, 8)
+        hosts.seating.set_state([sitting.token], "there")
+    made.state.save_server(made.cloud.add("srv-host", "ml-shared-1", hosts.lab_id(1)))
+    return SharedSeats(hosts)
+
+
+def test_the_offer_of_a_server_is_built_once_for_all_its_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, "{accounts_per_server: 8, gpus: 1, gpu_lease: 4h}")
+    describe, described = SharedServers.describe_offer, list[str]()
+
+    def count(hosts: SharedServers, server: Server) -> Offer:
+        described.append(server.id)
+        return describe(hosts, server)
+
+    monkeypatch.setattr(SharedServers, "describe_offer", count)
+    listed = seats.servers()
+    assert [server.endpoint.user for server in listed] == [f"lab-{name}" for name in NAMES]
+    assert len({server.offer for server in listed}) == 1
+    assert described == ["srv-host"]
+
+
+def test_two_processes_do_not_change_the_queue_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    monkeypatch.setattr(shared_servers, "CLUSTER_LOCK_S", 0.1)
+    lock = seats.hosts.folder.private / CLUSTER_LOCK
+    with hold_lock(lock, "changing accounts", wait_s=1.0, is_command=False):
+        for change in (seats.upkeep.update, seats.upkeep.reserve_hours):
+            with pytest.raises(LockHeldError):
+                change()
+
+
+def test_an_account_that_has_not_ended_everywhere_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    monkeypatch.setattr(SharedServers, "_update_accounts", lambda *_: ["gpu2"])
+    alice = seats.servers()[0]
+    with pytest.raises(LabError, match="has not ended on every machine"):
+        seats.terminate(alice.id)
+    states = {each.account: each.state for each in seats.hosts.seating.list_all()}
+    assert states == {"lab-alice": "leaving", "lab-bob": "there", "lab-carol": "there"}
+    monkeypatch.setattr(SharedServers, "_update_accounts", lambda *_: [])
+    seats.terminate(alice.id)
+    assert seats.find(alice.id) is None
+
+
+def test_results_of_an_account_without_a_key_were_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    course = seats.hosts.course.replace_provider(cast("Provider", seats))
+    alice = seats.servers()[0]
+
+    def refuse(*_: object) -> None:
+        raise AuthenticationError("lab-alice does not accept the key")
+
+    monkeypatch.setattr(server_contents, "list_labs", refuse)
+    monkeypatch.setattr(server_contents.adoption, "is_fresh", lambda *_: False)
+    with pytest.raises(LabError, match="could be saved"):
+        server_contents.save_server(course, alice, discard=False)
+    seats.hosts.seating.set_state(["token-alice"], "leaving")
+    assert server_contents.save_server(course, alice, discard=False).files == 0
