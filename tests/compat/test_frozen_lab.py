@@ -237,7 +237,7 @@ def test_an_earlier_program_reads_what_todays_writes(
     agent = frozen.unpack_agent()
     request = {"lab": "digits", "lab_id": DIGITS}
     said = ask(agent, "status", request, student)
-    assert {one["id"]: one["state"] for one in said.runs} == {
+    assert {one["id"]: one["state"] for one in said["runs"]} == {
         "first": "exited", "failed": "exited", "stopped": "cancelled", "night": "running",
     }  # fmt: skip
     found = ask(agent, "manifest", {**request, "runs": ["failed"], "outputs": [], "all": False},
