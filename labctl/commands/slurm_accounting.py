@@ -146,7 +146,7 @@ def build_changes(
 
     `names` are the users that the class should have. Others lose their association, and their jobs;
     what they have used stays recorded. `ended` are those of `names` whose accounts have ended: they
-    keep the association, and can submit no jobs.
+    keep an association that they have, and can submit no jobs.
     """
     commands: list[str] = []
     qos = compute_qos(limits, present.machines)
@@ -161,7 +161,7 @@ def build_changes(
     wanted, closed = list(names), set(ended)
     minutes = UNLIMITED if limits.gpu_minutes is None else limits.gpu_minutes
     rules = [f"QOS={account}", f"DefaultQOS={account}", f"GrpTRESMins={_GPUS}={minutes}"]
-    if new := [name for name in wanted if name not in users]:
+    if new := [name for name in wanted if name not in users and name not in closed]:
         commands.append(_sacctmgr("add", "user", ",".join(new), f"Account={account}", *rules))
     right = (account, limits.gpu_minutes)
     if changed := [
@@ -174,7 +174,7 @@ def build_changes(
     present_closed = {name for name, user in users.items() if user.is_closed}
     if back := [name for name in wanted if name in present_closed - closed]:
         commands.append(_build_job_limit(account, back, UNLIMITED))
-    if gone := [name for name in wanted if name in closed - present_closed]:
+    if gone := [name for name in wanted if name in users and name in closed - present_closed]:
         commands.append(build_close(account, gone))
     if removed := sorted(users.keys() - set(wanted)):
         # Slurm refuses to remove a user with jobs.

@@ -13,8 +13,8 @@ CONFIGURATION = "/etc/slurm/slurm.conf"
 # Seconds for Slurm to answer. Without an answer, its states are unknown.
 ANSWER_S = 20
 _STATES = "--- states"
-# Compact states of machines whose slurmd has never run, or does not run. A `*` follows the state of
-# one that does not answer; of a drained one, staff know.
+# Compact states of machines on which slurmd does not run. A `*` marks one that does not answer. A
+# drained machine counts as joined: staff drained it on purpose.
 _ABSENT = ("down", "unk", "fail")
 
 

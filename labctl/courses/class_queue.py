@@ -39,19 +39,16 @@ class ClassQueue:
     def update(self, context: LabContext, server: Server, coming: Sequence[str] = ()) -> int:
         """Give every account of the roster its association and limits, and nobody else.
 
-        Returns the number of changes; a second call makes none. An account that has ended keeps its
-        association, and can submit no jobs: without it, its used minutes would be forgotten.
+        Returns the number of changes; a second call makes none. An account that has ended, or that
+        another process brings back, keeps its association, and can submit no jobs: without it, its
+        used minutes would be forgotten.
         """
         labs = {seat.lab_id for seat in self.folder.list_seats()}
-        accounts = [
-            account
-            for account in self.seating.list_all()
-            if account.lab_id in labs and (account.state != "wanted" or account.account in coming)
-        ]
+        accounts = [account for account in self.seating.list_all() if account.lab_id in labs]
         names = {account.account for account in accounts}
-        ended = {account.account for account in accounts if account.state in ("leaving", "gone")}
         # A student who returns has the same account again.
-        ended -= {account.account for account in accounts if account.state == "there"} | set(coming)
+        there = {account.account for account in accounts if account.state == "there"}
+        ended = names - there - set(coming)
         config = self.folder.config
         changes = update_accounting(context, server, config, sorted(names), sorted(ended))
         try:
@@ -118,7 +115,7 @@ class ClassQueue:
     ) -> list[str]:
         """List the commands that turn the reservations of `output` into these hours.
 
-        None are the class hours of the next days.
+        If `hours` is None, they are the class hours of the next days.
         """
         config, now = self.folder.config, time.time()
         if hours is None:
@@ -134,9 +131,9 @@ class ClassQueue:
     def update_or_repair(
         self, context: LabContext, server: Server, nodes: Sequence[Server] | None = ()
     ) -> None:
-        """Do `update`; if Slurm does not answer, start what of it does not run, and do it again.
+        """Run `update`; if Slurm does not answer, start its stopped daemons and try again.
 
-        Nothing is started without `nodes`.
+        If `nodes` is None, this starts nothing and raises the error.
         """
         try:
             self.update(context, server)

@@ -74,7 +74,7 @@ class ClusterSession:
     def removed_nodes(self) -> list[str]:
         """The machines that Slurm has, and course.yaml no longer; names in Slurm.
 
-        None while a machine does not answer: it may be that one.
+        Empty while a machine of course.yaml does not answer: Slurm's name may be its name.
         """
         return [] if self.failures else self.unknown_nodes
 
@@ -84,7 +84,7 @@ class ClusterSession:
         return self.drained.issuperset(self.unknown_nodes)
 
     def drain_removed(self, reporter: Reporter) -> None:
-        """Let no job begin on machines that course.yaml no longer has, and find those without."""
+        """Drain machines that course.yaml no longer has; put those without jobs in `drained`."""
         for name in self.removed_nodes:
             script = slurm_nodes.build_drain(name, "removed from course.yaml")
             count = int(self.roots[self.controller](script).strip() or 0)
@@ -111,7 +111,7 @@ class ClusterSession:
     def list_unjoined(self) -> list[str]:
         """List the machines that answer, and run no jobs although nobody has drained them.
 
-        None, if Slurm does not answer: then nothing is known.
+        Empty if Slurm does not answer: nothing is known then.
         """
         if not self.slurm.states:
             return []
@@ -174,11 +174,10 @@ class ClusterSession:
                 raise PolicyError(
                     f"shared.homes in course.yaml is {homes}, and the accounts' homes are in {old}",
                     why="students would not find their files any more; nothing was changed",
-                    hint=f"set shared.homes in course.yaml to {old} again. Or move each home, "
-                    f"while nobody is logged in:\n"
-                    f"usermod --home {homes}/{account} --move-home {account}   # on "
-                    f"{self.controller}\n"
-                    f"usermod --home {homes}/{account} {account}   # on each other machine",
+                    hint=f"labctl course up   # after you set shared.homes to {old} again\n"
+                    f"usermod --home {homes}/{account} --move-home {account}   # or move each "
+                    f"home while nobody is logged in: on {self.controller}\n"
+                    f"usermod --home {homes}/{account} {account}   # and on each other machine",
                 )
 
     def has_account(self, name: str) -> bool:
@@ -219,10 +218,10 @@ class ClusterSession:
             return error  # for example, a file system whose server does not answer
         return PolicyError(
             f"{homes} on {node} is not the {homes} of {self.controller}",
-            why="a job must find its student's files on whichever machine it runs; a file that "
-            f"{self.controller} wrote there was not found",
-            hint=f"mount {homes} of {self.controller} there, for example by NFS, or set "
-            f"shared.homes to a directory that they share\n{CHECK_COMMAND}",
+            why=f"a job must find its student's files on every machine; {node} does not see a "
+            f"file that {self.controller} wrote",
+            hint=f"{CHECK_COMMAND}   # after you mounted {homes} of {self.controller} on {node}, "
+            "for example by NFS",
         )
 
     def report_failures(self, reporter: Reporter) -> None:
@@ -253,9 +252,11 @@ def _require_no_home(account: str, homes: str, owners: HomeOwners) -> None:
         raise PolicyError(
             f"{homes}/{account} exists, and no machine has an account {account}",
             why=f"it belongs to uid {uid}; what is in it may be another person's",
-            hint=f"mv {homes}/{account} {homes}/{account}.old   # keeps the files apart\n"
-            f"useradd --uid {uid} --home-dir {homes}/{account} {account}   # or, if they are the "
-            "same person's\nlabctl course up   # after one of these, as root on the controller",
+            hint=f"mv {homes}/{account} {homes}/{account}.old   # as root on the controller, if "
+            "it belongs to another person\n"
+            f"useradd --uid {uid} --home-dir {homes}/{account} {account}   # as root on the "
+            "controller, if it belongs to the same person\n"
+            "labctl course up   # after one of these",
         )
 
 

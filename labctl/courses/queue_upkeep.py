@@ -15,7 +15,7 @@ from labctl.servers.shared_server import SharedAccount
 
 
 class QueueUpkeep:
-    """What is repeated for the shared servers that have a queue; nothing for others."""
+    """Repeated tasks for shared servers whose engine is Slurm; does nothing for other servers."""
 
     def __init__(self, hosts: SharedServers) -> None:
         self.hosts = hosts
@@ -23,7 +23,7 @@ class QueueUpkeep:
     def update(self) -> None:
         """Give the accounts that exist the limits of course.yaml, if Slurm enforces them.
 
-        Those of students who have left lose their association.
+        Accounts of students who have left the course lose their association in Slurm.
         """
         for number, context, server in self._list_queues():
             with self.hosts.hold_server(number), self.hosts.hold_queue():

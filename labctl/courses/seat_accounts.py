@@ -137,7 +137,7 @@ def _require_own_account(account: str, name: str, others: Iterable[SharedServerA
             raise PolicyError(
                 f"{name} would get account {account}, which {other.lab} has",
                 why="the account's name is computed from the name in the roster",
-                hint=f"rename {name} in roster.csv\nlabctl course up",
+                hint=f"labctl course up   # after you renamed {name} in roster.csv",
             )
 
 

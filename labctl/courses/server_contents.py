@@ -103,7 +103,7 @@ def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedS
 
 
 def _has_closed_login(context: LabContext, server: Server, error: LabError) -> bool:
-    """Whether an account on a shared server has lost its key: its results were saved before."""
+    """Whether an account on a shared server can no longer log in; its results were saved before."""
     provider = context.provider
     return (
         isinstance(error, AuthenticationError)

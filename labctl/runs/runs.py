@@ -366,8 +366,9 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
     run = context.state.get_run(context.lab_id, run_id) if run_id else _find_latest(context)
     if run is not None:
         return run
-    if not run_id:
-        hint = "labctl run" if context.config.run else "labctl run -- COMMAND"
+    if not run_id or context.state.get_latest_run(context.lab_id) is None:
+        call = "labctl run" if context.state.get_lab_server(context.lab_id) else "labctl run --up"
+        hint = call if context.config.run else f"{call} -- COMMAND"
         raise NotFoundError(f"{context.name} has no runs yet", hint=hint)
     near = _find_similar_name(context, run_id)
     what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")

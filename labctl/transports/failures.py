@@ -203,6 +203,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     ("away", r"kex_exchange_identification|Connection (closed|reset) by"),
 )
+# Behind a hop, only the hop's program opens a connection ("connect to host"). What ssh prints when
+# that program ends depends on whether ssh reads or writes then.
+_HOP_ENDED = (
+    r"connect to host|kex_exchange_identification|Connection (closed|reset) by|UNKNOWN port"
+    r"|Broken pipe"
+)
 
 
 def parse_ssh_error(endpoint: Endpoint, stderr: str) -> LabError:
@@ -211,7 +217,8 @@ def parse_ssh_error(endpoint: Endpoint, stderr: str) -> LabError:
     why = _find_decisive_line(text)
     kinds = [kind for kind, pattern in _PATTERNS if re.search(pattern, text)]
     kind = "no key" if "no key" in kinds else (kinds or ["connect"])[0]
-    if (endpoint.jump or endpoint.proxy_command) and "away" in kinds and kind != "away":
+    is_behind_hop = endpoint.jump or endpoint.proxy_command
+    if is_behind_hop and kind != "away" and re.search(_HOP_ENDED, text):
         return parse_hop_error(endpoint, stderr)
     match kind:
         case "no key":

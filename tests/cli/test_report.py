@@ -236,7 +236,7 @@ def test_a_report_of_nothing(labctl: Any, home: Path) -> None:
     assert labctl("report").code == 4
     assert labctl("report", "../../etc").code == 4
     said = labctl("report", "no-such-run")
-    assert (said.code, "there is no run no-such-run" in said.err) == (4, True)
+    assert (said.code, "has no runs yet" in said.err) == (4, True)
 
 
 def test_a_report_that_cannot_be_written(labctl: Any, pulled: Path) -> None:

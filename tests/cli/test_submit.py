@@ -233,10 +233,10 @@ def test_code_alone_is_refused_where_it_is_not_enough(
     shutil.rmtree(run)
     refused = labctl("submit", "--dry-run")
     assert refused.code == 4
-    assert "has no runs yet\n  next: labctl run\n" in refused.err
+    assert "has no runs yet\n  next: labctl run --up\n" in refused.err
     (home / "digits" / "lab.yaml").write_text("lab: digits\n")
     refused = labctl("submit", "--dry-run")
-    assert "has no runs yet\n  next: labctl run -- COMMAND\n" in refused.err
+    assert "has no runs yet\n  next: labctl run --up -- COMMAND\n" in refused.err
 
 
 def test_a_system_that_cannot_confine_is_named(

@@ -307,6 +307,22 @@ def test_gpus_are_lent_one_by_one_and_each_refusal_names_the_holder(
     assert "its GPU time ended" in run.summary
 
 
+def test_a_program_that_a_container_with_a_gpu_leaves_opens_none(
+    alice: Person, bed: SharedServer
+) -> None:
+    """The container may give a file of its account to the GPUs' group, with the setgid bit."""
+    group = bed.host.sh("getent group labctl-gpu | cut -d: -f3").strip()
+    folder = "labctl/hw3/runs/leaves"
+    wait = "while [ ! -e /lab/run/copied ]; do sleep 0.1; done"
+    mark = f"chgrp {group} /lab/run/cat && chmod 2755 /lab/run/cat && touch /lab/run/marked"
+    alice.start("leaves", f"{wait}; {mark}; sleep 600", gpus="all")
+    alice.ssh(f"cp /bin/cat {folder}/ && touch {folder}/copied")
+    wait_for(lambda: alice.ssh(f"test -e {folder}/marked", check=False).returncode == 0)
+    assert alice.said(f"stat -c '%a %g' {folder}/cat") == f"2755 {group}"
+    assert "Permission denied" in alice.refused(f"{folder}/cat /dev/nvidia0")
+    alice.cancel("leaves", grace_s=1)
+
+
 def test_a_service_is_its_owners_alone(alice: Person, bob: Person, bed: SharedServer) -> None:
     wanted = ServiceRequest(
         lab="hw3",

@@ -275,6 +275,12 @@ def test_the_latest_run_and_one_that_is_not_there(lab: World) -> None:
     context = lab.context()
     with pytest.raises(NotFoundError, match="has no runs yet") as caught:
         runs.find_run(context)
+    assert caught.value.hint == "labctl run --up"
+    with pytest.raises(NotFoundError, match="has no runs yet"):
+        runs.find_run(context, "nigth")
+    up.up(context)
+    with pytest.raises(NotFoundError) as caught:
+        runs.find_run(context)
     assert caught.value.hint == "labctl run"
     for number, name in enumerate(("a", "b")):
         run = Run(id=name, lab_id=context.lab_id, server_id="s", state="exited", created_at=number)

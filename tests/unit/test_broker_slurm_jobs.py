@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from labctl.agent.broker.http import HttpRefusal
 from labctl.agent.broker.rules import GPUS, JOB
 from labctl.agent.broker.slurm_jobs import RunningJob
 
+ALL_BYTES = cgroup.read_total_memory_bytes()
 # Of Slurm 22.05 on a machine with cgroup v1, without controllers that say the same
 V1 = """\
 9:name=systemd:/system.slice/slurmd.service
@@ -142,8 +144,15 @@ def test_a_container_of_a_job_has_no_lease() -> None:
             209715200,
             5,
         ),
-        ({"g/memory.max": "max\n", "g/cpuset.cpus.effective": "\n"}, 0, 0),
-        ({"memory/g/memory.limit_in_bytes": "9223372036854771712\n"}, 0, 0),
+        ({"g/memory.max": "max\n", "g/cpuset.cpus.effective": "0\n"}, ALL_BYTES, 1),
+        (
+            {
+                "memory/g/memory.limit_in_bytes": "9223372036854771712\n",
+                "cpuset/g/cpuset.cpus": "2-3\n",
+            },
+            ALL_BYTES,
+            2,
+        ),
     ],
 )
 def test_the_limits_of_a_job_are_those_of_its_control_group(
@@ -159,3 +168,17 @@ def test_the_limits_of_a_job_are_those_of_its_control_group(
         (tmp_path / name).write_text(text)
     assert cgroup.read_memory_limit("/g") == memory_bytes
     assert cgroup.count_cpus("/g") == cpus
+
+
+def test_a_control_group_that_is_gone_is_not_taken_for_one_without_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step of the job has ended meanwhile: runc would make the group again, unlimited."""
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    job = RunningJob("7", os.getuid(), "/slurm/uid_1000/job_7")
+    with pytest.raises(HttpRefusal) as caught:
+        slurm_jobs.read_share(job, 100)
+    assert caught.value.status == 409
+    with pytest.raises(HttpRefusal, match="its job has just ended"):
+        slurm_jobs.prepare_start(job.cgroup)
+    slurm_jobs.prepare_start("labctl-job7.slice")

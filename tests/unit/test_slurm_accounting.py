@@ -131,3 +131,10 @@ def test_a_step_that_slurm_refuses_is_not_hidden(program: str, fails: bool, tmp_
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["sh", "-c", script], env=environ, check=False)
     assert (done.returncode != 0) == fails
+
+
+def test_an_account_that_is_being_brought_back_keeps_its_association_and_gets_no_new_one() -> None:
+    """Without the association, its used minutes would be forgotten."""
+    closed = parse_accounting(OUTPUT.replace("course-ml||\n", "course-ml|gres/gpu=1200|0\n"))
+    names = ["lab-ann", "lab-bob", "lab-new"]
+    assert build_changes(ACCOUNT, LIMITS, names, closed, ended=["lab-bob", "lab-new"]) == []

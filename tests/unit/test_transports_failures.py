@@ -116,6 +116,22 @@ def test_a_failing_way_is_not_blamed_on_the_server(
     assert error.hint.partition("   # ")[0] == "ssh bob@bastion"
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        WAY_CLOSED,
+        "Connection closed by UNKNOWN port 65535\n",
+        "banner exchange: Connection to UNKNOWN port 65535: Broken pipe\n",
+    ],
+)
+def test_a_jump_host_that_refuses_is_not_the_server(end: str) -> None:
+    refused = "ssh: connect to host bastion port 22: Connection refused\n"
+    error = failures.parse_ssh_error(JUMPED, refused + end)
+    assert "cannot be reached through the jump host bob@bastion" in error.what
+    assert error.hint == "ssh bob@bastion"
+
+
 def test_the_changed_key_of_a_jump_host_is_not_an_unknown_one() -> None:
     said = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n" + WAY_CLOSED
     error = failures.parse_ssh_error(JUMPED, said)

@@ -191,7 +191,7 @@ class Calls:
         slurm_jobs.require_running(container.labels, account)
         networks.ensure_network(account)  # it may have been removed as unused since `create`
         if container.labels.get(JOB):
-            slurm_jobs.allow_device_files(container.HostConfig.CgroupParent)
+            slurm_jobs.prepare_start(container.HostConfig.CgroupParent)
         engine.call("POST", f"/containers/{container.Id}/start")
         with self.keeping.claims.lock:
             broker_mounts.release(container.Name.lstrip("/"))

@@ -97,23 +97,28 @@ def _write(folder: Path, file: str, value: str) -> None:
 
 
 def read_memory_limit(path: str) -> int:
-    """Return the most memory that a control group may use, in bytes; 0 if it has no limit."""
+    """Return the most memory that a control group may use, in bytes. Refusal if it is gone."""
     for file in (f"{ROOT}{path}/memory.max", f"{ROOT}/memory{path}/memory.limit_in_bytes"):
         text = read_text(Path(file)).strip()
-        if text.isdigit():  # without a limit it is "max", or with cgroup v1 a huge number
-            limit = int(text)
-            return limit if limit < read_total_memory_bytes() else 0
-    return 0
+        if text:  # without a limit it is "max", or with cgroup v1 a huge number
+            total = read_total_memory_bytes()
+            return min(int(text), total) if text.isdigit() else total
+    raise _make_gone_refusal(path)
 
 
 def count_cpus(path: str) -> int:
-    """Return the number of processors that a control group may use; 0 if nothing limits them."""
+    """Return the number of processors that a control group may use. Refusal if it is gone."""
     for file in (f"{ROOT}{path}/cpuset.cpus.effective", f"{ROOT}/cpuset{path}/cpuset.cpus"):
         text = read_text(Path(file)).strip()
         if text:  # such as "0-3,8"
             ranges = [part.partition("-") for part in text.split(",")]
             return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
-    return 0
+    raise _make_gone_refusal(path)
+
+
+def _make_gone_refusal(path: str) -> HttpRefusal:
+    """Whoever cannot read a limit must not take it for none."""
+    return HttpRefusal(409, f"nothing limits the control group {path}: its job has just ended")
 
 
 def read_total_memory_bytes() -> int:

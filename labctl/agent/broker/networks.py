@@ -113,7 +113,11 @@ def _create_network(body: dict[str, object]) -> None:
 def _remove_unused_networks() -> None:
     """Remove the networks of accounts that have no running container."""
     filters = quote(json.dumps({"label": [OWNER]}))
-    engine.call("POST", f"/networks/prune?filters={filters}")
+    try:
+        engine.call("POST", f"/networks/prune?filters={filters}")
+    except engine.EngineRequestError as refused:
+        if refused.status != 409:  # another request removes them now
+            raise
 
 
 def find_socket_path(account: BrokerAccount, container: str) -> Path:

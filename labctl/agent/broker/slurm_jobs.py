@@ -69,7 +69,10 @@ def parse_cgroups(text: str) -> tuple[str, str] | None:
 
 
 def read_job(job_id: str) -> RunningJob | None:
-    """Return a job that runs on this machine; None for any other. OSError: nobody knows."""
+    """Return a job that runs on this machine; None if it does not.
+
+    OSError if its record cannot be read.
+    """
     try:
         uid, _, gpus = (JOBS / job_id).read_text(encoding="ascii").strip().partition(" ")
     except FileNotFoundError:
@@ -128,9 +131,11 @@ def read_minor_numbers(directory: Path = DRIVER) -> dict[str, str]:
 
 
 def read_share(job: RunningJob, pids: int) -> AccountShare:
-    """Return the memory and the processors that Slurm gave the job on this machine."""
-    memory_bytes = cgroup.read_memory_limit(job.cgroup) or cgroup.read_total_memory_bytes()
-    return AccountShare(memory_bytes, cgroup.count_cpus(job.cgroup) or os.cpu_count() or 1, pids)
+    """Return the memory and the processors that Slurm gave the job on this machine.
+
+    Refusal (409) if its control group is gone: Slurm removes it with the job's last step.
+    """
+    return AccountShare(cgroup.read_memory_limit(job.cgroup), cgroup.count_cpus(job.cgroup), pids)
 
 
 def set_job_limits(job: RunningJob, share: AccountShare, driver: str) -> str:
@@ -145,12 +150,24 @@ def set_job_limits(job: RunningJob, share: AccountShare, driver: str) -> str:
     return job.cgroup
 
 
-def allow_device_files(job_cgroup: str) -> None:
-    """Let runc set up a container in a job, with cgroup v1: its rules let containers make any node.
+def prepare_start(parent: str) -> None:
+    """Prepare the CgroupParent of a container, the control group of its job or a slice of systemd.
 
-    Slurm denies a job the other GPUs. The kernel refuses a rule for a container that grants any
-    part of that. This takes making a node from what is denied; opening it stays denied. Nobody in
-    a job can make one anyway: that takes a capability that no account and no container has.
+    Refusal (409) if it is gone, as after the last step of an allocation that goes on: runc would
+    make it again, without limits.
+    """
+    if parent.startswith("/"):
+        cgroup.read_memory_limit(parent)
+        _allow_device_files(parent)
+
+
+def _allow_device_files(job_cgroup: str) -> None:
+    """Let runc start a container in the job, with cgroup v1.
+
+    runc adds a rule by which a container may make any device file. Slurm denies a job the other
+    GPUs, and the kernel refuses a rule that grants what the parent denies. So the job gets the
+    permission to make these files; it still cannot open them. Making one needs a capability that
+    no account and no container has.
     """
     allowed = Path(f"{cgroup.ROOT}/devices{job_cgroup}/devices.allow")
     if not allowed.exists():

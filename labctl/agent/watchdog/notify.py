@@ -52,14 +52,14 @@ def _notify_tmux(tmux: list[str], text: str) -> None:
 
 
 def fit_status_line(text: str, width: int, prefix: str) -> list[str]:
-    """Return the messages to show, one in place of the other: the last fits.
+    """Return the messages to show one after the other; only the last must fit into `width` columns.
 
     tmux keeps the whole text in its log of messages, which the last one names.
     """
     if len(text) <= width:
         return [text]
     rest = f" ({prefix} ~: all)"
-    # Less than the beginning would say nothing.
+    # A shorter beginning would be meaningless.
     room = max(width - len(rest), LEAST_MESSAGE_WIDTH)
     return [text, textwrap.shorten(text, room, placeholder=" …") + rest]
 

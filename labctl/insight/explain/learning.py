@@ -133,7 +133,7 @@ def _suggest_clipping(material: RunData) -> str:
         return "look at the batch of that step; the norm is already clipped"
     norm = suggest_clip_norm(material)
     if not norm:
-        return "look at the batch of that step; even its norm is too small to clip"
+        return "look at the batch of that step; clipping does not help, since no norm is above 1"
     # The option's name shows that the script clips.
     if find_accepted_option(material, CLIP):
         clipped = build_command(material, {CLIP: norm}, f"a maximum norm of {norm}")
