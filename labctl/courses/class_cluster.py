@@ -11,7 +11,6 @@ import math
 import re
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
@@ -25,6 +24,7 @@ from labctl.errors import ConfigError, HostKeyError, LabError
 from labctl.errors.replies import describe_error
 from labctl.events import Note
 from labctl.lifecycle import up
+from labctl.lifecycle.fleet import run_for_each
 from labctl.model import GpuNeed, Offer, Server
 from labctl.providers import Provider
 from labctl.servers import adoption, deadlines, end_server, guard
@@ -139,11 +139,20 @@ class ClassCluster:
         return self.narrow(shared.make_sibling(config, self.lab_id(node)), node)
 
     def bring_up_nodes(self, shared: LabContext, session: ClusterSession) -> list[Server]:
-        """Return a ready server for each node that answers. LabError if one cannot be used."""
+        """Return a ready server for each node that answers; set aside those that fail.
+
+        HostKeyError if one has another host key: it may be another machine.
+        """
         missing = [node for node in session.nodes if node not in self._ready]
         contexts = [self.build_context(shared, node) for node in missing]
-        with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-            self._ready.update(zip(missing, pool.map(up.up, contexts), strict=True))
+        outcomes = run_for_each(contexts, up.up, at_once=MOST_AT_ONCE)
+        for node, outcome in zip(missing, outcomes, strict=True):
+            if isinstance(outcome.error, HostKeyError):
+                raise outcome.error
+            if outcome.error is not None:
+                session.set_aside(node, outcome.error)
+            elif outcome.value is not None:
+                self._ready[node] = outcome.value
         return [self._ready[node] for node in session.nodes]
 
     def forget_nodes(self) -> None:

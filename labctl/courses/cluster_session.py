@@ -59,6 +59,11 @@ class ClusterSession:
         if name == self.controller:
             self.slurm = slurm_nodes.parse_nodes(root(slurm_nodes.build_query()))
 
+    def set_aside(self, node: str, error: LabError) -> None:
+        """Go on without a machine that answers, and cannot be used."""
+        self.failures[node] = error
+        del self.roots[node], self.machines[node]
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """The machines that answer, without the controller."""
@@ -205,8 +210,7 @@ class ClusterSession:
         try:
             for node in self.nodes:
                 if error := self._find_homes_error(node, homes, path):
-                    self.failures[node] = error
-                    del self.roots[node], self.machines[node]
+                    self.set_aside(node, error)
         finally:
             root(cluster_accounts.build_removal(path))
 

@@ -71,7 +71,9 @@ class QueueUpkeep:
         recorded = {node.offer.type: node for _, node in self.hosts.cluster.list_nodes(context)}
         if recorded.keys() >= set(session.nodes):
             return [recorded[name] for name in session.nodes]
-        return self.hosts.cluster.bring_up_nodes(context, session)
+        nodes = self.hosts.cluster.bring_up_nodes(context, session)
+        session.report_failures(context.reporter)
+        return nodes if session.can_configure else None
 
     def reserve_hours(self) -> None:
         """Reserve the class hours of the next days in Slurm. LabError if it does not answer.

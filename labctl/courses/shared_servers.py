@@ -251,8 +251,8 @@ class SharedServers:
         """Change accounts on the server, and on the machines of its cluster that answer."""
         nodes = []
         if self.cluster and session:
-            session.report_failures(context.reporter)
             nodes = self.cluster.bring_up_nodes(context, session)
+            session.report_failures(context.reporter)
         share(
             server,
             accounts,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from labctl.commands.cluster_accounts import MachineAccounts
 from labctl.courses import class_cluster
 from labctl.courses.class_cluster import ClassCluster
-from labctl.errors import ConnectError
+from labctl.courses.cluster_session import ClusterSession
+from labctl.errors import BusyError, ConnectError
 from labctl.events import Event, Note
 from labctl.wire.watchdog import WatchRecord
 
@@ -46,3 +48,28 @@ def test_a_node_that_does_not_answer_does_not_keep_others_from_more_time(
     texts = [event.text for event in events if isinstance(event, Note)]
     assert len(texts) == 2
     assert texts[0].startswith("gpu2 still ends at its earlier time (gpu2 does not answer)")
+
+
+def test_a_node_that_answers_and_cannot_be_used_is_set_aside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For example, its disk is full: the others get their accounts."""
+
+    def bring_up(node: Any) -> str:
+        if node.name == "gpu2":
+            raise BusyError("the disk of gpu2 is full")
+        return f"server {node.name}"
+
+    cluster = ClassCluster(None, None, ("gpu1", "gpu2", "gpu3"))  # type: ignore[arg-type]
+    monkeypatch.setattr(class_cluster.up, "up", bring_up)
+    monkeypatch.setattr(
+        cluster, "build_context", lambda _, name: SimpleNamespace(name=name, subject=None)
+    )
+    session = ClusterSession("gpu1")
+    machine = MachineAccounts(hostname="", uids={}, homes={}, enabled=frozenset())
+    session.roots = dict.fromkeys(cluster.names, lambda script: "")
+    session.machines = dict.fromkeys(cluster.names, machine)
+    servers: list[Any] = list(cluster.bring_up_nodes(None, session))  # type: ignore[arg-type]
+    assert servers == ["server gpu3"]
+    assert session.nodes == ("gpu3",)
+    assert session.failures["gpu2"].what == "the disk of gpu2 is full"
