@@ -348,8 +348,13 @@ def end_of_term(
 def _release_class_hours(staff: CourseOperator) -> None:
     """End the class hours that Slurm has reserved: a keeper keeps them for the next class."""
     provider = staff.course().provider
-    if isinstance(provider, SharedSeats):
+    if not isinstance(provider, SharedSeats):
+        return
+    try:
         provider.upkeep.correct_hours(release=True)
+    except LabError as error:  # for example, another command changes Slurm now
+        text = f"class hours may still be reserved in Slurm: {error.what}"
+        staff.reporter.emit(Note(text=text, level="warning"))
 
 
 def _remove_everywhere(staff: CourseOperator) -> None:
