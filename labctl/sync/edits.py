@@ -54,9 +54,10 @@ def pull_edits(
 ) -> EditsResult:
     """Save files that were edited on the server to `<lab_root>/server-edits/<UTC time>/`.
 
-    With `merge`, copy them into the lab itself instead. A file that also changed here stays, and
-    the server's version is saved. Without files to save, the directory is not created. Control
-    characters in a name are saved as %0A; with `merge`, such a file is skipped.
+    Those that are the same in the lab are not saved again. With `merge`, copy them into the lab
+    itself instead. A file that also changed here stays, and the server's version is saved. Without
+    files to save, the directory is not created. Control characters in a name are saved as %0A; with
+    `merge`, such a file is skipped.
     """
     root = lab_root.resolve()
     partial = root / ".labctl" / "partial-edits"
@@ -68,6 +69,8 @@ def pull_edits(
         saved: list[str] = []
         brought: list[str] = []
         for edit in edits:
+            if not merge and _is_same_here(root, edit):
+                continue  # as after `labctl pull --code`
             is_saved = not merge or _has_changed(root, edit)
             (saved if is_saved else brought).append(edit.path)
         targets = {path: directory / escape_controls(path) for path in saved}
@@ -144,6 +147,14 @@ def _download(
 def _has_changed(root: Path, edit: EditedFile) -> bool:
     """Whether the lab's own file is neither the pushed one nor the server's."""
     return _hash_local(_resolve(root, edit.path)) not in ("", edit.base, edit.sha256)
+
+
+def _is_same_here(root: Path, edit: EditedFile) -> bool:
+    """Whether the lab's own file has the content of the server's."""
+    try:
+        return _hash_local(_resolve(root, edit.path)) == edit.sha256
+    except PolicyError:  # behind a symbolic link
+        return False
 
 
 def _place(arrived: Path, target: Path) -> None:

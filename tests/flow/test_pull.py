@@ -493,6 +493,8 @@ def test_code_is_saved_whatever_its_name(server: DirectoryServer, there: Path, l
     brought = pull_edits(remote, LabRequest(*LAB), lab, reporter=SilentReporter(), merge=True)
     assert brought.brought == ("a%0Ab",)
     assert len(brought.skipped) == 3
+    again = pull_edits(remote, LabRequest(*LAB), lab, reporter=SilentReporter())
+    assert set(again.saved) == set(saved.saved) - {"a%0Ab"}, "what is here is not saved again"
 
 
 def test_no_file_takes_the_name_of_another(server: DirectoryServer, there: Path, lab: Path) -> None:
