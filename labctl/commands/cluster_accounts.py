@@ -126,14 +126,18 @@ def parse_uids(output: str) -> dict[str, int]:
     return {row[0]: int(row[2]) for row in rows if len(row) > 2 and row[2].isdigit()}
 
 
-def list_candidates(taken: Set[int], count: int) -> list[int]:
-    """List the first `count` uids for new accounts that nobody has. PolicyError if none is left."""
+def list_candidates(taken: Set[int], least: int, most: int) -> list[int]:
+    """List the first `most` uids for new accounts that nobody has.
+
+    PolicyError if fewer than `least` are left.
+    """
     free = (uid for uid in range(FIRST_UID, LAST_UID + 1) if uid not in taken)
-    candidates = list(itertools.islice(free, count))
-    if not candidates:
+    candidates = list(itertools.islice(free, most))
+    if len(candidates) < least:
         raise PolicyError(
-            f"no uid from {FIRST_UID} to {LAST_UID} is free",
-            why="accounts and files on the machines have all of them",
+            f"{len(candidates)} of the uids from {FIRST_UID} to {LAST_UID} are free, and new "
+            f"accounts need {least}",
+            why="accounts and files on the machines have the others",
             hint="getent passwd   # on each machine",
         )
     return candidates

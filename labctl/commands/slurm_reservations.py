@@ -17,7 +17,7 @@ from labctl.model import Value
 # IGNORE_JOBS: jobs of others that run when the reservation is made do not prevent it.
 FLAGS = "MAGNETIC,FLEX,IGNORE_JOBS"
 # Seconds that the beginning of a reservation may differ from what it should be.
-CLOSE_S = 180
+BEGIN_TOLERANCE_S = 180
 # Seconds within which a reservation that should not be there may end by itself.
 ENDING_S = 90
 # Hours that end sooner are not reserved.
@@ -120,8 +120,8 @@ def build_changes(
 def _is_beginning_right(old: ClassReservation, wanted: ClassReservation, now: float) -> bool:
     """Whether it begins with the class; of a class that has begun, whether it has begun too."""
     if wanted.begins <= now:
-        return old.begins <= now + CLOSE_S
-    return abs(old.begins - wanted.begins) <= CLOSE_S
+        return old.begins <= now + BEGIN_TOLERANCE_S
+    return abs(old.begins - wanted.begins) <= BEGIN_TOLERANCE_S
 
 
 def _build_replacement(account: str, reservation: ClassReservation, now: float) -> str:

@@ -36,7 +36,7 @@ from labctl.wire.watchdog import WatchRecord
 
 CHECK_S = 60.0
 # Seconds that a node may end before the controller.
-CLOSE_S = 60
+END_TOLERANCE_S = 60
 MOST_AT_ONCE = 8
 NAMED = 8
 MOST_SLUG = 20
@@ -184,7 +184,7 @@ class ClassCluster:
                 if left_s is None:
                     continue
                 missing_s = math.ceil(ends_at - time.monotonic() - left_s)
-                if missing_s > CLOSE_S:
+                if missing_s > END_TOLERANCE_S:
                     extended = guard.extend(context, server, missing_s)
                     deadlines.move_timer(context, server, extended)
             except HostKeyError:

@@ -158,7 +158,7 @@ class ClusterSession:
         while True:
             present = {uid for each in uids.values() for uid in each.values()}
             taken = present | owners.all_uids
-            candidates = cluster_accounts.list_candidates(taken, max(count, LOOKUP_UIDS))
+            candidates = cluster_accounts.list_candidates(taken, count, max(count, LOOKUP_UIDS))
             self._look_up(candidates, uids)
             present = {uid for each in uids.values() for uid in each.values()}
             free = [uid for uid in candidates if uid not in present]

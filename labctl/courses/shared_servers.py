@@ -169,11 +169,11 @@ class SharedServers:
                 return  # another thread has done it
             staying = [account for account in mine if account.state == "there"]
             if coming or staying:
-                silent = self._update_accounts(number, coming, leaving)
+                unusable = self._update_accounts(number, coming, leaving)
             else:
-                silent = self._end_server(number, leaving)
+                unusable = self._end_server(number, leaving)
             self.seating.set_state([account.token for account in coming], "there")
-            if silent:
+            if unusable:
                 self._attempts.update((account.token, time.monotonic()) for account in leaving)
             else:
                 self.seating.set_state([account.token for account in leaving], "gone")
@@ -229,7 +229,8 @@ class SharedServers:
         self.share_accounts(
             context,
             server,
-            [make_account(new, uids) for new in coming] + [_disable(old, uids) for old in leaving],
+            [make_account(new, uids) for new in coming]
+            + [_make_disabled_account(old, uids) for old in leaving],
             session,
             only_accounts=number in self._shared or not coming,
         )
@@ -278,14 +279,14 @@ class SharedServers:
         Returns the machines that cannot be used now: because of them, nothing else has ended.
         """
         if self._is_listed(number):
-            silent = self._update_accounts(number, [], leaving)
+            unusable = self._update_accounts(number, [], leaving)
             context = self.build_context(number)
             server = adoption.adopt(context)
             # A keeper brings the accounts up again before the next class.
             if server is not None and self.sharing.has_queue and not self.folder.config.keeper:
                 self.queue.release_hours(context, server)
-            if silent:
-                return silent
+            if unusable:
+                return unusable
             # The controller last: without it, a second try would find nothing to do.
             if self.cluster:
                 self.cluster.end_nodes(context)
@@ -323,5 +324,5 @@ def make_account(account: SharedServerAccount, uids: dict[str, int]) -> SharedAc
     return SharedAccount(name=account.account, keys=(account.key,), uid=uid)
 
 
-def _disable(account: SharedServerAccount, uids: dict[str, int]) -> SharedAccount:
+def _make_disabled_account(account: SharedServerAccount, uids: dict[str, int]) -> SharedAccount:
     return SharedAccount(name=account.account, uid=uids.get(account.account, 0))

@@ -36,7 +36,7 @@ def test_accounts_are_read_from_what_getent_prints() -> None:
 
 def test_a_new_account_gets_a_number_that_is_free_everywhere() -> None:
     machines = {"gpu1": {"root": 0, "ldap": 20_000}, "gpu2": {"root": 0, "other": 20_001}}
-    free = list_candidates({0, 20_000, 20_001, 20_003}, 2)
+    free = list_candidates({0, 20_000, 20_001, 20_003}, 2, 2)
     assert choose_uids(["lab-bob", "lab-ann"], machines, free) == (
         {"lab-ann": 20_002, "lab-bob": 20_004},
         [],
@@ -44,8 +44,8 @@ def test_a_new_account_gets_a_number_that_is_free_everywhere() -> None:
 
 
 def test_numbers_that_are_used_up_are_an_error() -> None:
-    with pytest.raises(PolicyError, match="no uid from"):
-        list_candidates(set(range(FIRST_UID, LAST_UID + 1)), 1)
+    with pytest.raises(PolicyError, match="1 of the uids from 20000 to 59999 are free, and new accounts need 2"):
+        list_candidates(set(range(FIRST_UID, LAST_UID)), 2, 100)
 
 
 def test_owners_are_read_from_what_find_prints(tmp_path: Path) -> None:
