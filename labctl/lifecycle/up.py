@@ -95,6 +95,11 @@ def _up_several(context: LabContext, on_create: Callable[[Server], None]) -> Ser
             return gang.call_for_each(members, partial(up, explains_costs=False))[0]
         except KeyboardInterrupt:
             raise _make_interrupt_error(context) from None
+        except LabError:
+            # Servers that cannot be reached are removed side by side. Each may have left what they
+            # share to another one that was still alive.
+            attempts.remove_unused_resources(members[0])
+            raise
 
 
 def _make_interrupt_error(context: LabContext) -> InterruptError:

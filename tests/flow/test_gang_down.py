@@ -10,11 +10,11 @@ import pytest
 from lab_world import LAB_ID, DiskCloud, Recorded, World, world
 
 from labctl.config.member_ids import make_member_id
-from labctl.errors import BusyError, LabError, PolicyError
+from labctl.errors import BusyError, ConnectError, LabError, PolicyError
 from labctl.events import Question
 from labctl.lifecycle import down, gang_creation, run_server, up
-from labctl.model import Run
-from labctl.servers import gang
+from labctl.model import Resource, Run, Server
+from labctl.servers import gang, reachability
 
 
 @pytest.fixture
@@ -151,3 +151,32 @@ def test_up_names_the_servers_that_lab_yaml_no_longer_asks_for(lab: World, count
     expected = f"{names} still running (free), but lab.yaml asks for {count} of the lab's servers"
     assert expected in reporter.said
     assert "next: labctl down\n        (removes all of them)" in reporter.said
+
+
+def test_servers_that_up_removes_again_leave_nothing_that_they_share(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first server ends first: what it shares then waits for the others."""
+    others_may_end = threading.Event()
+    list_servers, terminate = lab.cloud.servers, lab.cloud.terminate
+
+    def list_and_release() -> list[Server]:
+        listed = list_servers()
+        if all(one.lab_id != LAB_ID for one in listed):
+            others_may_end.set()
+        return listed
+
+    def terminate_first_server_first(server_id: str) -> None:
+        if lab.cloud.machines[server_id].lab_id != LAB_ID:
+            assert others_may_end.wait(30)
+        terminate(server_id)
+
+    lab.cloud.left = [Resource(provider="cloud", kind="key-pair", id="key", lab_id=LAB_ID)]
+    monkeypatch.setattr(lab.cloud, "servers", list_and_release)
+    monkeypatch.setattr(lab.cloud, "terminate", terminate_first_server_first)
+    monkeypatch.setattr(reachability, "SSH_DEADLINE_S", 0.1)
+    lab.machine.error = ConnectError("nobody answers")
+    with pytest.raises(ConnectError):
+        up.up(lab.context())
+    assert not lab.cloud.machines
+    assert not lab.cloud.left
