@@ -13,7 +13,7 @@ import pytest
 import sshd_container
 from chromium import keep_picture, measure_overflow
 from lab_servers import wait_for
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, TimeoutError, expect
 
 from labctl.config import find_paths
 from labctl.courses import teardown
@@ -84,6 +84,7 @@ class School:
     staff: CachingCourseOperator
     url: str
     join_file: Path
+    notices: list[str]
 
 
 @pytest.fixture
@@ -111,13 +112,20 @@ def school(
         patch.setattr(factory, "EVERY_S", 0.5)
         reporter = PolicyReporter(lambda event: None, AGREE_TO_ALL)
         staff = CachingCourseOperator(folder, places, state, reporter, by="keeper")
+        notices: list[str] = []
         request_handler = RequestHandler(folder, SeatOperations(staff))
         settings = http_server.StudentSettings(port=0, services_port=0)
         try:
             url = http_server.serve_student_page(
-                folder, places, state, settings, request_handler=request_handler, stop=stop
+                folder,
+                places,
+                state,
+                settings,
+                request_handler=request_handler,
+                notify=notices.append,
+                stop=stop,
             )
-            yield School(staff, url, join_file)
+            yield School(staff, url, join_file, notices)
         finally:
             stop.set()
             assert request_handler.wait(300)
@@ -136,6 +144,13 @@ def require_state(page: Page, state: str) -> None:
         expect(page.locator("#server .state")).to_have_text(state, timeout=PAGE_MS)
     except AssertionError:
         raise AssertionError(page.locator("main").inner_text()) from None
+
+
+def confirm_service(opened: Page, school: School) -> None:
+    try:
+        opened.get_by_role("button", name="Continue").click(timeout=PAGE_MS)
+    except TimeoutError:
+        raise AssertionError([opened.locator("body").inner_text(), *school.notices]) from None
 
 
 def type_on_server(school: School, script: str) -> None:
@@ -234,7 +249,7 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     require_state(page, "up")
     with page.context.expect_page() as opened:
         page.get_by_role("link", name="Open Jupyter").click()
-    opened.value.get_by_role("button", name="Continue").click(timeout=PAGE_MS)
+    confirm_service(opened.value, school)
     expect(opened.value.locator("h1")).to_have_text("In place of Jupyter")
     opened.value.close()
 
