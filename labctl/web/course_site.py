@@ -134,8 +134,9 @@ class CourseSite(WebSite):
     async def redirect_with_message(
         self, request: Request, address: str, kind: str, text: str
     ) -> Response:
-        """Lead to a page that says, once, what an action did."""
-        self.messages.setdefault(session_of(request).id, []).append((kind, text))
+        """Lead to a page that says, once, what an action did; nothing without a text."""
+        if text:
+            self.messages.setdefault(session_of(request).id, []).append((kind, text))
         await self.feed.renew()
         return RedirectResponse(address, 303)
 
