@@ -106,10 +106,10 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def list_text(names: Sequence[str]) -> str:
+def list_text(names: Sequence[str], word: str = "and") -> str:
     """Write names as in a sentence: hw1, hw2 and hw3."""
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def names_text(names: Sequence[str], most: int) -> str:
