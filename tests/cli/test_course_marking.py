@@ -399,7 +399,11 @@ def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert run("excuse", "essay", "alice", "--why", "ill").out == "alice is excused: essay\n"
     assert "excused: ill" in run("grades", "essay").out
     assert run("excuse").out.split()[-4:] == ["essay", "alice", "ann", "ill"]
+    assert (
+        run("excuse", "essay", "alice", "--why", "ill").out == "alice was already excused: essay\n"
+    )
     assert run("excuse", "essay", "alice", "--undo").code == 0
+    assert run("excuse", "essay", "alice", "--undo").out == "alice was not excused: essay\n"
     assert run("excuse").out == "No student is excused.\n"
     assert json.loads(run("excuse", "--json").out)["excuses"] == []
 
@@ -411,8 +415,8 @@ def test_collect_counts_an_excused_student_apart(run: Labctl, course: CourseFold
     write_assignment(receiver, "essay", "ssh://drop@course.example", RECEIVER)
     said = run("collect", "essay")
     rows = [line.split() for line in said.out.splitlines()]
-    assert rows[1] == ["alice", "Alice", "excused", "ill"]
-    assert rows[2] == ["bob", "Bob", "not", "yet", "no", "due", "time"]
+    assert rows[1] == ["alice", "Alice", "excused", *["-"] * 4, "ill"]
+    assert rows[2] == ["bob", "Bob", "not", "yet", *["-"] * 4, "no", "due", "time"]
     assert said.out.splitlines()[3].startswith("0 of 2 submitted, 0 of them late, 1 excused.")
 
 
