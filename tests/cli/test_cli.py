@@ -193,6 +193,14 @@ def test_exec_keeps_the_run_after_an_unknown_option(labctl: Any) -> None:
     lab.context.state.close()
 
 
+def test_forward_checks_the_name_of_a_service_before_the_server(labctl: Any, home: Path) -> None:
+    said = labctl("forward", "tensorbord")
+    assert said.code == 2
+    assert said.err.startswith("labctl: unknown service 'tensorbord'\n")
+    assert said.err.endswith("next: labctl forward tensorboard\n")
+    assert "digits has no server" in labctl("forward", "tensorboard").err
+
+
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
