@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from labctl.commands.root import NO_ROOT, as_root
+from labctl.commands.root import NO_ROOT_EXIT_CODE, as_root
 from labctl.config import CourseConfig
 from labctl.courses.cluster_session import CHECK_COMMAND, ClusterSession, RunAsRoot
 from labctl.courses.records.folder import CourseFolder
@@ -222,7 +222,8 @@ class ClassCluster:
         for name in self.names:
             session.add(name, partial(self._open, name))
         accounts = SeatAccounts(self.folder.private).list_all()
-        session.require_homes([account.account for account in accounts], self.homes)
+        present = [each.account for each in accounts if each.state in ("there", "leaving")]
+        session.require_homes(present, self.homes)
         session.check_homes(self.homes)
         return session
 
@@ -234,7 +235,7 @@ def _run_as_root(name: str, transport: Transport, script: str) -> str:
     result = transport.run(as_root(script), timeout_s=CHECK_S, check=False)
     if result.code:
         why = result.stderr.strip()[-500:] or f"{script} exited with code {result.code}"
-        if result.code == NO_ROOT:
+        if result.code == NO_ROOT_EXIT_CODE:
             why = f"{why}\nthe account there must be root, or use sudo without a password"
         raise LabError(f"{name} cannot be a machine of the cluster", why=why, hint=CHECK_COMMAND)
     output: str = result.stdout

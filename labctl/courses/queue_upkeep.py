@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from labctl.courses.cluster_session import ClusterSession
 from labctl.courses.seat_accounts import SharedServerAccount
 from labctl.courses.shared_servers import SharedServers, make_account
 from labctl.errors import LabError
@@ -20,7 +21,7 @@ class QueueUpkeep:
     def __init__(self, hosts: SharedServers) -> None:
         self.hosts = hosts
 
-    def update(self) -> None:
+    def update_limits(self) -> None:
         """Give the accounts that exist the limits of course.yaml, if Slurm enforces them.
 
         Accounts of students who have left the course lose their association in Slurm.
@@ -32,6 +33,7 @@ class QueueUpkeep:
                 if any(account.state == "there" for account in accounts):
                     nodes = self._complete_nodes(context, server, accounts)
                     self.hosts.queue.update_or_repair(context, server, nodes)
+                    self.hosts.queue.report_unavailable(context, server)
 
     def _complete_nodes(
         self, context: LabContext, server: Server, accounts: list[SharedServerAccount]
@@ -49,19 +51,15 @@ class QueueUpkeep:
         lingering = session.list_lingering(ended - {each.account for each in there})
         incomplete = session.list_incomplete([each.account for each in there], lingering)
         unjoined = session.list_unjoined()
+        session.resume_returned(context.reporter)
         session.drain_removed(context.reporter)
         if unjoined or incomplete or session.drained:
-            names = [*(each.account for each in there), *lingering]
-            uids = session.choose_uids(names, self.hosts.sharing.homes)
-            self.hosts.ensure_server(1)
-            changes = [make_account(account, uids) for account in there]
-            changes += [SharedAccount(name=name, uid=uids[name]) for name in lingering]
-            self.hosts.share_accounts(context, server, changes, session)
+            self._complete_accounts(context, server, session, there, lingering)
         else:
             session.report_failures(context.reporter)
         if session.can_configure:
             session.report_removed(context.reporter)
-        elif unjoined:
+        elif unjoined := session.list_unjoined():
             session.report_unjoined(context.reporter, unjoined)
         # As after `extend` while a node did not answer.
         watch = guard.read_watchdog(context, server)
@@ -74,6 +72,24 @@ class QueueUpkeep:
         nodes = self.hosts.cluster.bring_up_nodes(context, session)
         session.report_failures(context.reporter)
         return nodes if session.can_configure else None
+
+    def _complete_accounts(
+        self,
+        context: LabContext,
+        server: Server,
+        session: ClusterSession,
+        there: list[SharedServerAccount],
+        lingering: list[str],
+    ) -> None:
+        """Set up the machines that answer, with the accounts that exist and without ended ones."""
+        names = [*(each.account for each in there), *lingering]
+        choice = session.set_aside_conflicting(names, self.hosts.sharing.homes)
+        session.report_conflicts(context.reporter, choice)
+        self.hosts.ensure_server(1)
+        uids = choice.uids
+        changes = [make_account(each, uids) for each in there if each.account in uids]
+        changes += [SharedAccount(name=name, uid=uids[name]) for name in lingering if name in uids]
+        self.hosts.share_accounts(context, server, changes, session, sets_up=True)
 
     def reserve_hours(self) -> None:
         """Reserve the class hours of the next days in Slurm. LabError if it does not answer.
@@ -106,6 +122,11 @@ class QueueUpkeep:
         """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
         for _, context, server in self._list_queues():
             self.hosts.queue.record_gpu_minutes(context, server)
+
+    def report_unavailable(self) -> None:
+        """Name the machines that get no jobs, and why. LabError if Slurm does not answer."""
+        for _, context, server in self._list_queues():
+            self.hosts.queue.report_unavailable(context, server)
 
     def _list_queues(self) -> Iterator[tuple[int, LabContext, Server]]:
         """List the servers on which Slurm runs, with their numbers and contexts."""
