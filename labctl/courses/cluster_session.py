@@ -1,4 +1,8 @@
-"""The machines of a cluster that answer at the moment, as root, and what they say of themselves."""
+"""The machines of a cluster that answer at the moment, as root, and what they say of themselves.
+
+A machine is named as in course.yaml, where that is its host for SSH. A node is a machine as Slurm
+has it, by its host name.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +56,8 @@ class ClusterSession:
         self.machines: dict[str, MachineAccounts] = {}
         self.failures: dict[str, LabError] = {}
         self.slurm = ClusterNodes()
-        # Machines that course.yaml no longer has, and on which no jobs run any more.
-        self.drained: set[str] = set()
+        # Of `removed_nodes`, those on which no jobs run any more.
+        self.drained_nodes: set[str] = set()
 
     def add(self, name: str, open_root: Callable[[], RunAsRoot]) -> None:
         """Log in to a machine. An error is raised for the controller, and else recorded."""
@@ -72,55 +76,57 @@ class ClusterSession:
         if name == self.controller:
             self.slurm = slurm_nodes.parse_nodes(root(slurm_nodes.build_query()))
 
-    def set_aside(self, node: str, error: LabError) -> None:
+    def set_aside(self, machine: str, error: LabError) -> None:
         """Go on without a machine that answers, and cannot be used."""
-        self.failures[node] = error
-        del self.roots[node], self.machines[node]
+        self.failures[machine] = error
+        del self.roots[machine], self.machines[machine]
 
     @property
     def is_controller_prepared(self) -> bool:
         return self.machines[self.controller].is_prepared
 
     def skip_unprepared(self, reporter: Reporter) -> None:
-        """Go on without the nodes that labctl has never prepared: they have no accounts to end."""
-        for node in self.nodes:
-            if not self.machines[node].is_prepared:
-                del self.roots[node], self.machines[node]
-                text = f"{node} was left out: it has never been prepared, so no accounts end there"
-                again = f"labctl course up   # prepares {node}, if the course goes on"
+        """Go on without machines that labctl has never prepared: they have no accounts to end."""
+        for machine in self.other_machines:
+            if not self.machines[machine].is_prepared:
+                del self.roots[machine], self.machines[machine]
+                text = (
+                    f"{machine} was left out: it has never been prepared, so no accounts end there"
+                )
+                again = f"labctl course up   # prepares {machine}, if the course goes on"
                 reporter.emit(UniqueNote(text=add_next(text, again)))
 
     @property
-    def nodes(self) -> tuple[str, ...]:
+    def other_machines(self) -> tuple[str, ...]:
         """The machines that answer, without the controller."""
         return tuple(name for name in self.roots if name != self.controller)
 
     @property
     def unknown_nodes(self) -> list[str]:
-        """The machines that Slurm has, and that are none of those that answer; names in Slurm."""
+        """The nodes of Slurm that are none of the machines that answer."""
         hostnames = {machine.hostname for machine in self.machines.values()}
         return sorted(self.slurm.configured - hostnames)
 
     @property
     def removed_nodes(self) -> list[str]:
-        """The machines that Slurm has, and course.yaml no longer; names in Slurm.
+        """The nodes that Slurm has, and course.yaml no longer.
 
-        Empty while a machine of course.yaml does not answer: Slurm's name may be its name.
+        Empty while a machine of course.yaml does not answer: a node may be that machine.
         """
         return [] if self.failures else self.unknown_nodes
 
     @property
     def can_configure(self) -> bool:
         """Whether Slurm's configuration would lose no machine by a change, except drained ones."""
-        return self.drained.issuperset(self.unknown_nodes)
+        return self.drained_nodes.issuperset(self.unknown_nodes)
 
     def drain_removed(self, reporter: Reporter) -> None:
-        """Drain machines that course.yaml no longer has; put those without jobs in `drained`."""
+        """Drain nodes that course.yaml no longer has; `drained_nodes` are those without jobs."""
         for name in self.removed_nodes:
             script = slurm_nodes.build_drain(name)
             count = int(self.roots[self.controller](script).strip() or 0)
             if not count:
-                self.drained.add(name)
+                self.drained_nodes.add(name)
                 continue
             text = (
                 f"{name} is no longer in hosts: it takes no new jobs, and waits for "
@@ -138,7 +144,7 @@ class ClusterSession:
 
     def report_removed(self, reporter: Reporter) -> None:
         """Say what is left on machines that were taken out of the cluster."""
-        for name in sorted(self.drained):
+        for name in sorted(self.drained_nodes):
             text = (
                 f"{name} is no longer in hosts, and was taken out of the cluster. Its accounts can "
                 "still log in there; its lease ends by itself"
@@ -268,24 +274,24 @@ class ClusterSession:
         root = self.roots[self.controller]
         path = root(cluster_accounts.build_creation(homes)).strip()
         try:
-            for node in self.nodes:
-                if error := self._find_homes_error(node, homes, path):
-                    self.set_aside(node, error)
+            for machine in self.other_machines:
+                if error := self._find_homes_error(machine, homes, path):
+                    self.set_aside(machine, error)
         finally:
             root(cluster_accounts.build_removal(path))
 
-    def _find_homes_error(self, node: str, homes: str, path: str) -> LabError | None:
+    def _find_homes_error(self, machine: str, homes: str, path: str) -> LabError | None:
         try:
-            if self.roots[node](cluster_accounts.build_check(path)).strip() == "shared":
+            if self.roots[machine](cluster_accounts.build_check(path)).strip() == "shared":
                 return None
         except LabError as error:
             return error  # for example, a file system whose server does not answer
         return PolicyError(
-            f"{homes} on {node} is not the {homes} of {self.controller}",
-            why=f"a job must find its student's files on every machine; {node} does not see a "
+            f"{homes} on {machine} is not the {homes} of {self.controller}",
+            why=f"a job must find its student's files on every machine; {machine} does not see a "
             f"file that {self.controller} wrote",
-            hint=f"{CHECK_COMMAND}   # after you mounted {homes} of {self.controller} on {node}, "
-            "for example by NFS",
+            hint=f"{CHECK_COMMAND}   # after you mounted {homes} of {self.controller} on "
+            f"{machine}, for example by NFS",
         )
 
     def report_failures(self, reporter: Reporter) -> None:

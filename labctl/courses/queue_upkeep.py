@@ -31,17 +31,17 @@ class QueueUpkeep:
                 accounts = [each for each in self.hosts.seating.list_all() if each.host == number]
                 # Otherwise the first account sets everything up.
                 if any(account.state == "there" for account in accounts):
-                    nodes = self._complete_nodes(context, server, accounts)
-                    self.hosts.queue.update_or_repair(context, server, nodes)
+                    others = self._complete_machines(context, server, accounts)
+                    self.hosts.queue.update_or_repair(context, server, others)
                     self.hosts.queue.report_unavailable(context, server)
 
-    def _complete_nodes(
+    def _complete_machines(
         self, context: LabContext, server: Server, accounts: list[SharedServerAccount]
     ) -> list[Server] | None:
         """Give machines that lack them Slurm and the accounts: new ones, and those that failed.
 
-        Returns the nodes of the cluster; None if they cannot be configured without one that does
-        not answer.
+        Returns the servers on the other machines of the cluster; None if Slurm cannot be configured
+        without one that does not answer.
         """
         if self.hosts.cluster is None:
             return []
@@ -53,7 +53,7 @@ class QueueUpkeep:
         unjoined = session.list_unjoined()
         session.resume_returned(context.reporter)
         session.drain_removed(context.reporter)
-        if unjoined or incomplete or session.drained:
+        if unjoined or incomplete or session.drained_nodes:
             self._complete_accounts(context, server, session, there, lingering)
         else:
             session.report_failures(context.reporter)
@@ -61,17 +61,17 @@ class QueueUpkeep:
             session.report_removed(context.reporter)
         elif unjoined := session.list_unjoined():
             session.report_unjoined(context.reporter, unjoined)
-        # As after `extend` while a node did not answer.
+        # As after `extend` while a machine did not answer.
         watch = guard.read_watchdog(context, server)
-        self.hosts.cluster.extend_nodes(context, watch, session.nodes)
+        self.hosts.cluster.extend_others(context, watch, session.other_machines)
         if not session.can_configure:
             return None
-        recorded = {node.offer.type: node for _, node in self.hosts.cluster.list_nodes(context)}
-        if recorded.keys() >= set(session.nodes):
-            return [recorded[name] for name in session.nodes]
-        nodes = self.hosts.cluster.bring_up_nodes(context, session)
+        recorded = {other.offer.type: other for _, other in self.hosts.cluster.list_others(context)}
+        if recorded.keys() >= set(session.other_machines):
+            return [recorded[name] for name in session.other_machines]
+        others = self.hosts.cluster.bring_up_others(context, session)
         session.report_failures(context.reporter)
-        return nodes if session.can_configure else None
+        return others if session.can_configure else None
 
     def _complete_accounts(
         self,

@@ -178,7 +178,7 @@ class SharedSeats:
         watch = guard.extend(context, server, span_s)
         deadlines.move_timer(context, server, watch)
         if self.hosts.cluster:
-            self.hosts.cluster.extend_nodes(context, watch, self.hosts.cluster.nodes)
+            self.hosts.cluster.extend_others(context, watch, self.hosts.cluster.other_machines)
         return watch
 
     def _as_full_error(self, error: LabError) -> LabError:

@@ -184,7 +184,7 @@ class SharedServers:
             if self.cluster:
                 self._require_same_controller()
                 self.cluster.connect()
-                self.cluster.forget_nodes()
+                self.cluster.forget_others()
             ready = up.up(context)
             self._prepared.discard(ready.id)
             self._ready[number] = ready
@@ -248,13 +248,13 @@ class SharedServers:
         Prepares the machines unless this process has done so; with `sets_up`, once more. With
         `is_ending` a machine that was never prepared is left out: it has no accounts to end.
         """
-        nodes = []
+        others: list[Server] = []
         if self.cluster and session:
             if is_ending:
                 session.skip_unprepared(context.reporter)
-            nodes = self.cluster.bring_up_nodes(context, session)
+            others = self.cluster.bring_up_others(context, session)
             session.report_failures(context.reporter)
-        ids = {server.id, *(node.id for node in nodes)}
+        ids = {server.id, *(other.id for other in others)}
         if is_ending:
             only_accounts = session is None or session.is_controller_prepared
         else:
@@ -268,7 +268,7 @@ class SharedServers:
             reporter=make_quiet_reporter(context.reporter),
             only_accounts=only_accounts,
             sets_up_queue=session is None or session.can_configure,
-            nodes=nodes,
+            nodes=others,
         )
         if not only_accounts:
             self._prepared |= ids
@@ -277,8 +277,8 @@ class SharedServers:
         """Return the server's offer, with the GPUs that one job can get."""
         if self.cluster is None:
             return server.offer
-        nodes = self.cluster.list_nodes(self.build_context(1))
-        return choose_gpus(server.offer, [node.offer for _, node in nodes])
+        others = self.cluster.list_others(self.build_context(1))
+        return choose_gpus(server.offer, [other.offer for _, other in others])
 
     def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> AccountChanges:
         """End a server with its last account, which is removed first: the machine may stay.
@@ -296,7 +296,7 @@ class SharedServers:
                 return changes
             # The controller last: without it, a second try would find nothing to do.
             if self.cluster:
-                self.cluster.end_nodes(context)
+                self.cluster.end_others(context)
             if server is not None:
                 end_server.remove(context, server)
         self._ready.pop(number, None)

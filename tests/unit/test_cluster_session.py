@@ -128,7 +128,7 @@ def test_a_machine_is_taken_out_when_no_jobs_run_there(jobs: str, drained: set[s
     notes = Notes()
     session.drain_removed(notes)
     assert scripts[0].startswith("scontrol update nodename=gpu2 state=drain ")
-    assert session.drained == drained
+    assert session.drained_nodes == drained
     assert session.can_configure == bool(drained)
     assert [("waits for 2 jobs to end" in text) for text in notes.texts] == [True] * (not drained)
 
@@ -171,7 +171,7 @@ def test_homes_that_are_not_shared_exclude_a_node() -> None:
     for name in (*answers, "gpu4"):
         session.add(name, lambda name=name: make_root(name))  # type: ignore[misc]
     session.check_homes("/srv/class")
-    assert session.nodes == ("gpu2",)
+    assert session.other_machines == ("gpu2",)
     assert session.failures["gpu3"].what == "/srv/class on gpu3 is not the /srv/class of gpu1"
     assert session.failures["gpu4"].what == "the file system does not answer"
 
@@ -257,7 +257,7 @@ def test_an_account_without_a_common_uid_stops_no_other() -> None:
     assert choice.errors["lab-bob"].hint == "usermod --uid UID staff   # on gpu2\nlabctl course up"
     # Jobs run on gpu2 already: it stays, and the choice says so.
     assert session.set_aside_conflicting(names, "/srv/class").machines == choice.machines
-    assert session.nodes == ("gpu2", "gpu3")
+    assert session.other_machines == ("gpu2", "gpu3")
     notes = Notes()
     session.report_conflicts(notes, choice)
     assert len(notes.texts) == 2
@@ -268,7 +268,7 @@ def test_a_machine_on_which_accounts_have_another_uid_does_not_join() -> None:
     session = open_conflicting("gpu1|idle|Unknown|none\ngpu3|idle|Unknown|none\n")
     choice = session.set_aside_conflicting(["lab-ann", "lab-bob"], "/srv/class")
     assert choice == UidChoice({"lab-ann": 20_000, "lab-bob": 20_001})
-    assert session.nodes == ("gpu3",)
+    assert session.other_machines == ("gpu3",)
     assert session.failures["gpu2"].what.startswith("lab-ann cannot have the same uid on gpu1")
 
 
@@ -282,7 +282,7 @@ def test_a_machine_that_was_never_prepared_has_no_accounts_to_end() -> None:
     assert session.is_controller_prepared
     notes = Notes()
     session.skip_unprepared(notes)
-    assert session.nodes == ("gpu3",)
+    assert session.other_machines == ("gpu3",)
     assert not session.failures, "nothing remains to be done there"
     assert notes.texts[0].startswith("gpu2 was left out: it has never been prepared")
 
