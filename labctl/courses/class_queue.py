@@ -170,15 +170,17 @@ class ClassQueue:
             context.reporter.emit(Note(text=text, level="warning"))
 
     def report_unavailable(self, context: LabContext, server: Server) -> None:
-        """Name the machines that get no jobs, and why. LabError if Slurm does not answer."""
+        """Name the machines that get no jobs, and why. LabError if Slurm does not answer.
+
+        Those that labctl takes out of the cluster are named by `ClusterSession`.
+        """
         nodes = slurm_nodes.parse_nodes(_run(context, server, slurm_nodes.build_query(), QUERY_S))
         for name, state in nodes.unavailable.items():
-            text = f"Slurm starts no jobs on {name} ({state.name}): {state.reason}, by {state.user}"
-            again = f"{slurm_nodes.build_resume(name)}   # as root on {server.endpoint.host}, after"
-            again = f"{again} you repaired the cause"
             if nodes.is_removed(name):
-                text = f"Slurm starts no jobs on {name}: it was deleted from hosts"
-                again = "labctl course up   # takes it out of the cluster when no jobs run there"
+                continue
+            text = f"Slurm starts no jobs on {name} ({state.name}): {state.reason}, by {state.user}"
+            where = f"as root on {server.endpoint.host}, after you repaired the cause"
+            again = f"{slurm_nodes.build_resume(name)}   # {where}"
             context.reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
 
     def record_gpu_minutes(self, context: LabContext, server: Server) -> None:
