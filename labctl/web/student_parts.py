@@ -52,6 +52,12 @@ class WorkView(Value, frozen=True):
     closed_at: int | None = None
 
 
+def is_up(standing: Standing, seat: SeatView) -> bool:
+    """Tell whether the seat's server runs and is not still being prepared for the student."""
+    machine = seat.machine
+    return machine is not None and machine.state == "running" and not standing.starting
+
+
 def can_write_files(standing: Standing, seat: SeatView) -> bool:
     """Tell whether the student uses the seat's own lab; those of labctl get files by `join`."""
     return seat.lab_id in dict(standing.labs)
@@ -103,9 +109,9 @@ class StudentParts:
                 return {"gone": self._render(student, "gone")}
             standing = self._actions.find_standing(student, seat)
             budget = self.compute_budget(seat)
-            is_up = seat.machine is not None and seat.machine.state == "running"
-            can_submit = is_up and bool(seat.runs or standing.labs)
-            can_get_files = is_up and can_write_files(standing, seat)
+            can_use = is_up(standing, seat)
+            can_submit = can_use and bool(seat.runs or standing.labs)
+            can_get_files = can_use and can_write_files(standing, seat)
             work = tuple(self._make_work(one, person, snapshot.at) for one in snapshot.assignments)
             return {
                 "server": self._render(
@@ -117,7 +123,7 @@ class StudentParts:
                     "work",
                     work,
                     seat.team,
-                    is_up,
+                    can_use,
                     can_submit,
                     can_get_files,
                     person.totals.released,

@@ -69,17 +69,17 @@ class StudentServices:
         self._tickets: dict[str, tuple[float, dict[str, object]]] = {}
 
     def list_labs(self, seat: str, student: str) -> dict[str, str]:
-        """Return the id -> the name of each lab with which the student holds the seat's server."""
-        claims = self._requests.list_claims(seat, student)
-        return {claim.lab_id: claim.lab for claim in claims if not claim.leaving}
+        """Return the id -> the name of each lab of the student that can use the server."""
+        claims = self._requests.list_ready_claims(seat, student)
+        return {claim.lab_id: claim.lab for claim in claims}
 
     def require_lab(self, seat: str, student: str, lab_id: str) -> None:
-        """Raise NotFoundError unless the student holds the seat's server with this lab."""
+        """Raise NotFoundError unless the student can use the seat's server with this lab."""
         if lab_id not in self.list_labs(seat, student):
-            raise NotFoundError("you have no such lab on your server")
+            raise NotFoundError("you have no such lab on your server, or it is not ready yet")
 
     def is_held(self, student: str, key: ServiceKey) -> bool:
-        """Tell whether the student holds the seat's server with the service's lab."""
+        """Tell whether the student can use the seat's server with the service's lab."""
         return key.lab_id in self.list_labs(key.seat, student)
 
     def find(self, student: str, key: ServiceKey) -> OpenService | None:

@@ -379,6 +379,24 @@ def test_a_server_that_could_not_start_is_explained(school: School) -> None:
     assert "Start my server" in visitor.ask("/")[2]
 
 
+def test_a_machine_that_runs_is_not_offered_before_it_is_prepared(school: School) -> None:
+    """Its record is there before its host key: nothing could open Jupyter on it yet."""
+    visitor = school.enter("liskov")
+    school.work.gate.clear()
+    act(visitor, "/server/start")
+    assert school.work.making.wait(60)
+    seats = [seat.name for seat in school.bed.folder.list_seats()]
+    school.bed.serve_up(seats.index("liskov"))
+    wait_until(lambda: "<dt>Machine</dt>" in visitor.ask("/")[2])
+    page = visitor.ask("/")[2]
+    assert "This takes some minutes" in page
+    assert "Open Jupyter" not in page
+    (claim,) = school.request_handler.list_claims("liskov", "liskov")
+    assert visitor.ask(f"/services/{claim.lab_id}/jupyter")[0] == 404
+    school.work.gate.set()
+    wait_until(lambda: "Open Jupyter" in visitor.ask("/")[2])
+
+
 def test_a_server_that_cannot_be_saved_says_why_and_what_to_do(school: School) -> None:
     visitor = school.enter("liskov")
     act(visitor, "/server/start")
