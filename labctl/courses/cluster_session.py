@@ -236,7 +236,7 @@ class ClusterSession:
         present = self.machines[self.controller].homes
         return {
             account: self._make_moved_error(account, present[account], homes)
-            for account in accounts
+            for account in sorted(accounts)
             if present.get(account, "") not in ("", f"{homes}/{account}")
         }
 

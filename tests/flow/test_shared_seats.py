@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 from course_context import a_class, roster
 
@@ -125,6 +126,23 @@ def test_an_account_that_is_refused_stops_no_other(
     states = {each.account: each.state for each in seating.list_all()}
     assert states == {"lab-bob": "there", "lab-carol": "gone"}, "a later request starts anew"
     assert tried == [["lab-alice", "lab-bob", "lab-carol"], ["lab-alice"]]
+
+
+def test_a_machine_is_prepared_before_accounts_are_all_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, "{accounts_per_server: 8, gpus: 1, gpu_lease: 4h}")
+    hosts = seats.hosts
+    only_accounts: list[bool] = []
+    monkeypatch.setattr(
+        shared_servers, "share", lambda *_, **more: only_accounts.append(more["only_accounts"])
+    )
+    first = hosts.list_servers_by_number()[1]
+    new = msgspec.structs.replace(first, id="srv-new")
+    for server in (first, first, new, new):
+        hosts.share_accounts(hosts.build_context(1), server, [], None)
+    hosts.share_accounts(hosts.build_context(1), first, [], None, sets_up=True)
+    assert only_accounts == [False, True, False, True, False]
 
 
 def test_results_of_an_account_without_a_key_were_saved_before(
