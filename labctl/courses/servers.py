@@ -97,7 +97,7 @@ def bring_up_servers(
     """
     course = staff.course()
     if isinstance(course.provider, SharedSeats):
-        course.provider.upkeep.update()
+        course.provider.upkeep.update_limits()
     listed = course.provider.servers()
     metering.record_costs(staff.folder, course, listed)
     before = {server.lab_id: server for server in listed if server.state not in ENDED}

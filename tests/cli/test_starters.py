@@ -49,7 +49,7 @@ def test_a_plan_and_a_push_say_which_files_students_have(labctl: Labctl, course:
     ]
     assert (course / "handouts" / "hw3" / "train.py").is_file()
     again = labctl("-C", "ml", "course", "push")
-    assert "hw3: published already; students get them with labctl join" in again.out
+    assert "hw3: published already; students get them with labctl join, or on" in again.out
     plan = labctl("-C", "ml", "course", "plan", "--offline", "--json")
     (starter,) = json.loads(plan.out)["plan"]["starters"]
     assert (starter["published"], starter["files"]) == ("current", 1)
