@@ -201,6 +201,19 @@ def test_forward_checks_the_name_of_a_service_before_the_server(labctl: Any, hom
     assert "digits has no server" in labctl("forward", "tensorboard").err
 
 
+@pytest.mark.parametrize("command", ["eval", "explain", "logs", "profile", "pull", "report"])
+def test_a_misspelled_run_is_corrected_without_a_server(
+    labctl: Any, home: Path, command: str
+) -> None:
+    lab = Lab.load(".")
+    lab.context.state.save_run(Run(id="night", lab_id=lab.id, server_id="s1", state="exited"))
+    lab.context.state.close()
+    said = labctl(command, "nigth")
+    assert said.code == 4
+    assert "; did you mean night?\n" in said.err
+    assert said.err.endswith(f"next: labctl {command} night\n")
+
+
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
