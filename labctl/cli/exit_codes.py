@@ -142,9 +142,10 @@ def _print_interrupted(command: str) -> None:
     if command in WITHOUT_SERVER:
         return
     course = command.startswith("course ")
-    program, left = ("labctl course", "servers") if course else ("labctl", "the server")
+    program = "labctl course" if course else "labctl"
+    left = "all servers" if course else "the server, if there is one"
     click.echo(f"  {program} status    show what is running", err=True)
-    effect = f"download new results and remove {left}, if there is one"
+    effect = f"download new results and remove {left}"
     click.echo(f"  {program} down      {effect}", err=True)
 
 

@@ -389,6 +389,23 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
 
 
+@pytest.mark.parametrize(
+    ("setting", "executor", "line"),
+    [
+        ("", "docker", "runs are Docker containers"),
+        ("executor: process", "process", "runs are plain processes (executor: process)"),
+    ],
+)
+def test_status_names_the_executor(
+    labctl: Any, home: Path, setting: str, executor: str, line: str
+) -> None:
+    kept(home)
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\nserver: {{{setting}}}\n")
+    said = labctl("status")
+    assert f"  {line}\n" in said.out, said
+    assert json.loads(labctl("status", "--json").out)["executor"] == executor
+
+
 def test_status_says_that_a_run_was_stopped_because_its_gpu_time_ended(
     labctl: Any, home: Path
 ) -> None:
