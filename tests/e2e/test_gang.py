@@ -139,6 +139,18 @@ def test_a_run_that_fails_more_often_than_it_may_says_where(gang: LabDirectory) 
     assert [record["exit_code"] for record in end_on_both(gang, "hopeless")] == [143, 9]
 
 
+def test_a_failure_that_nobody_watched_is_noticed_by_logs_later(gang: LabDirectory) -> None:
+    words = ("sh", "-c", "[ $RANK = 1 ] || exec sleep 600; exit 9")
+    gang.labctl("run", "--detach", "--id", "unwatched", "--", *words)
+    record = "/home/student/labctl/two-1/runs/unwatched/.labctl/record.json"
+    second = list_servers(gang)[1]
+    wait_for(lambda: '"exited"' in inside(second, f"cat {record}", user="student")[1])
+    assert gang.seen("unwatched")["state"] == "running"
+    shown = gang.labctl("logs", "-f", "unwatched").stderr
+    assert "two-1: failed with exit code 9; starting unwatched again" in " ".join(shown.split())
+    assert [record["exit_code"] for record in end_on_both(gang, "unwatched")] == [143, 9]
+
+
 COUNT = """\
 import json, os, time
 
