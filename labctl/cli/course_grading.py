@@ -113,8 +113,8 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
             _state_style(submission.state)[0],
             _received_text(submission.received, zone),
             _late_text(submission),
-            str(submission.submissions or ""),
-            bytes_text(submission.size) if submission.size else "",
+            str(submission.submissions or "-"),
+            bytes_text(submission.size) if submission.size else "-",
             clean("; ".join(filter(None, [submission.free_days.text, submission.why]))),
         )
         for submission in collection.submissions
@@ -159,7 +159,7 @@ def _state_style(state: str) -> tuple[str, str]:
 def _received_text(received: str, zone: tzinfo) -> str:
     """Write a receipt's time in the course's zone."""
     if not received:
-        return ""
+        return "-"
     return f"{datetime.fromisoformat(received).astimezone(zone):%d %b %H:%M:%S}"
 
 
@@ -167,7 +167,7 @@ def _late_text(submission: collect.SeatSubmission) -> str:
     if submission.in_grace_s:
         return f"{duration_text(submission.in_grace_s)}, in the grace period"
     if not submission.late_s:
-        return ""
+        return "-"
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
     return duration_text(submission.late_s) + penalty
 
@@ -305,11 +305,11 @@ def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
     state, record = _state_style(graded.state)[0], graded.record
     why = graded.why.splitlines()[0] if graded.why else ""
     if record is None:
-        return state, "", "", "", why
+        return state, "-", "-", "-", why
     # Before the penalty: that is a share of all points, also of those that a rubric gives.
-    score = "" if record.raw is None else f"{record.raw.score:g}/{record.points:g}"
+    score = "-" if record.raw is None else f"{record.raw.score:g}/{record.points:g}"
     shares = (record.comparison.claimed, record.comparison.measured)
-    claimed, measured = ("" if value is None else f"{value:.4f}" for value in shares)
+    claimed, measured = ("-" if value is None else f"{value:.4f}" for value in shares)
     kinds = [flag.kind for flag in record.flags]
     late = [f"late, {record.penalty}% off"] if record.penalty else []
     note = ", ".join(dict.fromkeys([*([why] if why else []), *late, *kinds]))

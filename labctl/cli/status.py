@@ -38,6 +38,11 @@ with lazy_imports(__name__):
 SHOWN_ENDED = 5
 # how long before a server's end `status` says when the runs will be stopped
 SHOWN_WIND_DOWN_S = 900.0
+_EXECUTORS = {
+    "docker": "Docker containers",
+    "process": "plain processes (executor: process)",
+    "slurm": "jobs of Slurm",
+}
 _STOP_REASONS = {"ttl": "its ttl ended", "budget": "its budget was spent", "idle": "it was idle"}
 
 
@@ -161,10 +166,7 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     up_s = status.now - server.created_at
     up = "" if server.state == "stopped" else f"up {duration_text(up_s)}, "
     print_message(f"  {up}{cost}", err=False)
-    if status.executor == "process":
-        click.echo("  runs are plain processes (executor: process)")
-    elif status.executor == "slurm":
-        click.echo("  runs are jobs of Slurm")
+    click.echo(f"  runs are {_EXECUTORS[status.executor]}")
     _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status.interrupted_down
     if interrupted is not None:

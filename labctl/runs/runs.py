@@ -15,6 +15,7 @@ from labctl.errors import (
     InterruptError,
     LabError,
     NotFoundError,
+    UnknownRunError,
 )
 from labctl.events import Note, Part, RepeatedNote, Step, report_part, report_wait
 from labctl.model import Run, RunState, Server
@@ -370,9 +371,7 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
         call = "labctl run" if context.state.get_lab_server(context.lab_id) else "labctl run --up"
         hint = call if context.config.run else f"{call} -- COMMAND"
         raise NotFoundError(f"{context.name} has no runs yet", hint=hint)
-    near = _find_similar_name(context, run_id)
-    what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")
-    raise NotFoundError(what, hint="labctl status --refresh")
+    raise UnknownRunError(run_id, _find_similar_name(context, run_id))
 
 
 def _find_similar_name(context: LabContext, typed: str) -> str:

@@ -193,6 +193,14 @@ def test_exec_keeps_the_run_after_an_unknown_option(labctl: Any) -> None:
     lab.context.state.close()
 
 
+def test_forward_checks_the_name_of_a_service_before_the_server(labctl: Any, home: Path) -> None:
+    said = labctl("forward", "tensorbord")
+    assert said.code == 2
+    assert said.err.startswith("labctl: unknown service 'tensorbord'\n")
+    assert said.err.endswith("next: labctl forward tensorboard\n")
+    assert "digits has no server" in labctl("forward", "tensorboard").err
+
+
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
@@ -366,6 +374,23 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert lines[1].endswith(", free")
     assert next(line.split()[:2] for line in lines if "night" in line) == ["night", "canceled"]
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("setting", "executor", "line"),
+    [
+        ("", "docker", "runs are Docker containers"),
+        ("executor: process", "process", "runs are plain processes (executor: process)"),
+    ],
+)
+def test_status_names_the_executor(
+    labctl: Any, home: Path, setting: str, executor: str, line: str
+) -> None:
+    kept(home)
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\nserver: {{{setting}}}\n")
+    said = labctl("status")
+    assert f"  {line}\n" in said.out, said
+    assert json.loads(labctl("status", "--json").out)["executor"] == executor
 
 
 def test_status_says_that_a_run_was_stopped_because_its_gpu_time_ended(

@@ -218,7 +218,7 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)
     assert "the grading server's provider is local" in " ".join(told)
     assert describe_server_limits(config) == (
-        "after 8 h (12 h with `extend`), after 30 min without work, at $20.00"
+        "after 8 h (12 h with `extend`), after 30 min without work or at $20.00"
     )
 
 

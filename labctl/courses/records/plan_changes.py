@@ -189,7 +189,7 @@ def describe_server_limits(config: CourseConfig) -> str:
     parts = [f"after {duration_text(limits.ttl)} ({duration_text(limits.max_ttl)} with `extend`)"]
     parts += [f"after {duration_text(idle_s)} without work"] if idle_s else []
     parts += [f"at {dollars_text(limits.budget)}"] if limits.budget is not None else []
-    return ", ".join(parts)
+    return list_text(parts, "or")
 
 
 def describe_removed_machine(name: str) -> str:
