@@ -26,25 +26,42 @@ from slurm_cluster import Cluster, run_cluster  # noqa: E402
 
 LABCTL = str(Path(sys.executable).with_name("labctl"))
 EPOCHS = 16
-# A training that needs nothing but Python: the machines of the cluster have no PyTorch.
-COUNT = """\
-import os, time
+# A training that needs nothing but Python, since the machines of the cluster have no PyTorch: a
+# logistic regression of points on both sides of a line, by stochastic gradient descent.
+TRAIN = """\
+import json, math, os, random, time
 from pathlib import Path
 
-saved = Path(os.environ["LABCTL_CHECKPOINT_DIR"], "step")
-step = int(saved.read_text()) if saved.exists() else 0
-print("from step", step, "on", os.environ["SLURMD_NODENAME"], flush=True)
-while step < 100:
-    step += 1
-    saved.with_suffix(".new").write_text(str(step))
+def score(weights, point):
+    return weights[0] * point[0] + weights[1] * point[1] + weights[2]
+
+def make_points(seed, count):
+    generator = random.Random(seed)
+    points = [(generator.uniform(-1, 1), generator.uniform(-1, 1)) for _ in range(count)]
+    return [(point, float(point[0] + 2 * point[1] > 0.3)) for point in points]
+
+saved = Path(os.environ["LABCTL_CHECKPOINT_DIR"], "model.json")
+model = json.loads(saved.read_text()) if saved.exists() else {"epoch": 0, "weights": [0.0] * 3}
+weights = model["weights"]
+print("from epoch", model["epoch"], "on", os.environ["SLURMD_NODENAME"], flush=True)
+training, test = make_points(0, 2000), make_points(1, 1000)
+while model["epoch"] < 100:
+    random.Random(model["epoch"]).shuffle(training)
+    for point, label in training:
+        error = label - 1 / (1 + math.exp(-score(weights, point)))
+        for i, value in enumerate((*point, 1.0)):
+            weights[i] += 0.05 * error * value
+    model["epoch"] += 1
+    saved.with_suffix(".new").write_text(json.dumps(model))
     saved.with_suffix(".new").replace(saved)
     time.sleep(0.3)
-print("done on", os.environ["SLURMD_NODENAME"], flush=True)
+correct = sum((score(weights, point) > 0) == (label > 0) for point, label in test)
+print("test accuracy", correct / len(test), "on", os.environ["SLURMD_NODENAME"], flush=True)
 """
 # A job that Slurm started twice keeps its number.
 JOB_IDS = "sacct -a -n -X -D -S 2000-01-01 --format=JobID"
 CLUSTER_LAB = """\
-lab: counting
+lab: regression
 server:
   provider: slurm
   gpu: t4
@@ -52,7 +69,7 @@ server:
     login: {{host: 127.0.0.1, port: {port}, user: student, identity: '{key}'}}
     partition: gpu
     time: 20m
-run: python3 count.py
+run: python3 train.py
 """
 
 
@@ -152,35 +169,43 @@ def train_on_two_servers(home: Path) -> dict[str, object]:
 def train_on_slurm(home: Path, cluster: Cluster) -> dict[str, object]:
     """Run a job on a cluster, kill the machine that it is on, and let Slurm start it elsewhere."""
     announce("A cluster: the same commands, each run is a job of Slurm")
-    lab = home / "counting"
+    lab = home / "regression"
     lab.mkdir()
     (lab / "lab.yaml").write_text(CLUSTER_LAB.format(port=cluster.port, key=cluster.key))
-    (lab / "count.py").write_text(COUNT)
+    (lab / "train.py").write_text(TRAIN)
     try:
         labctl("up", "--yes", cwd=lab)
         labctl("offers", cwd=lab)
         run = Following("run", "--id", "night", cwd=lab)
-        run.wait_for(r"from step 0 on")
-        saved = "/home/student/labctl/counting/runs/night/checkpoints/step"
-        wait_until(lambda: int(cluster.sh(f"cat {saved} 2>/dev/null || echo 0")) > 20, 120.0)
+        run.wait_for(r"from epoch 0 on")
+        saved = "/home/student/labctl/regression/runs/night/checkpoints/model.json"
+        no_model = '{"epoch": 0}'
+
+        def count_epochs() -> int:
+            model = json.loads(cluster.sh(f"cat {saved} 2>/dev/null || echo '{no_model}'"))
+            return int(model["epoch"])
+
+        wait_until(lambda: count_epochs() > 20, 120.0)
         (job,) = cluster.squeue("%i")
         (node,) = cluster.squeue("%N")
         announce(f"The machine {node} is gone")
         cluster.kill_node(node)
         # Nothing that ran on it may go on.
-        cluster.sh("pkill -9 slurmstepd; pkill -9 -f '[c]ount.py'; true")
+        cluster.sh("pkill -9 slurmstepd; pkill -9 -f '[t]rain.py'; true")
         wait_until(lambda: cluster.squeue("%T") == ["PENDING"], 300.0)
         labctl("status", "--refresh", cwd=lab)
         # Slurm waits two minutes before it starts a job again: this spares the time.
         cluster.sh(f"scontrol update jobid={job} StartTime=now")
         code = run.end()
-        starts = re.findall(r"from step (\d+) on (\w+)", run.output)
+        starts = re.findall(r"from epoch (\d+) on (\w+)", run.output)
+        accuracy = re.findall(r"test accuracy ([\d.]+)", run.output)[-1]
         labctl("pull", cwd=lab)
         return {
             "slurm_exit": code,
             "slurm_jobs": len(set(cluster.sh(JOB_IDS).split())),
             "slurm_machines": [machine for _, machine in starts],
-            "slurm_resumed_after_step": int(starts[-1][0]),
+            "slurm_resumed_after_epoch": int(starts[-1][0]),
+            "slurm_accuracy": float(accuracy),
         }
     finally:
         labctl("down", "--yes", cwd=lab)
@@ -193,7 +218,9 @@ def is_as_expected(results: dict[str, object]) -> bool:
         and (results["gang_attempts"], results["slurm_jobs"]) == (1, 1)
         and isinstance(machines, list)
         and len(set(machines)) == 2
-        and all(int(str(results[f"{kind}_resumed_after_step"])) >= 20 for kind in ("gang", "slurm"))
+        and int(str(results["gang_resumed_after_step"])) >= 20
+        and int(str(results["slurm_resumed_after_epoch"])) >= 20
+        and float(str(results["slurm_accuracy"])) > 0.95
     )
 
 

@@ -1,4 +1,4 @@
-"""A student's browser: it opens the page for students, and sends the forms that it finds there."""
+"""A student's browser: it opens pages, sends their forms, and types in a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import urllib.request
 from http.cookiejar import CookieJar
 from pathlib import Path
 
+from websockets import Origin
+from websockets.sync.client import connect
+
 TIMEOUT_S = 60.0
+# The shell joins the two parts, so that the typed line is not taken for its output.
+TYPED_END, PRINTED_END = "echo typed-''all", b"typed-all"
 WORD = 'name="csrf" value="'
 
 
@@ -17,8 +22,9 @@ class StudentBrowser:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        cookies = urllib.request.HTTPCookieProcessor(CookieJar())
-        self._opener = urllib.request.build_opener(cookies)
+        self._cookies = CookieJar()
+        processor = urllib.request.HTTPCookieProcessor(self._cookies)
+        self._opener = urllib.request.build_opener(processor)
 
     def open(self, path: str = "/") -> str:
         """Return the page at `path`."""
@@ -42,6 +48,20 @@ class StudentBrowser:
         """
         word = self.find_value(self.open(page or path), WORD)
         return self._send(path.partition("?")[0], {"csrf": word, **fields})
+
+    def type_in_terminal(self, lab_id: str, text: str) -> None:
+        """Type `text` in the page's terminal of a lab, and wait until the shell has read it."""
+        address = f"ws{self.url.removeprefix('http')}/terminal/{lab_id}/socket"
+        cookie = "; ".join(f"{one.name}={one.value}" for one in self._cookies)
+        with connect(
+            address, origin=Origin(self.url), additional_headers={"Cookie": cookie}
+        ) as socket:
+            socket.send(json.dumps({"typed": f"{text}\n{TYPED_END}\n"}))
+            printed = b""
+            while PRINTED_END not in printed:
+                block = socket.recv(TIMEOUT_S, decode=False)
+                printed += block
+                socket.send(json.dumps({"drawn": len(block)}))
 
     def _send(self, path: str, fields: dict[str, str]) -> str:
         body = urllib.parse.urlencode(fields).encode()

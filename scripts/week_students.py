@@ -16,10 +16,7 @@ BROWSING = "lea08"
 REGRADED = "<strong>120</strong> of 120 points"
 REFUSED = "Nothing can be submitted"
 LAB, DRAFT = 'value="lab:', 'name="draft" value="'
-WRITE = """\
-cd ~/labctl/*/ && mkdir -p code && cat > code/{name} <<'END'
-{text}END
-"""
+TERMINAL = 'href="/terminal/'
 # A checkpoint every second, and a last one when the run is stopped.
 TRAIN = """\
 cd "$LABCTL_CHECKPOINT_DIR"
@@ -73,11 +70,12 @@ def use_page(week: Week) -> Figures:
     browser = week.browser
     assert browser is not None
     browser.url = week.keeper.page_url  # the next keeper's; the session is still valid
-    wait_for("the server on the page", lambda: "/server/end" in browser.open())
-    wait_for("the lab on the server", lambda: has_lab(week))
-    announce(f"{BROWSING} writes code on the server (there is no Jupyter in this demonstration)")
+    wait_for("the server on the page", lambda: TERMINAL in browser.open())
+    announce(f"{BROWSING} gets the files of hw3, and writes code in the page's terminal")
+    browser.send("/assignments/hw3/files")
+    lab_id = browser.find_value(browser.open(), TERMINAL)
     for name, text in (("parity.py", SOLUTION), ("predict.sh", RIGHT)):
-        week.labctl("course", "ssh", BROWSING, "--", WRITE.format(name=name, text=text))
+        browser.type_in_terminal(lab_id, f"cat > {name} <<'END'\n{text}END")
     announce(f"{BROWSING} submits from the server, extends it by an hour, and ends it, on the page")
     submit_on_page(browser)
     browser.send("/server/extend?by=1h", by="1h")
@@ -85,12 +83,6 @@ def use_page(week: Week) -> Figures:
     wait_for("the server's end on the page", lambda: "/server/start" in browser.open())
     entries = week.folder.ledger.list_entries(seat=BROWSING)
     return {"browser": sorted({one.kind for one in entries} & {"extend", "down"})}
-
-
-def has_lab(week: Week) -> bool:
-    """Whether the server of the student in the browser is prepared."""
-    words = [LABCTL, "course", "ssh", BROWSING, "--", "ls ~/labctl/*/"]
-    return subprocess.run(words, cwd=week.course, capture_output=True, check=False).returncode == 0
 
 
 def submit_on_page(browser: StudentBrowser) -> None:

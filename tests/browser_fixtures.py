@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from chromium import open_browser
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
+
+# Playwright waits for 5 s by default, which a busy machine exceeds.
+expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="module")

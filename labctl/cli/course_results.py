@@ -142,4 +142,5 @@ def print_published(published: Sequence[PublishedStarter]) -> None:
     for starter in published:
         count = count_files(starter.files)
         text = f"{count} published" if starter.changed else "published already"
-        click.echo(f"{starter.assignment}: {text}; students get them with labctl join")
+        ways = "students get them with labctl join, or on their page"
+        click.echo(f"{starter.assignment}: {text}; {ways}")

@@ -167,7 +167,7 @@ def push_command(
 
     A run finds them in /lab/data/handouts. Servers that start later get them too. The files and
     public tests of assignments are published as course.yaml names them: students get them with
-    labctl join, and their changes are kept.
+    labctl join, or with "Get the files" on their page, and their changes are kept.
 
     \b
     labctl course push

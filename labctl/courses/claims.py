@@ -78,6 +78,10 @@ class SharedSeatServer:
             return EndFailure(what="saving its results has not finished", why=why, at=since)
         return failure
 
+    def is_ready(self, claim: SeatClaim) -> bool:
+        """Tell whether the server is prepared, and lets the claim's owner log in."""
+        return self.server is not None and claim.token in self._holding.ready
+
     def server_id_of(self, claim: SeatClaim) -> str:
         return f"{PROVIDER}-{self.seat.pseudonym}-{claim.token}"
 
@@ -221,22 +225,22 @@ class SharedSeatServer:
 
     def _view(self, claim: SeatClaim) -> Server:
         """Return the server as the claim's owner sees it, under their lab's name and id."""
-        server, ready = self.server, claim.token in self._holding.ready
-        state: ServerState = "running" if server and ready else "starting"
+        server = self.server if self.is_ready(claim) else None
+        state: ServerState = "running" if server else "starting"
         if claim.leaving:
             state = "ending"
-        offer = server.offer if server and ready else claim.offer
+        offer = server.offer if server else claim.offer
         return Server(
             id=self.server_id_of(claim),
             provider=PROVIDER,
             lab=claim.lab,
             lab_id=claim.lab_id,
             alias=claim.lab,
-            endpoint=_strip_endpoint(server.endpoint) if server and ready else UNKNOWN,
+            endpoint=_strip_endpoint(server.endpoint) if server else UNKNOWN,
             offer=msgspec.structs.replace(offer, provider=PROVIDER),
-            created_at=server.created_at if server and ready else claim.at,
+            created_at=server.created_at if server else claim.at,
             state=state,
-            deadline_at=server.deadline_at if server and ready else None,
+            deadline_at=server.deadline_at if server else None,
         )
 
     def _store_changes(self, **changes: object) -> None:

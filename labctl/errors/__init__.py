@@ -7,6 +7,7 @@
     │   ├── BudgetError          3    the rest of the budget does not pay for one hour
     │   └── HostKeyError         3    the server's host key is not the pinned one
     ├── NotFoundError            4    nothing has that name
+    │   └── UnknownRunError      4    the lab has runs, but none with that name
     ├── BusyError               75    try again later
     │   ├── LockHeldError       75    another process holds the lock
     │   ├── SchedulerBusyError  75    the scheduler of a cluster does not answer now
@@ -144,6 +145,15 @@ class UnknownHostKeyError(HostKeyError):
 
 class NotFoundError(LabError):
     exit_code = 4
+
+
+class UnknownRunError(NotFoundError):
+    """The lab has no run named `typed`; `near` is the run that was probably meant, or ""."""
+
+    def __init__(self, what: str, *, typed: str, near: str, why: str = "", hint: str) -> None:
+        super().__init__(f"{what}; did you mean {near}?" if near else what, why=why, hint=hint)
+        self.typed = typed
+        self.near = near
 
 
 class BusyError(LabError):

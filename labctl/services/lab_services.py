@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from labctl.config import KNOWN_SERVICE_PORTS, parse_port
+from labctl.config import KNOWN_SERVICE_PORTS, LabConfig, parse_port
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service
@@ -47,14 +47,7 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         )
     config = context.config
     own = config.services.get(name)
-    port = own.port if own else 0
-    if own is None and name not in KNOWN_SERVICE_PORTS:
-        try:
-            port = parse_port(name)
-        except ValueError:
-            if name.lstrip("-").isdecimal():
-                raise _make_port_error(name) from None
-            raise _make_unknown_error(name, [*KNOWN_SERVICE_PORTS, *config.services]) from None
+    port = require_service(config, name)
     if config.job_image and (own or name in KNOWN_SERVICE_PORTS):
         raise UsageError(
             f"the service {name} cannot run in {config.job_image} on a cluster",
@@ -76,6 +69,23 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         executor=config.server.executor,
         access_key=ensure_node_key(context, server),
     )
+
+
+def require_service(config: LabConfig, name: str) -> int:
+    """Return the port of a service of lab.yaml or of a number, 0 for one that labctl knows.
+
+    UsageError if there is no such service.
+    """
+    if own := config.services.get(name):
+        return own.port
+    if name in KNOWN_SERVICE_PORTS:
+        return 0
+    try:
+        return parse_port(name)
+    except ValueError:
+        if name.lstrip("-").isdecimal():
+            raise _make_port_error(name) from None
+        raise _make_unknown_error(name, [*KNOWN_SERVICE_PORTS, *config.services]) from None
 
 
 def _make_port_error(port: str) -> UsageError:

@@ -82,6 +82,14 @@ class StudentServices:
         """Tell whether the student holds the seat's server with the service's lab."""
         return key.lab_id in self.list_labs(key.seat, student)
 
+    def _is_ready(self, student: str, key: ServiceKey) -> bool:
+        claims = self._requests.list_claims(key.seat, student)
+        return any(
+            self._requests.is_ready(key.seat, claim)
+            for claim in claims
+            if claim.lab_id == key.lab_id
+        )
+
     def find(self, student: str, key: ServiceKey) -> OpenService | None:
         """Return a service that is open; None if it is not, or not for this student."""
         if not self.is_held(student, key):
@@ -96,9 +104,12 @@ class StudentServices:
     def ensure(self, student: str, key: ServiceKey) -> bool:
         """Tell whether a service is open and answers; if not, start it in a thread.
 
-        NotFoundError for another student's lab. An error of the last start is raised once.
+        A server that is not ready yet has to be prepared first. NotFoundError for another student's
+        lab. An error of the last start is raised once.
         """
         self.require_lab(key.seat, student, key.lab_id)
+        if not self._is_ready(student, key):
+            return False
         with self._lock:
             forward = self._forwards.get(key)
         if forward is not None and forward.is_alive and forward.is_answering():

@@ -49,7 +49,7 @@ def test_a_plan_and_a_push_say_which_files_students_have(labctl: Labctl, course:
     ]
     assert (course / "handouts" / "hw3" / "train.py").is_file()
     again = labctl("-C", "ml", "course", "push")
-    assert "hw3: published already; students get them with labctl join" in again.out
+    assert "hw3: published already; students get them with labctl join, or on" in again.out
     plan = labctl("-C", "ml", "course", "plan", "--offline", "--json")
     (starter,) = json.loads(plan.out)["plan"]["starters"]
     assert (starter["published"], starter["files"]) == ("current", 1)
@@ -90,6 +90,20 @@ def test_join_without_a_file_needs_a_lab_of_a_course(labctl: Labctl) -> None:
     assert said.code == 2
     assert "do not come from a course" in said.err
     assert labctl("join", "--into", "x").code == 2
+
+
+@pytest.mark.parametrize("words", [(), ("--restore", "train.py")])
+def test_join_outside_of_a_course_says_how_a_student_joins(
+    labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(home)
+    for place in (".", "no-directory"):
+        said = labctl("-C", place, "join", *words)
+        assert (said.code, "no course was joined in" in said.err) == (4, True), said.err
+        assert "labctl join FILE\n        (with the join file from your instructor)" in said.err
+        assert "labctl init" not in said.err
+    missing = labctl("join", "ml-alice.join")
+    assert "where you saved the join file from your instructor" in missing.err
 
 
 @pytest.mark.parametrize("run", ["", "run: python train.py\n"])

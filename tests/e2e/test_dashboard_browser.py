@@ -253,9 +253,12 @@ def test_it_fits_every_screen_and_asks_nobody_else(
         context.on("request", lambda request: asked.append(request.url))
         page = entered(context, url_file.read_text().strip())
         base = page.url
-        pages = {"board": "", "seat": f"seats/{bed.seat(0).pseudonym}"}
-        if width < 1000:  # where it may be too narrow
-            pages |= {"assignment": "assignments/hw3", "costs": "costs"}
+        pages = {
+            "board": "",
+            "seat": f"seats/{bed.seat(0).pseudonym}",
+            "assignment": "assignments/hw3",
+            "costs": "costs",
+        }
         for name, path in pages.items():
             page.goto(base + path)
             expect(page.locator("#live")).to_have_text("live")

@@ -19,6 +19,7 @@ from guide_session import trust_machine
 from lab_servers import ROOT
 from slurm_cluster import Cluster, run_cluster
 from sshd_container import wait_for
+from terminal import open_terminal
 from transcripts import make_session, replay
 
 from labctl.servers.host_keys import ensure_key_pair
@@ -258,6 +259,24 @@ def test_forwards_lead_to_the_machine_of_the_run(labctl: Labctl, cluster: Cluste
     finally:
         labctl("cancel", "served")
     wait_for(lambda: cluster.squeue("%j", "--steps") == [])
+
+
+@pytest.mark.long
+def test_attach_opens_a_session_on_the_machine_of_the_run(labctl: Labctl) -> None:
+    labctl("run", "--detach", "--id", "seen", "--", "python3", "train.py", "143", "600")
+    wait_for(lambda: "training" in labctl("logs", "seen").stdout)
+    node = labctl("logs", "seen").stdout.split("training on ")[1].split()[0]
+    with open_terminal(labctl.options["cwd"], labctl.options["env"], 80) as terminal:
+        terminal.start(" ".join(labctl.build("attach", "seen")))
+        terminal.wait_for("training on", 60)
+        terminal.press("C-b", "2")  # the window with a shell in the job
+        terminal.wait_for("2:shell*", 60)
+        terminal.start('echo "here: $SLURMD_NODENAME"')
+        terminal.wait_for(f"here: {node}", 60)
+        terminal.press("C-b", "d")
+        terminal.wait_for("[detached", 60)
+    assert read_run(labctl, "seen")["state"] == "running"
+    labctl("cancel", "seen")
 
 
 def answers(url: str) -> bool:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from chromium import keep_picture, sign_in, watch_memory
+from chromium import keep_picture, measure_overflow, sign_in, watch_memory
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sshd_container import Sshd, build_tmux_image, docker, start
 
@@ -101,6 +101,9 @@ def test_a_command_is_typed_and_survives_the_tab(
     terminal.keyboard.type("clear; echo now $(tput cols)\n")
     expect(screen).to_contain_text(f"now {smaller}")
     keep_picture(terminal, "student-terminal")
+    for width, height in ((390, 844), (1280, 720), (1920, 1080)):
+        terminal.set_viewport_size({"width": width, "height": height})
+        assert measure_overflow(terminal) <= 0, width
     terminal.close()
     again = open_terminal(page)
     again.keyboard.type("echo still $kept\n")
