@@ -88,7 +88,9 @@ def make_class(scratch: Path, student_code: str) -> tuple[Bed, str]:
     )
     state = keeper_dir(bed.folder) / "seats" / f"{seat.name}.json"
     state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_bytes(msgspec.json.encode(SeatState(claims=(claim,), ready=(claim.token,))))
+    server = bed.state.get_lab_server(seat.lab_id)
+    held = SeatState(claims=(claim,), server=server, ready=(claim.token,))
+    state.write_bytes(msgspec.json.encode(held))
     public = join_codes.derive_key_pair(bed.folder.id, student, student_code)[1]
     join_codes.store_page_code(bed.folder, student, public, int(bed.now) + 3600)
     feedback = Feedback("hw3", 1, 92, 100, "accuracy 0.968", "")
