@@ -349,7 +349,7 @@ def _elapsed_text(run: Run, now: float) -> str:
     "--rank",
     default="0",
     metavar="N|all",
-    help="Print the output of this process of several; all: of each server's first one.",
+    help="Print the output of this process; all: of every process, with its rank before each line.",
 )
 @click.pass_context
 def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: str) -> None:
