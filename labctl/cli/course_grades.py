@@ -232,7 +232,7 @@ def _write_export(export: GradeExport, out: Path | None, json_: bool) -> None:
     for note in export.notes:
         print_message(note)
     if out and not json_:
-        print_message(f"{out}: {export.format}")
+        print_message(f"wrote {out} (format: {export.format})")
 
 
 def _print_held_back(assignment: str, students: tuple[str, ...]) -> None:

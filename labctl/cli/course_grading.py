@@ -101,6 +101,7 @@ def collect_command(
         _print_collection(collection, course.folder)
         if into:
             _print_folders(folders, into)
+        _print_next_command(collection, course.folder)
     ctx.exit(1 if collection.damaged else 0)
 
 
@@ -137,6 +138,9 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
     if collection.strangers:
         strangers = ", ".join(collection.strangers)
         print_message(f"ignored, because they have no seat in this course: {clean(strangers)}")
+
+
+def _print_next_command(collection: collect.Collection, folder: CourseFolder) -> None:
     if collection.accepted:
         name = collection.assignment
         is_by_hand = not folder.config.assignments[name].graded_points

@@ -78,7 +78,7 @@ def show_totals(folder: CourseFolder, format_: str | None, out: Path | None, jso
         reports = [_make_report(one, list(folder.config.assignments)) for one in totals]
         print_json({"totals": reports, "written": str(out or "")})
     elif out:
-        print_message(f"{out}: csv")
+        print_message(f"wrote {out} (format: csv)")
     elif not format_:
         print_totals(totals, folder)
     _note_outdated_marks(totals, list(folder.config.assignments))

@@ -83,9 +83,9 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     if status.keeper:
         click.echo(f"  watched by the keeper at {status.keeper}")
     _print_kept(status.kept)
-    if why:
+    if why and server is not None:
         _print_decisions(watch_reports.parse_watch(status.watch))
-    elif status.runs:
+    elif status.runs and not why:
         runs, hidden = _select_runs(status.runs, server, all_)
         _print_runs(runs, server, status.now, status.ended)
         if hidden:
@@ -278,9 +278,13 @@ def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
 
 def _print_decisions(watch: WatchRecord | None) -> None:
     """Print the decisions in a table whose last column wraps, because each word of it counts."""
+    if watch is None:
+        text = "This server has no watchdog. It gets one with its first limit: labctl up --idle 30m"
+        print_message(f"\n{text}", err=False)
+        return
     rows = [
         (time.strftime("%m-%d %H:%M:%S", time.localtime(each.at)), each.what, each.why)
-        for each in (watch.decisions if watch else ())
+        for each in watch.decisions
     ]
     click.echo()
     if rows:

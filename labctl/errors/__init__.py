@@ -150,9 +150,8 @@ class NotFoundError(LabError):
 class UnknownRunError(NotFoundError):
     """The lab has no run named `typed`; `near` is the run that was probably meant, or ""."""
 
-    def __init__(self, typed: str, near: str = "") -> None:
-        question = f"; did you mean {near}?" if near else ""
-        super().__init__(f"there is no run {typed}{question}", hint="labctl status --refresh")
+    def __init__(self, what: str, *, typed: str, near: str, why: str = "", hint: str) -> None:
+        super().__init__(f"{what}; did you mean {near}?" if near else what, why=why, hint=hint)
         self.typed = typed
         self.near = near
 

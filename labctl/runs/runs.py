@@ -371,10 +371,12 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
         call = "labctl run" if context.state.get_lab_server(context.lab_id) else "labctl run --up"
         hint = call if context.config.run else f"{call} -- COMMAND"
         raise NotFoundError(f"{context.name} has no runs yet", hint=hint)
-    raise UnknownRunError(run_id, _find_similar_name(context, run_id))
+    near = find_similar_name(context, run_id)
+    hint = "labctl status --refresh"
+    raise UnknownRunError(f"there is no run {run_id}", typed=run_id, near=near, hint=hint)
 
 
-def _find_similar_name(context: LabContext, typed: str) -> str:
+def find_similar_name(context: LabContext, typed: str) -> str:
     """Return the newest run whose name begins with `typed`, or one with a similar name, or ""."""
     names = [run.id for run in reversed(context.state.list_runs(context.lab_id))]
     return next((name for name in names if name.startswith(typed)), find_nearest(typed, names))
