@@ -13,8 +13,8 @@ from labctl.errors import (
     ConfigError,
     InterruptError,
     LabError,
+    NotFoundError,
     SchedulerBusyError,
-    UnknownRunError,
 )
 from labctl.lazy import lazy_imports
 
@@ -101,8 +101,8 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except SchedulerBusyError as error:
         print_error(error)
         return error.exit_code
-    except UnknownRunError as error:
-        error.hint = _correct_run(sys.argv[1:], error) or error.hint
+    except NotFoundError as error:
+        error.hint = _correct_name(sys.argv[1:], error) or error.hint
         print_error(error)
         return _own_code(error.exit_code)
     except LabError as error:
@@ -118,8 +118,8 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         return _own_code(_report_bug(error))
 
 
-def _correct_run(words: Sequence[str], error: UnknownRunError) -> str:
-    """Return the command line with the run that was probably meant; "" if that is unclear.
+def _correct_name(words: Sequence[str], error: NotFoundError) -> str:
+    """Return the command line with the name that was probably meant; "" if that is unclear.
 
     Words after `--` are the user's own command.
     """

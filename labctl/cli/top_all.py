@@ -22,7 +22,7 @@ from labctl.text import price_or_free_text
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from labctl.cli.top_overview import ServerView
+    from labctl.cli.top_overview import ServerSamples
     from labctl.errors import LabError
     from labctl.lab import Lab
     from labctl.lifecycle.fleet import LabOutcome
@@ -82,7 +82,7 @@ def show_live(lab: Lab) -> None:
     """Show all servers until the user ends the view. Each is shown again once it answers."""
     lab.context.get_server()  # without servers, say which command creates them
     console = rich_console.Console(highlight=False)
-    screen = _Screen(lab, console)
+    screen = _OverviewScreen(lab, console)
     with rich_live.Live(
         console=console,
         screen=True,
@@ -101,12 +101,12 @@ def show_live(lab: Lab) -> None:
             return
 
 
-class _Screen:
+class _OverviewScreen:
     """What the live view shows. Each server's thread calls `follow`, another one `render`."""
 
     def __init__(self, lab: Lab, console: Console) -> None:
         self.members = gang.build_members(lab.context)
-        self._views: Sequence[ServerView] = [_make_view(one) for one in self.members]
+        self._views: Sequence[ServerSamples] = [_make_view(one) for one in self.members]
         self._console = console
         self._title = partial(_make_title, lab)
         self._bars = top.choose_bars(console.encoding)
@@ -140,8 +140,8 @@ class _Screen:
             )
 
 
-def _make_view(context: LabContext) -> ServerView:
-    return top_overview.ServerView(context.rank or 0, context.config.name, context.lab_id)
+def _make_view(context: LabContext) -> ServerSamples:
+    return top_overview.ServerSamples(context.rank or 0, context.config.name, context.lab_id)
 
 
 def _make_title(lab: Lab) -> str:

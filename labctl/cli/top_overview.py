@@ -40,7 +40,7 @@ MORE = "labctl top --server N   # shows one server and its processes"
 
 
 @dataclass
-class ServerView:
+class ServerSamples:
     """One server: its rank, name and lab id, its samples, and why it does not answer, or ""."""
 
     rank: int
@@ -50,18 +50,18 @@ class ServerView:
     cut: str = ""
 
     @property
-    def now(self) -> ServerMetrics | None:
+    def latest(self) -> ServerMetrics | None:
         """The latest sample, unless the server has stopped answering since."""
         return None if self.cut else self.history.now
 
     @property
     def runs(self) -> list[ContainerMetrics]:
-        return [one for one in self.now.runs if one.run] if self.now else []
+        return [one for one in self.latest.runs if one.run] if self.latest else []
 
 
 def render_overview(
     title: str,
-    views: Sequence[ServerView],
+    views: Sequence[ServerSamples],
     width: int,
     height: int = 0,
     *,
@@ -78,7 +78,7 @@ def render_overview(
     gpus = [
         (Text(str(one.rank)), *make_gpu_row(gpu, one.history, bars, width - len("SERVER  ")))
         for one in views
-        for gpu in (one.now.gpus if one.now else ())
+        for gpu in (one.latest.gpus if one.latest else ())
     ]
     runs = [_make_run_row(one, run, width, bars) for one in views for run in one.runs]
     free_lines = height - len(above) - len(views) - 5
@@ -101,14 +101,14 @@ def _keep_first(
     return kept, len(rows) - len(kept)
 
 
-def _render_servers(views: Sequence[ServerView], width: int, bars: str) -> Table:
+def _render_servers(views: Sequence[ServerSamples], width: int, bars: str) -> Table:
     rows = [_make_server_row(one, width, bars) for one in views]
     return make_table(SERVER_HEADINGS, rows, width, SERVER_OPTIONAL)
 
 
-def _make_server_row(view: ServerView, width: int, bars: str) -> tuple[Text, ...]:
+def _make_server_row(view: ServerSamples, width: int, bars: str) -> tuple[Text, ...]:
     begin = Text(str(view.rank), "bold"), Text(shorten(view.name, 16), "bold")
-    now = view.now
+    now = view.latest
     if now is None:
         state = Text("no answer", "yellow") if view.cut else Text("connecting", HEADING)
         return (*begin, state, *[Text("-")] * (len(SERVER_HEADINGS) - 3))
@@ -127,7 +127,7 @@ def _make_server_row(view: ServerView, width: int, bars: str) -> tuple[Text, ...
 
 
 def _make_run_row(
-    view: ServerView, run: ContainerMetrics, width: int, bars: str
+    view: ServerSamples, run: ContainerMetrics, width: int, bars: str
 ) -> tuple[Text, ...]:
     left_s = view.history.estimate_left_s(run)
     return (

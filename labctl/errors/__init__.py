@@ -7,7 +7,6 @@
     │   ├── BudgetError          3    the rest of the budget does not pay for one hour
     │   └── HostKeyError         3    the server's host key is not the pinned one
     ├── NotFoundError            4    nothing has that name
-    │   └── UnknownRunError      4    the lab has runs, but none with that name
     ├── BusyError               75    try again later
     │   ├── LockHeldError       75    another process holds the lock
     │   ├── SchedulerBusyError  75    the scheduler of a cluster does not answer now
@@ -144,14 +143,21 @@ class UnknownHostKeyError(HostKeyError):
 
 
 class NotFoundError(LabError):
+    """`near` is the existing name that was probably meant by `typed`, a word of the user; or ""."""
+
     exit_code = 4
 
-
-class UnknownRunError(NotFoundError):
-    """The lab has no run named `typed`; `near` is the run that was probably meant, or ""."""
-
-    def __init__(self, what: str, *, typed: str, near: str, why: str = "", hint: str) -> None:
-        super().__init__(f"{what}; did you mean {near}?" if near else what, why=why, hint=hint)
+    def __init__(
+        self,
+        what: Text,
+        *,
+        why: str = "",
+        hint: Text = "",
+        subject: Subject = LAB,
+        typed: str = "",
+        near: str = "",
+    ) -> None:
+        super().__init__(what, why=why, hint=hint, subject=subject)
         self.typed = typed
         self.near = near
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from labctl.errors import LabError, NotFoundError, UnknownRunError, UsageError
+from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import images, outputs, runs
@@ -109,10 +109,12 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
             why="labctl stores its result in the directory of the run that wrote the checkpoint",
             hint=f"python evaluate.py {which}",
         )
-    raise UnknownRunError(
-        f"no run or checkpoint called {which} on this machine",
+    near = runs.find_similar_name(context, which)
+    question = f"; did you mean {near}?" if near else ""
+    raise NotFoundError(
+        f"no run or checkpoint called {which} on this machine{question}",
         typed=which,
-        near=runs.find_similar_name(context, which),
+        near=near,
         why=_list_checkpoints(runs_dir / latest.id),
         hint="labctl status\nlabctl pull",
     )

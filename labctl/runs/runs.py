@@ -15,7 +15,6 @@ from labctl.errors import (
     InterruptError,
     LabError,
     NotFoundError,
-    UnknownRunError,
 )
 from labctl.events import Note, Part, RepeatedNote, Step, report_part, report_wait
 from labctl.model import Run, RunState, Server
@@ -372,8 +371,8 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
         hint = call if context.config.run else f"{call} -- COMMAND"
         raise NotFoundError(f"{context.name} has no runs yet", hint=hint)
     near = find_similar_name(context, run_id)
-    hint = "labctl status --refresh"
-    raise UnknownRunError(f"there is no run {run_id}", typed=run_id, near=near, hint=hint)
+    what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")
+    raise NotFoundError(what, hint="labctl status --refresh", typed=run_id, near=near)
 
 
 def find_similar_name(context: LabContext, typed: str) -> str:

@@ -201,7 +201,9 @@ def test_forward_checks_the_name_of_a_service_before_the_server(labctl: Any, hom
     assert "digits has no server" in labctl("forward", "tensorboard").err
 
 
-@pytest.mark.parametrize("command", ["eval", "explain", "logs", "profile", "pull", "report"])
+@pytest.mark.parametrize(
+    "command", ["eval", "explain", "logs", "profile", "pull", "report", "serve"]
+)
 def test_a_misspelled_run_is_corrected_without_a_server(
     labctl: Any, home: Path, command: str
 ) -> None:

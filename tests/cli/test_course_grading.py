@@ -333,7 +333,10 @@ def test_a_grading_beside_another_names_both_assignments(
     assert "has been running `course grade hw3` since" in " ".join(refused.err.split())
 
 
-def test_without_a_due_time_nobody_is_missing(course: Path, labctl: Labctl) -> None:
+def test_without_a_due_time_nobody_is_missing(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     file = course / "course.yaml"
     file.write_text(file.read_text().replace('due: "2098-11-28 23:59 UTC", penalty: 10, ', ""))
     receiver = Receiver(CourseFolder(course).drop)

@@ -409,7 +409,10 @@ def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert json.loads(run("excuse", "--json").out)["excuses"] == []
 
 
-def test_collect_counts_an_excused_student_apart(run: Labctl, course: CourseFolder) -> None:
+def test_collect_counts_an_excused_student_apart(
+    run: Labctl, course: CourseFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     run("excuse", "essay", "alice", "--why", "ill")
     receiver = Receiver(course.drop)
     receiver.init()

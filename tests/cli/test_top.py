@@ -18,7 +18,7 @@ from rich.console import Console
 from labctl.cli import top
 from labctl.cli.keys import read_keys
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, render_sparkline
-from labctl.cli.top_overview import ServerView, render_overview
+from labctl.cli.top_overview import ServerSamples, render_overview
 from labctl.cli.top_screen import About, render_server
 from labctl.errors import ConnectError
 from labctl.insight.top import ContainerMetrics, GpuMetrics, GpuUse, ProcessMetrics, ServerMetrics
@@ -253,7 +253,7 @@ def test_processes_give_way_in_a_low_terminal() -> None:
 
 def overview(width: int, height: int = 0, now: ServerMetrics = NOW) -> str:
     """Four servers, of which the third has stopped answering."""
-    views = [ServerView(rank, f"digits-{rank}", OURS, seen(now, now)) for rank in range(4)]
+    views = [ServerSamples(rank, f"digits-{rank}", OURS, seen(now, now)) for rank in range(4)]
     views[2].cut = "gpu.example refuses connections"
     out = io.StringIO()
     console = Console(file=out, width=width, highlight=False)

@@ -72,8 +72,7 @@ def check_other_load(material: RunData) -> Iterator[Answer]:
         what=f"other work took {load.other_cores:.1f} of the server's {cores} cores",
         why="the run shares the CPU with it, so loading data and computing take longer",
         evidence=tuple(evidence),
-        next="run one job at a time, or use another server\n"
-        "labctl top   # shows what runs there",
+        next="run one job at a time, or use another server\nlabctl top   # shows what runs there",
         source=LABCTL,
     )
 
