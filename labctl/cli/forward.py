@@ -97,7 +97,7 @@ def forward_command(
             "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
         )
     for service in services:  # before "no server", which a user would mend first and in vain
-        lab_services.require_service(lab.config, service)
+        lab_services.require_service(lab.config, service, services)
     ready = _ReadyUrls(ctx.meta[SCREEN], open_, json_)
     context = lab.select_server(rank).context
     if detach:

@@ -222,7 +222,7 @@ def test_a_misspelled_name_is_corrected(server: None, labctl: Any) -> None:
     refused = labctl("forward", "jupyter", "tensorbord")
     assert refused.code == 2
     assert "did you mean tensorboard?" in refused.err
-    assert "next: labctl forward tensorboard" in refused.err
+    assert "next: labctl forward jupyter tensorboard" in refused.err
     refused = labctl("forward", "99999")
     assert (refused.code, "99999 is not a port" in refused.err) == (2, True)
     refused = labctl("offers", "--provider", "statik")

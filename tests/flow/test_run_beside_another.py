@@ -128,7 +128,7 @@ def test_a_cancel_names_the_runs_that_are_still_active(
 def _describe_results(run: str) -> str:
     return (
         f"labctl pull {run}    download its checkpoints and logs\n"
-        "docs/resume.md    continue from them in a new run\n"
+        "A new run can continue from them: see docs/resume.md.\n"
     )
 
 
