@@ -155,11 +155,11 @@ class ClassCluster:
                 self._ready[name] = outcome.value
         return [self._ready[name] for name in session.other_machines]
 
-    def forget_others(self) -> None:
+    def forget_other_servers(self) -> None:
         """Have `bring_up_others` look at all other machines again."""
         self._ready.clear()
 
-    def list_others(self, shared: LabContext) -> list[tuple[LabContext, Server]]:
+    def list_other_servers(self, shared: LabContext) -> list[tuple[LabContext, Server]]:
         """List the servers on other machines by local records, with their contexts."""
         contexts = [self.build_context(shared, name) for name in self.other_machines]
         records = [(each, each.state.get_lab_server(each.lab_id)) for each in contexts]
@@ -176,7 +176,7 @@ class ClassCluster:
         if watch is None or watch.ttl_left_s is None:
             return
         ends_at = time.monotonic() + watch.ttl_left_s
-        for context, server in self.list_others(shared):
+        for context, server in self.list_other_servers(shared):
             if server.offer.type not in machines:
                 continue
             try:

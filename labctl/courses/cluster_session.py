@@ -7,11 +7,17 @@ has it, by its host name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from labctl.commands import cluster_accounts, slurm_nodes
-from labctl.commands.cluster_accounts import HomeOwners, MachineAccounts, UidConflict
+from labctl.commands.cluster_accounts import HomeOwners, MachineAccounts
 from labctl.commands.slurm_nodes import ClusterNodes
+from labctl.courses.uid_choice import (
+    UidChoice,
+    find_differing_machine,
+    make_conflict_error,
+    make_home_error,
+    make_moved_error,
+)
 from labctl.errors import HostKeyError, LabError, PolicyError
 from labctl.errors.replies import describe_error
 from labctl.events import Reporter, UniqueNote
@@ -30,18 +36,6 @@ CHECK_COMMAND = "labctl course plan"
 
 # Runs a script as root on one machine, and returns what it prints.
 RunAsRoot = Callable[[str], str]
-
-
-@dataclass(frozen=True)
-class UidChoice:
-    """The uids of accounts by name, and why others cannot have one.
-
-    `machines` names, for some of those others, the machine that differs from the rest.
-    """
-
-    uids: dict[str, int] = field(default_factory=dict)
-    errors: dict[str, PolicyError] = field(default_factory=dict)
-    machines: dict[str, str] = field(default_factory=dict)
 
 
 class ClusterSession:
@@ -135,12 +129,20 @@ class ClusterSession:
             again = f"labctl course up   # takes {name} out of the cluster after they have ended"
             reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
 
+    def list_returned(self) -> list[str]:
+        """List the machines that were deleted from course.yaml, and are back."""
+        return [
+            name
+            for name, machine in self.machines.items()
+            if self.slurm.is_removed(machine.hostname)
+        ]
+
     def resume_returned(self, reporter: Reporter) -> None:
-        """Let machines take jobs again that were deleted from course.yaml, and are back."""
-        for name, machine in self.machines.items():
-            if self.slurm.is_removed(machine.hostname):
-                self.roots[self.controller](slurm_nodes.build_resume(machine.hostname))
-                reporter.emit(UniqueNote(text=f"{name} is in hosts again, and takes jobs again"))
+        """Let machines that are back take jobs again. They need all accounts before."""
+        for name in self.list_returned():
+            script = slurm_nodes.build_resume(self.machines[name].hostname)
+            self.roots[self.controller](script)
+            reporter.emit(UniqueNote(text=f"{name} is in hosts again, and takes jobs again"))
 
     def report_removed(self, reporter: Reporter) -> None:
         """Say what is left on machines that were taken out of the cluster."""
@@ -181,12 +183,15 @@ class ClusterSession:
             owners = self._read_owners(homes)
             for name in new:
                 if uid := owners.uids.get(name, 0):
-                    errors[name] = _make_home_error(name, homes, uid)
+                    errors[name] = make_home_error(name, homes, uid)
             free = self._find_free_uids(len(set(new) - errors.keys()), uids, owners)
         possible = [name for name in accounts if name not in errors]
         chosen, conflicts = cluster_accounts.choose_uids(possible, uids, free)
-        errors.update((conflict.account, _make_conflict_error(conflict)) for conflict in conflicts)
-        machines = {conflict.account: conflict.machines[1] for conflict in conflicts}
+        idle = self._list_idle()
+        machines = {each.account: find_differing_machine(each, idle) for each in conflicts}
+        errors.update(
+            (each.account, make_conflict_error(each, machines[each.account])) for each in conflicts
+        )
         return UidChoice(chosen, errors, machines)
 
     def set_aside_conflicting(self, accounts: Sequence[str], homes: str) -> UidChoice:
@@ -196,12 +201,16 @@ class ClusterSession:
         """
         while True:
             choice = self.choose_uids(accounts, homes)
-            unjoined = set(self.list_unjoined()) - {self.controller}
+            idle = self._list_idle()
             for account, machine in choice.machines.items():
-                if machine in unjoined and machine in self.machines:
+                if machine in idle and machine in self.machines:
                     self.set_aside(machine, choice.errors[account])
-            if unjoined <= self.machines.keys():
+            if idle <= self.machines.keys():
                 return choice
+
+    def _list_idle(self) -> set[str]:
+        """List the machines on which no jobs run before they have the accounts."""
+        return {*self.list_unjoined(), *self.list_returned()} - {self.controller}
 
     def _look_up(self, keys: Sequence[str | int], uids: dict[str, dict[str, int]]) -> None:
         """Add the accounts with these names or uids, which directory services may not list."""
@@ -235,21 +244,10 @@ class ClusterSession:
         """Describe the accounts that have their homes in another directory."""
         present = self.machines[self.controller].homes
         return {
-            account: self._make_moved_error(account, present[account], homes)
+            account: make_moved_error(account, present[account], homes, self.controller)
             for account in sorted(accounts)
             if present.get(account, "") not in ("", f"{homes}/{account}")
         }
-
-    def _make_moved_error(self, account: str, home: str, homes: str) -> PolicyError:
-        old = home.rpartition("/")[0] or "/"
-        return PolicyError(
-            f"shared.homes in course.yaml is {homes}, and the home of {account} is in {old}",
-            why="students would not find their files any more; nothing was changed",
-            hint=f"labctl course up   # after you set shared.homes to {old} again\n"
-            f"usermod --home {homes}/{account} --move-home {account}   # or move each "
-            f"home while nobody is logged in: on {self.controller}\n"
-            f"usermod --home {homes}/{account} {account}   # and on each other machine",
-        )
 
     def has_account(self, name: str) -> bool:
         """Whether a machine that answers has the account."""
@@ -319,31 +317,3 @@ class ClusterSession:
         hosts = names_text(list(self.failures), NAMED) or names_text(self.unknown_nodes, NAMED)
         again = f"labctl course up   # after you repaired {hosts}, or took it out of hosts"
         reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
-
-
-def _make_home_error(account: str, homes: str, uid: int) -> PolicyError:
-    """Describe files of an account that no longer exists, where the new one's would be."""
-    return PolicyError(
-        f"{homes}/{account} exists, and no machine has an account {account}",
-        why=f"it belongs to uid {uid}; what is in it may be another person's",
-        hint=f"mv {homes}/{account} {homes}/{account}.old   # as root on the controller, if "
-        "it belongs to another person\n"
-        f"useradd --uid {uid} --home-dir {homes}/{account} {account}   # as root on the "
-        "controller, if it belongs to the same person\n"
-        "labctl course up   # after one of these",
-    )
-
-
-def _make_conflict_error(conflict: UidConflict) -> PolicyError:
-    first, second = conflict.machines
-    if conflict.holder:
-        why = f"it has uid {conflict.uids[0]} on {first}, which {conflict.holder} has on {second}"
-    else:
-        why = f"it has uid {conflict.uids[0]} on {first}, and {conflict.uids[1]} on {second}"
-    return PolicyError(
-        f"{conflict.account} cannot have the same uid on {first} and {second}",
-        why=f"{why}; files in shared homes belong to uids. Files outside of its home keep the old "
-        "uid after usermod: find them with `find / -xdev -uid OLD` first",
-        hint=f"usermod --uid UID {conflict.holder or conflict.account}   # on {second}\n"
-        "labctl course up",
-    )

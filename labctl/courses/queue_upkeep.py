@@ -51,12 +51,13 @@ class QueueUpkeep:
         lingering = session.list_lingering(ended - {each.account for each in there})
         incomplete = session.list_incomplete([each.account for each in there], lingering)
         unjoined = session.list_unjoined()
-        session.resume_returned(context.reporter)
         session.drain_removed(context.reporter)
-        if unjoined or incomplete or session.drained_nodes:
+        if unjoined or incomplete or session.drained_nodes or session.list_returned():
             self._complete_accounts(context, server, session, there, lingering)
         else:
             session.report_failures(context.reporter)
+        # Only now: a job that starts where its account does not exist fails.
+        session.resume_returned(context.reporter)
         if session.can_configure:
             session.report_removed(context.reporter)
         elif unjoined := session.list_unjoined():
@@ -66,7 +67,8 @@ class QueueUpkeep:
         self.hosts.cluster.extend_others(context, watch, session.other_machines)
         if not session.can_configure:
             return None
-        recorded = {other.offer.type: other for _, other in self.hosts.cluster.list_others(context)}
+        servers = self.hosts.cluster.list_other_servers(context)
+        recorded = {other.offer.type: other for _, other in servers}
         if recorded.keys() >= set(session.other_machines):
             return [recorded[name] for name in session.other_machines]
         others = self.hosts.cluster.bring_up_others(context, session)

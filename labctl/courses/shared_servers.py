@@ -18,10 +18,11 @@ import msgspec
 from labctl.courses.account_changes import AccountChanges, AccountOutcomes
 from labctl.courses.class_cluster import ClassCluster, choose_gpus, list_cluster_machines
 from labctl.courses.class_queue import ClassQueue
-from labctl.courses.cluster_session import ClusterSession, UidChoice
+from labctl.courses.cluster_session import ClusterSession
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
 from labctl.courses.seat_reporter import make_quiet_reporter
+from labctl.courses.uid_choice import UidChoice
 from labctl.errors import (
     CapacityError,
     LabError,
@@ -184,7 +185,7 @@ class SharedServers:
             if self.cluster:
                 self._require_same_controller()
                 self.cluster.connect()
-                self.cluster.forget_others()
+                self.cluster.forget_other_servers()
             ready = up.up(context)
             self._prepared.discard(ready.id)
             self._ready[number] = ready
@@ -277,7 +278,7 @@ class SharedServers:
         """Return the server's offer, with the GPUs that one job can get."""
         if self.cluster is None:
             return server.offer
-        others = self.cluster.list_others(self.build_context(1))
+        others = self.cluster.list_other_servers(self.build_context(1))
         return choose_gpus(server.offer, [other.offer for _, other in others])
 
     def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> AccountChanges:

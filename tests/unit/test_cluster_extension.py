@@ -38,7 +38,7 @@ def test_a_node_that_does_not_answer_does_not_keep_others_from_more_time(
     names = ("gpu1", "gpu2", "gpu3", "gpu4")
     cluster = ClassCluster(None, None, names)  # type: ignore[arg-type]
     nodes = [(None, SimpleNamespace(offer=SimpleNamespace(type=name))) for name in names[1:]]
-    monkeypatch.setattr(cluster, "list_others", lambda _: nodes)
+    monkeypatch.setattr(cluster, "list_other_servers", lambda _: nodes)
     events: list[Event] = []
     shared: Any = SimpleNamespace(reporter=SimpleNamespace(emit=events.append))
     for _ in range(2):  # the second time, nothing is missing

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from labctl.commands import cluster_accounts, slurm_nodes
-from labctl.courses.cluster_session import ClusterSession, RunAsRoot, UidChoice
+from labctl.courses.cluster_session import ClusterSession, RunAsRoot
+from labctl.courses.uid_choice import UidChoice
 from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError
 from labctl.events import Event, Note, SilentReporter
 
@@ -270,6 +272,29 @@ def test_a_machine_on_which_accounts_have_another_uid_does_not_join() -> None:
     assert choice == UidChoice({"lab-ann": 20_000, "lab-bob": 20_001})
     assert session.other_machines == ("gpu3",)
     assert session.failures["gpu2"].what.startswith("lab-ann cannot have the same uid on gpu1")
+
+
+def test_a_machine_that_is_back_does_not_join_with_other_uids() -> None:
+    states = "gpu1|idle|Unknown|none\ngpu2|drain|root|removed from course.yaml\n"
+    session = open_conflicting(f"{states}gpu3|idle|Unknown|none\n")
+    choice = session.set_aside_conflicting(["lab-ann", "lab-bob"], "/srv/class")
+    assert choice == UidChoice({"lab-ann": 20_000, "lab-bob": 20_001})
+    assert session.list_returned() == []
+    assert list(session.failures) == ["gpu2"]
+
+
+def test_the_machine_that_runs_no_jobs_yet_is_the_one_to_change() -> None:
+    """lab-cid is on gpu2 and gpu3 alone, with different uids; gpu3 has joined, gpu2 has not."""
+    session = open_conflicting("gpu1|idle|Unknown|none\ngpu3|idle|Unknown|none\n")
+    for name, uid in (("gpu2", 3001), ("gpu3", 20_005)):
+        machine = session.machines[name]
+        uids = {**machine.uids, "lab-cid": uid}
+        session.machines[name] = msgspec.structs.replace(machine, uids=uids)
+    choice = session.set_aside_conflicting(["lab-cid"], "/srv/class")
+    assert choice == UidChoice({"lab-cid": 20_005})
+    assert session.other_machines == ("gpu3",)
+    hint = session.failures["gpu2"].hint
+    assert hint == "usermod --uid UID lab-cid   # on gpu2\nlabctl course up"
 
 
 def test_a_machine_that_was_never_prepared_has_no_accounts_to_end() -> None:

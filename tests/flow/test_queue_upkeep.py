@@ -1,0 +1,144 @@
+"""In which order `course up` repairs a cluster, and what it leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from test_shared_seats import make_seats
+
+from labctl.commands import cluster_accounts, slurm_nodes
+from labctl.courses import queue_upkeep
+from labctl.courses.class_cluster import ClassCluster
+from labctl.courses.class_queue import ClassQueue
+from labctl.courses.cluster_session import ClusterSession
+from labctl.courses.seat_accounts import SharedServerAccount
+from labctl.courses.shared_servers import SharedServers
+from labctl.errors import BusyError
+from labctl.model import Server
+from labctl.servers.shared_server import SharedAccount
+
+SLURM = "{engine: slurm, gpus: 1, gpu_minutes: 60}"
+FIRST_UID = 20_000
+
+
+class RehearsedCluster:
+    """Machines that print their accounts. `actions` is what changed on them, in order.
+
+    `accounts` are those in each machine's group, and `uids` those that a machine has otherwise.
+    """
+
+    def __init__(self, states: str) -> None:
+        self.states = states
+        self.accounts = {
+            name: ["lab-alice", "lab-bob", "lab-carol"] for name in ("gpu1", "gpu2", "gpu3")
+        }
+        self.uids: dict[tuple[str, str], int] = {}
+        self.actions: list[str] = []
+        self.broken: set[str] = set()
+
+    def run(self, machine: str, script: str) -> str:
+        if script == cluster_accounts.build_inspection():
+            names = self.accounts[machine]
+            rows = [
+                f"{name}:x:{uid}:{uid}::/srv/class/{name}:/bin/bash"
+                for number, name in enumerate(names)
+                for uid in [self.uids.get((machine, name), FIRST_UID + number)]
+            ]
+            groups = f"labctl:x:998:{','.join(names)}"
+            return "\n".join(["--- host", machine, "--- groups", groups, "--- accounts", *rows, ""])
+        if script == slurm_nodes.build_query():
+            return f"gpu1\ngpu2\ngpu3\n--- states\n{self.states}"
+        if not script.startswith(("getent", "find")):
+            self.actions.append(f"{machine}: {script}")
+        return ""
+
+    def connect(self) -> ClusterSession:
+        session = ClusterSession("gpu1")
+        for name in self.accounts:
+            session.add(name, lambda name=name: lambda script: self.run(name, script))  # type: ignore[misc]
+        return session
+
+    def share(
+        self,
+        _context: object,
+        _server: object,
+        accounts: list[SharedAccount],
+        session: ClusterSession,
+        **_: Any,
+    ) -> None:
+        for name in self.broken:
+            session.set_aside(name, BusyError(f"the disk of {name} is full"))
+        for account in accounts:
+            self.actions.append(f"{'create' if account.keys else 'end'} {account.name}")
+
+    def install(self, hosts: SharedServers, patch: pytest.MonkeyPatch) -> None:
+        """Give the course this cluster, without servers on the other machines."""
+        hosts.__dict__["cluster"] = cast(
+            "ClassCluster",
+            SimpleNamespace(
+                controller="gpu1",
+                homes="/srv/class",
+                connect=self.connect,
+                narrow=lambda context, _: context,
+                list_other_servers=lambda _: [],
+                extend_others=lambda *_: None,
+                bring_up_others=lambda *_: [],
+                forget_other_servers=lambda: None,
+            ),
+        )
+        hosts.__dict__["sharing"] = msgspec.structs.replace(hosts.sharing, homes="/srv/class")
+        patch.setattr(SharedServers, "share_accounts", self.share)
+        patch.setattr(SharedServers, "ensure_server", lambda *_: server(hosts))
+        patch.setattr(queue_upkeep.guard, "read_watchdog", lambda *_: None)
+        for name in ("update_or_repair", "update", "report_unavailable", "close"):
+            patch.setattr(ClassQueue, name, lambda *_: None)
+
+
+def server(hosts: SharedServers) -> Server:
+    return hosts.list_servers_by_number()[1]
+
+
+def get_account(hosts: SharedServers, name: str) -> SharedServerAccount:
+    return next(each for each in hosts.seating.list_all() if each.account == name)
+
+
+RETURNED = "gpu1|idle|root|none\ngpu2|drain|root|removed from course.yaml\ngpu3|idle|root|none\n"
+RESUME = "gpu1: scontrol update nodename=gpu2 state=resume"
+
+
+def test_a_machine_that_is_back_takes_jobs_after_it_has_the_new_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While gpu2 was not in hosts, lab-carol was created on the others."""
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
+    cluster = RehearsedCluster(RETURNED)
+    cluster.accounts["gpu2"].remove("lab-carol")
+    cluster.install(seats.hosts, monkeypatch)
+    seats.upkeep.update_limits()
+    assert cluster.actions == ["create lab-alice", "create lab-bob", "create lab-carol", RESUME]
+
+
+def test_a_machine_that_is_back_and_cannot_be_used_takes_no_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
+    cluster = RehearsedCluster(RETURNED)
+    cluster.broken = {"gpu2"}
+    cluster.install(seats.hosts, monkeypatch)
+    seats.upkeep.update_limits()
+    assert RESUME not in cluster.actions
+
+
+def test_a_machine_that_is_back_with_other_uids_takes_no_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
+    cluster = RehearsedCluster(RETURNED)
+    cluster.uids["gpu2", "lab-bob"] = 3000
+    cluster.install(seats.hosts, monkeypatch)
+    seats.upkeep.update_limits()
+    assert RESUME not in cluster.actions
