@@ -319,7 +319,18 @@ def test_homes_cannot_change_while_accounts_have_files_there() -> None:
         session.require_homes(["lab-new", "lab-ann"], "/data/class")
     message = "shared.homes in course.yaml is /data/class, and the home of lab-ann is in /srv/class"
     assert refusal.value.what == message
-    # One that is not of the course yet is left out alone.
+    # By account, `choose_uids` leaves out only this one.
     choice = session.choose_uids(["lab-ann", "lab-new"], "/data/class")
     assert choice.uids == {"lab-new": 20_002}
     assert choice.errors["lab-ann"].what == message
+
+
+def test_a_home_that_staff_moved_concerns_its_account_alone() -> None:
+    session = Machines({}).open()
+    controller = session.machines["gpu1"]
+    homes = {**controller.homes, "lab-bob": "/data/lab-bob"}
+    session.machines["gpu1"] = msgspec.structs.replace(controller, homes=homes)
+    session.require_homes(["lab-ann", "lab-bob", "lab-new"], "/srv/class")
+    choice = session.choose_uids(["lab-ann", "lab-bob"], "/srv/class")
+    assert choice.uids == {"lab-ann": 20_000}
+    assert choice.errors["lab-bob"].what.endswith("the home of lab-bob is in /data")
