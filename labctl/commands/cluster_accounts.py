@@ -106,6 +106,18 @@ def build_lookup(keys: Iterable[str | int]) -> str:
     return f"getent passwd {shlex.join(str(key) for key in keys)}; true"
 
 
+def build_lock(accounts: Iterable[str]) -> str:
+    """Return the script after which nobody logs in to these accounts, and their programs end.
+
+    sshd refuses the group labctl-ended. The accounts keep their uids and homes.
+    """
+    return (
+        f"for name in {shlex.join(accounts)}; do "
+        'usermod --groups labctl-ended "$name" && { crontab -r -u "$name" 2>/dev/null; '
+        'pkill -KILL -u "$name"; true; } || exit 1; done'
+    )
+
+
 def build_creation(homes: str) -> str:
     """Return the script that makes an empty file in the directory of homes, and prints its path."""
     return f"mktemp {shlex.quote(homes)}/.labctl-shared-XXXXXXXXXX"

@@ -23,7 +23,7 @@ class AccountOutcomes:
 
     def __init__(self, seating: SeatAccounts) -> None:
         self._seating = seating
-        self._tried: dict[str, float] = {}
+        self._attempted_at: dict[str, float] = {}
         self._refusals: dict[str, PolicyError] = {}
 
     def list_due(
@@ -33,27 +33,27 @@ class AccountOutcomes:
         return [
             account
             for account in accounts
-            if account.state == state and self._tried.get(account.token, 0.0) < since
+            if account.state == state and self._attempted_at.get(account.token, 0.0) < since
         ]
 
     def record(
         self,
-        coming: Sequence[SharedServerAccount],
-        leaving: Sequence[SharedServerAccount],
+        new_accounts: Sequence[SharedServerAccount],
+        ending_accounts: Sequence[SharedServerAccount],
         changes: AccountChanges,
     ) -> None:
         """Store the new states. An account that failed, or did not end everywhere, keeps its own.
 
         No error hides that of another account: each is for the thread that waits for it.
         """
-        for accounts, state in ((coming, "there"), (leaving, "gone")):
+        for accounts, state in ((new_accounts, "there"), (ending_accounts, "gone")):
             done = []
             for account in accounts:
                 error = changes.errors.get(account.account)
                 if error or (changes.unusable and state == "gone"):
-                    self._tried[account.token] = time.monotonic()
+                    self._attempted_at[account.token] = time.monotonic()
                 else:
-                    self._tried.pop(account.token, None)
+                    self._attempted_at.pop(account.token, None)
                     done.append(account.token)
                 if error:
                     self._refusals[account.token] = error

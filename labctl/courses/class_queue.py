@@ -37,7 +37,7 @@ class ClassQueue:
         self.folder = folder
         self.seating = seating
 
-    def update(self, context: LabContext, server: Server, coming: Sequence[str] = ()) -> int:
+    def update(self, context: LabContext, server: Server, new_accounts: Sequence[str] = ()) -> int:
         """Give every account of the roster its association and limits, and nobody else.
 
         Returns the number of changes; a second call makes none. An account that has ended, or that
@@ -49,7 +49,7 @@ class ClassQueue:
         names = {account.account for account in accounts}
         # A student who returns has the same account again.
         there = {account.account for account in accounts if account.state == "there"}
-        ended = names - there - set(coming)
+        ended = names - there - set(new_accounts)
         config = self.folder.config
         changes = update_accounting(context, server, config, sorted(names), sorted(ended))
         try:

@@ -7,6 +7,7 @@ has it, by its host name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from labctl.commands import cluster_accounts, slurm_nodes
 from labctl.commands.cluster_accounts import HomeOwners, MachineAccounts
@@ -258,6 +259,23 @@ class ClusterSession:
     def has_account(self, name: str) -> bool:
         """Whether a machine that answers has the account."""
         return any(name in machine.uids for machine in self.machines.values())
+
+    def lock_conflicting(self, choice: UidChoice, ended: Sequence[str]) -> UidChoice:
+        """Lock the accounts of `ended` that failed in `choice`; return it without their errors.
+
+        Each machine locks those that it has: this needs no common uid, and no home.
+        """
+        names = [name for name in ended if name in choice.errors]
+        for machine, root in list(self.roots.items()):
+            if locked := [name for name in names if name in self.machines[machine].enabled]:
+                try:
+                    root(cluster_accounts.build_lock(locked))
+                except LabError as error:
+                    if machine == self.controller:
+                        raise
+                    self.set_aside(machine, error)
+        errors = {name: error for name, error in choice.errors.items() if name not in names}
+        return replace(choice, errors=errors)
 
     def list_incomplete(self, present: Iterable[str], ended: Iterable[str]) -> list[str]:
         """List the machines that lack an account of `present`, or still have one of `ended`."""

@@ -86,6 +86,7 @@ class QueueUpkeep:
         """Set up the machines that answer, with the accounts that exist and without ended ones."""
         names = [*(each.account for each in there), *lingering]
         choice = session.set_aside_conflicting(names, self.hosts.sharing.homes)
+        choice = session.lock_conflicting(choice, lingering)
         session.report_conflicts(context.reporter, choice)
         self.hosts.ensure_server(1)
         uids = choice.uids

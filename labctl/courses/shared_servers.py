@@ -164,15 +164,15 @@ class SharedServers:
                 # Requests that arrive while the server is created are included.
                 self.ensure_server(number)
                 mine = [account for account in self.seating.list_all() if account.host == number]
-            coming = self.outcomes.list_due(mine, "wanted", arrived)
-            leaving = self.outcomes.list_due(mine, "leaving", arrived)
-            if not coming and not leaving:
+            new_accounts = self.outcomes.list_due(mine, "wanted", arrived)
+            ending_accounts = self.outcomes.list_due(mine, "leaving", arrived)
+            if not new_accounts and not ending_accounts:
                 return  # another thread has done it
-            if coming or any(account.state == "there" for account in mine):
-                changes = self._update_accounts(number, coming, leaving)
+            if new_accounts or any(account.state == "there" for account in mine):
+                changes = self._update_accounts(number, new_accounts, ending_accounts)
             else:
-                changes = self._end_server(number, leaving)
-            self.outcomes.record(coming, leaving, changes)
+                changes = self._end_server(number, ending_accounts)
+            self.outcomes.record(new_accounts, ending_accounts, changes)
 
     def ensure_server(self, number: int) -> Server:
         """Return a ready server, created if needed. Needs the server's lock held.
@@ -206,31 +206,37 @@ class SharedServers:
             )
 
     def _update_accounts(
-        self, number: int, coming: list[SharedServerAccount], leaving: list[SharedServerAccount]
+        self,
+        number: int,
+        new_accounts: list[SharedServerAccount],
+        ending_accounts: list[SharedServerAccount],
     ) -> AccountChanges:
         """Create and disable these accounts. Returns what remains to be done."""
-        if not coming and not self._is_listed(number):
+        if not new_accounts and not self._is_listed(number):
             return AccountChanges()  # the server is gone, and the accounts with it
         session = self.cluster.connect() if self.cluster else None
         if session:  # staff may have deleted some
-            leaving = [old for old in leaving if session.has_account(old.account)]
-        names = [account.account for account in (*coming, *leaving)]
+            ending_accounts = [old for old in ending_accounts if session.has_account(old.account)]
+        names = [account.account for account in (*new_accounts, *ending_accounts)]
         # Before anything changes: it leaves out accounts that cannot be the same everywhere.
         choice = session.choose_uids(names, self.sharing.homes) if session else UidChoice()
         context, server = self.build_context(number), self.ensure_server(number)
-        if self.sharing.has_queue and leaving:
-            self.queue.close(context, server, [old.account for old in leaving])
-        coming = [new for new in coming if new.account not in choice.errors]
-        leaving = [old for old in leaving if old.account not in choice.errors]
-        if coming or leaving:
-            changes = [make_account(new, choice.uids) for new in coming]
-            changes += [_make_disabled_account(old, choice.uids) for old in leaving]
+        ending_names = [old.account for old in ending_accounts]
+        if self.sharing.has_queue and ending_names:
+            self.queue.close(context, server, ending_names)
+        new_accounts = [new for new in new_accounts if new.account not in choice.errors]
+        ending_accounts = [old for old in ending_accounts if old.account not in choice.errors]
+        if session:
+            choice = session.lock_conflicting(choice, ending_names)
+        if new_accounts or ending_accounts:
+            changes = [make_account(new, choice.uids) for new in new_accounts]
+            changes += [_make_disabled_account(old, choice.uids) for old in ending_accounts]
             names = [account.name for account in changes]
             step = Step(name=f"accounts on {server.alias}", detail=", ".join(names))
             context.reporter.emit(step)
-            self.share_accounts(context, server, changes, session, is_ending=not coming)
-            if self.sharing.has_queue and coming:
-                self.queue.update(context, server, [new.account for new in coming])
+            self.share_accounts(context, server, changes, session, is_ending=not new_accounts)
+            if self.sharing.has_queue and new_accounts:
+                self.queue.update(context, server, [new.account for new in new_accounts])
             context.reporter.emit(msgspec.structs.replace(step, done=True))
         return AccountChanges(tuple(session.failures) if session else (), choice.errors)
 
@@ -281,13 +287,15 @@ class SharedServers:
         others = self.cluster.list_other_servers(self.build_context(1))
         return choose_gpus(server.offer, [other.offer for _, other in others])
 
-    def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> AccountChanges:
+    def _end_server(
+        self, number: int, ending_accounts: list[SharedServerAccount]
+    ) -> AccountChanges:
         """End a server with its last account, which is removed first: the machine may stay.
 
         Returns what remains to be done with the accounts: because of it, nothing else has ended.
         """
         if self._is_listed(number):
-            changes = self._update_accounts(number, [], leaving)
+            changes = self._update_accounts(number, [], ending_accounts)
             context = self.build_context(number)
             server = adoption.adopt(context)
             # A keeper brings the accounts up again before the next class.

@@ -15,7 +15,6 @@ from labctl.courses import queue_upkeep
 from labctl.courses.class_cluster import ClassCluster
 from labctl.courses.class_queue import ClassQueue
 from labctl.courses.cluster_session import ClusterSession
-from labctl.courses.seat_accounts import SharedServerAccount
 from labctl.courses.shared_servers import SharedServers
 from labctl.errors import BusyError
 from labctl.model import Server
@@ -88,22 +87,19 @@ class RehearsedCluster:
                 extend_others=lambda *_: None,
                 bring_up_others=lambda *_: [],
                 forget_other_servers=lambda: None,
+                end_others=lambda _: self.actions.append("end the other machines"),
             ),
         )
         hosts.__dict__["sharing"] = msgspec.structs.replace(hosts.sharing, homes="/srv/class")
         patch.setattr(SharedServers, "share_accounts", self.share)
         patch.setattr(SharedServers, "ensure_server", lambda *_: server(hosts))
         patch.setattr(queue_upkeep.guard, "read_watchdog", lambda *_: None)
-        for name in ("update_or_repair", "update", "report_unavailable", "close"):
+        for name in ("update_or_repair", "update", "report_unavailable", "close", "release_hours"):
             patch.setattr(ClassQueue, name, lambda *_: None)
 
 
 def server(hosts: SharedServers) -> Server:
     return hosts.list_servers_by_number()[1]
-
-
-def get_account(hosts: SharedServers, name: str) -> SharedServerAccount:
-    return next(each for each in hosts.seating.list_all() if each.account == name)
 
 
 RETURNED = "gpu1|idle|root|none\ngpu2|drain|root|removed from course.yaml\ngpu3|idle|root|none\n"
@@ -142,3 +138,50 @@ def test_a_machine_that_is_back_with_other_uids_takes_no_jobs(
     cluster.install(seats.hosts, monkeypatch)
     seats.upkeep.update_limits()
     assert RESUME not in cluster.actions
+
+
+JOINED = "gpu1|idle|root|none\ngpu2|idle|root|none\ngpu3|idle|root|none\n"
+
+
+def test_a_removed_student_is_locked_out_although_the_uids_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
+    cluster = RehearsedCluster(JOINED)
+    cluster.uids["gpu2", "lab-alice"] = 3000
+    cluster.accounts["gpu3"].remove("lab-alice")
+    cluster.install(seats.hosts, monkeypatch)
+    alice = seats.servers()[0]
+    seats.terminate(alice.id)
+    assert seats.find(alice.id) is None
+    lock = cluster_accounts.build_lock(["lab-alice"])
+    assert cluster.actions == [f"gpu1: {lock}", f"gpu2: {lock}"]
+    assert "usermod --groups labctl-ended" in lock
+
+
+def test_the_server_ends_although_the_uids_of_its_last_account_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
+    cluster = RehearsedCluster(JOINED)
+    cluster.uids["gpu2", "lab-alice"] = 3000
+    cluster.install(seats.hosts, monkeypatch)
+    seats.hosts.seating.set_state(["token-bob", "token-carol"], "gone")
+    seats.terminate(seats.servers()[0].id)
+    assert cluster.actions[-1] == "end the other machines"
+    assert seats.hosts.list_servers_by_number(now=True) == {}
+    assert {each.state for each in seats.hosts.seating.list_all()} == {"gone"}
+
+
+def test_an_account_that_ended_while_a_machine_was_silent_is_locked_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
+    cluster = RehearsedCluster(JOINED)
+    cluster.uids["gpu2", "lab-alice"] = 3000
+    cluster.install(seats.hosts, monkeypatch)
+    seats.hosts.seating.set_state(["token-alice"], "leaving")
+    seats.upkeep.update_limits()
+    lock = cluster_accounts.build_lock(["lab-alice"])
+    assert f"gpu2: {lock}" in cluster.actions
+    assert cluster.actions[-2:] == ["create lab-bob", "create lab-carol"]
