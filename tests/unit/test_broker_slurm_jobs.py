@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -95,7 +96,7 @@ def test_a_job_runs_as_long_as_slurm_has_a_record_of_it(
 def test_a_container_from_before_slurm_ends_where_a_job_is_needed() -> None:
     assert slurm_jobs.has_ended({JOB: ""}, ALICE.uid, needs_job=True)
     assert not slurm_jobs.has_ended({JOB: ""}, ALICE.uid, needs_job=False)
-    with pytest.raises(HttpRefusal, match="this container is in no job of Slurm"):
+    with pytest.raises(HttpRefusal, match="only inside Slurm jobs; this one has no job"):
         slurm_jobs.require_running({}, ALICE, needs_job=True)
 
 
@@ -231,23 +232,50 @@ def test_all_containers_of_a_job_share_a_limit_of_processes(
     assert path.read_text() == "400"
 
 
+def test_a_control_group_that_ends_meanwhile_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(slurm_jobs, "JOBS", tmp_path)
+    group = tmp_path / "slurm" / "job_7"
+    group.mkdir(parents=True)
+    (tmp_path / "cgroup.controllers").touch()
+    write = cgroup._write
+
+    def end_and_write(folder: Path, file: str, value: str) -> None:
+        if folder == group.parent:
+            group.rmdir()
+        write(folder, file, value)
+
+    monkeypatch.setattr(cgroup, "_write", end_and_write)
+    job = RunningJob("7", os.getuid(), "/slurm/job_7")
+    with pytest.raises(HttpRefusal, match="its job has just ended"):
+        slurm_jobs.set_job_limits(job, AccountShare(1, 1.0, 400), "cgroupfs")
+    assert not group.exists(), "nothing would limit the containers there"
+
+
 class JobBed:
     """A broker that needs jobs, with a container of alice in her job 7, which has not started."""
 
     def __init__(self, served: EngineSocket, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.record = folder / "jobs" / "7"
-        self.group = folder / "cgroup" / "memory" / "slurm" / "job_7"
-        self.group.mkdir(parents=True)
+        root = folder / "cgroup"
+        self.groups = {name: root / name / "slurm" / "job_7" for name in cgroup.LIMITING}
+        for group in self.groups.values():
+            group.mkdir(parents=True)
+        (self.groups["memory"] / "memory.limit_in_bytes").write_text("209715200\n")
+        (self.groups["cpuset"] / "cpuset.cpus").write_text("0-1\n")
         self.record.parent.mkdir()
         self.record.write_text(f"{ALICE.uid} 0 first\n")
         patch.setattr(slurm_jobs, "JOBS", self.record.parent)
-        patch.setattr(cgroup, "ROOT", folder / "cgroup")
+        patch.setattr(cgroup, "ROOT", root)
         self.bed = make_bed(served, folder, patch)
         self.bed.settings = SETTINGS._replace(needs_job=True)
         self.bed.start_broker()
         self.add("c", {JOB: "7", ATTEMPT: "first"}, "created")
         self.answer = served.answers
         self.at_start: Callable[[], object] = lambda: None
+        self.start_answer: Answer | None = None
         served.answers = self.intercept
 
     def add(self, name: str, labels: dict[str, str], state: str = "running") -> None:
@@ -264,7 +292,18 @@ class JobBed:
     def intercept(self, method: str, path: str, body: Any) -> Answer | None:
         if path.endswith("/start"):
             self.at_start()
+            if self.start_answer:
+                return self.start_answer
         return self.answer(method, path, body)
+
+    def remove_group(self, tree: str) -> None:
+        self.groups[tree].rename(self.groups[tree].with_name("ended"))
+
+    def make_group_again(self, tree: str) -> None:
+        """As Slurm removes the group with the last step, and runc then makes it without limits."""
+        if self.groups[tree].exists():
+            self.remove_group(tree)
+        self.groups[tree].mkdir()
 
     def start(self) -> tuple[int, Any]:
         return self.bed.ask(ALICE, "POST", "/containers/c/start")
@@ -294,19 +333,48 @@ def test_a_container_whose_job_ends_while_it_starts_is_removed(job_bed: JobBed) 
     assert job_bed.containers == set()
 
 
-def test_a_container_in_a_group_that_runc_made_again_is_removed(job_bed: JobBed) -> None:
+@pytest.mark.parametrize("tree", cgroup.LIMITING)
+def test_a_container_in_a_group_that_runc_made_again_is_removed(job_bed: JobBed, tree: str) -> None:
     """Slurm's last step has ended, the allocation goes on: nothing would limit the container."""
-
-    def make_again() -> None:
-        job_bed.group.rename(job_bed.group.with_name("ended"))
-        job_bed.group.mkdir()
-
-    job_bed.at_start = make_again
+    job_bed.at_start = lambda: job_bed.make_group_again(tree)
     status, reply = job_bed.start()
     assert status == 409
     assert "the last step of the job of Slurm ended" in reply["message"]
     assert job_bed.containers == set()
-    assert not job_bed.group.exists(), "the next container would have no limits there either"
+    assert not job_bed.groups[tree].exists(), "the next container would have no limits there either"
+
+
+@pytest.mark.parametrize("tree", cgroup.LIMITING)
+def test_a_container_does_not_run_where_one_of_the_groups_was_gone(
+    job_bed: JobBed, tree: str
+) -> None:
+    """Slurm removes them one after another: two may still exist."""
+    job_bed.remove_group(tree)
+    job_bed.at_start = lambda: job_bed.make_group_again(tree)
+    assert job_bed.start()[0] == 409
+    assert job_bed.bed.engine.containers.get("c", {}).get("State") != "running"
+
+
+@pytest.mark.parametrize("answer", [(500, {"message": "it failed"}), (0, b"")])
+def test_a_container_whose_start_fails_leaves_no_group_without_limits(
+    job_bed: JobBed, answer: Answer
+) -> None:
+    job_bed.at_start = lambda: job_bed.make_group_again("memory")
+    job_bed.start_answer = answer
+    assert job_bed.start()[0] >= 500
+    assert job_bed.containers == set()
+    assert not job_bed.groups["memory"].exists()
+
+
+def test_a_container_whose_job_cannot_be_checked_is_removed(job_bed: JobBed) -> None:
+    def spoil() -> None:
+        job_bed.record.unlink()
+        job_bed.record.mkdir()
+
+    job_bed.at_start = spoil
+    with pytest.raises(RemoteDisconnected):
+        job_bed.start()
+    assert job_bed.containers == set()
 
 
 def test_a_container_does_not_survive_a_new_start_of_its_job(job_bed: JobBed) -> None:
@@ -325,10 +393,16 @@ def test_containers_from_before_the_switch_to_slurm_end(job_bed: JobBed) -> None
 
 
 class NetworkEngine:
-    """An engine that has addresses for two networks, and removes those that no container uses."""
+    """An engine that has addresses for some networks, and removes those that no container uses.
 
-    def __init__(self) -> None:
+    `used` networks cannot be removed: the status that says so.
+    """
+
+    def __init__(self, used: dict[str, int]) -> None:
+        self.used = used
         self.networks = {"labctl-u71003": "71003", "labctl-u71004": "71004"}
+        self.networks = {**dict.fromkeys(used, "71009"), **self.networks}
+        self.most = len(self.networks)
         self.lock = threading.Lock()
 
     def answer(self, method: str, path: str, body: Any) -> Answer | None:
@@ -340,13 +414,15 @@ class NetworkEngine:
                 rows = [{"Id": n, "Labels": {OWNER: uid}} for n, uid in self.networks.items()]
                 return 200, rows
             if words == ["networks", "create"]:
-                if len(self.networks) == 2:
+                if len(self.networks) == self.most:
                     return 500, {"message": "all predefined address pools have been fully used"}
                 self.networks[body["Name"]] = body["Labels"][OWNER]
                 return 201, {"Id": body["Name"]}
             if words[1] not in self.networks:
                 return 404, {"message": "no such network"}
             if method == "DELETE":
+                if words[1] in self.used:
+                    return self.used[words[1]], {"message": "the network has active endpoints"}
                 del self.networks[words[1]]
                 return 204, b""
             return 200, {}
@@ -356,12 +432,12 @@ def test_a_network_stays_while_its_account_starts_a_container(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise the engine would not find it (404) when it starts the container."""
-    networks, fake = AccountNetworks(), NetworkEngine()
+    networks, fake = AccountNetworks(), NetworkEngine({"used": 403, "unclear": 500})
     with engine_socket() as served:
         monkeypatch.setenv("DOCKER_HOST", served.host)
         served.answers = fake.answer
         with networks.hold(BOB), networks.hold(ALICE):
-            assert set(fake.networks) == {"labctl-u71003", "labctl-u71001"}
+            assert set(fake.networks) == {"used", "unclear", "labctl-u71003", "labctl-u71001"}
         with networks.hold(CAROL):
             assert "labctl-u71004" in fake.networks
         assert "labctl-u71003" not in fake.networks

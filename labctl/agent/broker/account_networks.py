@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Iterator
 from urllib.parse import quote
 
@@ -15,8 +15,8 @@ from .http import HttpRefusal
 from .networks import BRIDGE
 from .rules import OWNER, BrokerAccount
 
-# Statuses of the engine for a network that containers use, and for one that is gone.
-IN_USE, GONE = 403, 404
+# Status of the engine for a network that does not exist.
+GONE = 404
 
 
 class AccountNetworks:
@@ -72,10 +72,11 @@ class AccountNetworks:
     def _remove_unused(self) -> None:
         """Remove the networks of accounts that have no running container, and start none."""
         filters = quote(json.dumps({"label": [OWNER]}))
-        with self._lock:
-            for row in json.loads(engine.call("GET", f"/networks?filters={filters}")):
-                network = engine.convert_object(Network, row)
-                uid = (network.Labels or {}).get(OWNER, "")
+        for row in json.loads(engine.call("GET", f"/networks?filters={filters}")):
+            network = engine.convert_object(Network, row)
+            uid = (network.Labels or {}).get(OWNER, "")
+            # For each network: other accounts start containers between two answers of the engine.
+            with self._lock:
                 if not (uid.isdigit() and self._starting[int(uid)]):
                     _remove_unless_used(network.Id)
 
@@ -90,8 +91,6 @@ def _create(body: dict[str, object]) -> None:
 
 
 def _remove_unless_used(network: str) -> None:
-    try:
+    """Remove a network. Whatever the engine refuses, others may still make room."""
+    with suppress(engine.EngineRequestError):
         engine.call("DELETE", f"/networks/{network}")
-    except engine.EngineRequestError as refused:
-        if refused.status not in (IN_USE, GONE):
-            raise

@@ -108,8 +108,8 @@ class Calls:
 
     def remove_image(self, account: BrokerAccount, request: Request, ref: str) -> None:
         """Remove an image of the account's own; shared images stay."""
-        own = account_images.build_own_reference(account, ref)
-        pass_on(request, ENGINE, f"/images/{own}", {})
+        reference = account_images.build_own_reference(account, ref)
+        pass_on(request, ENGINE, f"/images/{reference}", {})
 
     def pull(self, account: BrokerAccount, request: Request, _ref: str) -> None:
         """Pull from a registry, for all accounts, without the account's own logins."""
@@ -305,14 +305,17 @@ class Calls:
         slurm_jobs.require_running(container.labels, account, needs_job=needs_job)
 
     def _start_in_job(self, account: BrokerAccount, container: Container) -> None:
-        """Start a container, and remove it if its job has ended meanwhile."""
+        """Start a container, and remove it unless it certainly runs in its job.
+
+        After an error of the engine, too: it may have started the container nevertheless.
+        """
         parent = container.HostConfig.CgroupParent
         inodes = slurm_jobs.prepare_start(parent)
-        engine.call("POST", f"/containers/{container.Id}/start")
         try:
+            engine.call("POST", f"/containers/{container.Id}/start")
             self._require_job(account, container)
             slurm_jobs.require_same_group(parent, inodes)
-        except HttpRefusal:
+        except BaseException:
             engine.remove_container(container.Id)
             cgroup.remove_new(parent, inodes)
             raise

@@ -72,7 +72,9 @@ def _set_v1(path: str, share: AccountShare) -> None:
     )
     for controller, file, value in values:
         if (ROOT / controller).is_dir():
-            _write(Path(f"{ROOT}/{controller}{path}"), file, str(value))
+            folder = Path(f"{ROOT}/{controller}{path}")
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            _write(folder, file, str(value))
 
 
 def _set_v2(path: str, share: AccountShare) -> None:
@@ -93,28 +95,32 @@ def _set_v2(path: str, share: AccountShare) -> None:
 
 
 def limit_processes(path: str, pids: int) -> None:
-    """Limit the number of processes in a control group of Slurm, which does not do so itself."""
+    """Limit the number of processes in a control group of Slurm, which does not do so itself.
+
+    Refusal if it is gone. With cgroup v1, Slurm does not make the group in the tree `pids`.
+    """
     if (ROOT / "cgroup.controllers").exists():
         folder = Path(f"{ROOT}{path}")
+        _write(folder.parent, "cgroup.subtree_control", "+pids")
+        _write(folder, "pids.max", str(pids))
         if not folder.is_dir():
             raise _make_gone_refusal(path)
-        _write(folder.parent, "cgroup.subtree_control", "+pids")
     elif (ROOT / "pids").is_dir():
         folder = Path(f"{ROOT}/pids{path}")
-    else:
-        return
-    _write(folder, "pids.max", str(pids))
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _write(folder, "pids.max", str(pids))
 
 
 def _write(folder: Path, file: str, value: str) -> None:
-    """Write a cgroup file, if this kernel has it."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    """Write a cgroup file, if this kernel has it and the cgroup is not gone. Makes no cgroup."""
     path = folder / file
     if not path.exists():
         return
     try:
         path.write_text(value)
     except OSError as error:
+        if not folder.is_dir():
+            return
         raise HttpRefusal(500, f"could not set the account's limits: {path}: {error}") from None
 
 

@@ -28,7 +28,7 @@ ENDS = "labctl.lease-ends"
 SOCKET = "labctl.service-socket"
 SOURCES = "labctl.sources"
 JOB = "labctl.slurm-job"
-# Which of the starts of its job a container belongs to: Slurm may start a job again.
+# The start of the job that the container belongs to: Slurm may start a job again.
 ATTEMPT = "labctl.slurm-attempt"
 # Labels that only the broker sets. It always sets all of them, to override those of an image.
 OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES, JOB, ATTEMPT)

@@ -28,7 +28,7 @@ OUTSIDE = (
     "start it with srun, for example `srun --pty bash`, or in a script for sbatch"
 )
 WITHOUT_JOB = (
-    "this container is in no job of Slurm, and on this server it must be in one: "
+    "this server runs containers only inside Slurm jobs; this one has no job: "
     "make a new one in a job, for example in `srun --pty bash`"
 )
 NO_GPU = "this job of Slurm has no GPU: ask for one, for example with `srun --gres=gpu:1`"
@@ -43,7 +43,7 @@ CGROUPS = (
 class RunningJob(NamedTuple):
     """A job on this machine: the path of its control group, and the minor numbers of its GPUs.
 
-    `attempt` is another word each time that Slurm starts the job; "" before labctl recorded it.
+    `attempt` is a random id for each start of the job; "" before labctl recorded it.
     """
 
     id: str
@@ -129,13 +129,13 @@ def choose_gpus(job: RunningJob, wanted: list[str], gpus: list[GpuIdentity]) -> 
     if not wanted:
         return []
     minors = read_minor_numbers()
-    own = [gpu.uuid for gpu in gpus if minors.get(gpu.uuid, gpu.number) in job.gpus]
-    if not own:
+    uuids = [gpu.uuid for gpu in gpus if minors.get(gpu.uuid, gpu.number) in job.gpus]
+    if not uuids:
         raise HttpRefusal(409, NO_GPU)
-    by_number = {str(number): uuid for number, uuid in enumerate(own)}
-    chosen = [by_number.get(name, name) for name in (own if "*" in wanted else wanted)]
-    if unknown := [name for name in chosen if name not in own]:
-        names = f"the job has {', '.join(own)}, not {', '.join(unknown)[:200]}"
+    by_number = {str(number): uuid for number, uuid in enumerate(uuids)}
+    chosen = [by_number.get(name, name) for name in (uuids if "*" in wanted else wanted)]
+    if unknown := [name for name in chosen if name not in uuids]:
+        names = f"the job has {', '.join(uuids)}, not {', '.join(unknown)[:200]}"
         raise HttpRefusal(403, f"a container can use only the GPUs of its job: {names}")
     return chosen
 
@@ -185,13 +185,16 @@ def prepare_start(parent: str) -> dict[str, int]:
     if not parent.startswith("/"):
         return {}
     inodes = cgroup.read_inodes(parent)
+    # After the inodes: a group that is gone by now, and made again later, has others.
+    cgroup.read_memory_limit(parent)
+    cgroup.read_cpus(parent)
     _allow_device_files(parent)
     return inodes
 
 
 def require_same_group(parent: str, inodes: Mapping[str, int]) -> None:
     """Refuse (409) a container whose job's control group was removed while it started."""
-    if inodes and not inodes.items() <= cgroup.read_inodes(parent).items():
+    if inodes and inodes != cgroup.read_inodes(parent):
         raise HttpRefusal(
             409, "the last step of the job of Slurm ended while the container started"
         )
