@@ -15,6 +15,8 @@ SINFO_TIMEOUT_S = 20
 # Why labctl drains a node: staff have deleted its machine from `hosts`.
 REMOVED_REASON = "removed from course.yaml"
 _STATES = "--- states"
+# What sinfo prints without a reason, and for a reason that no user has set.
+_NO_REASON, _NO_USER = "none", "Unknown"
 # Compact states of nodes on which slurmd does not run. A `*` marks one that does not answer.
 _ABSENT = ("down", "unk", "fail")
 # drained, and draining. Such a node counts as joined: it is known why it runs no jobs.
@@ -22,7 +24,7 @@ _DRAINED = ("drain", "drng")
 
 
 class NodeState(Value, frozen=True):
-    """The compact state of a node; if it runs no jobs, why, and who has set that."""
+    """The compact state of a node; if it runs no jobs, why, and who has set that; "" if unknown."""
 
     name: str
     user: str = ""
@@ -81,7 +83,12 @@ def parse_nodes(output: str) -> ClusterNodes:
     rows = re.findall(r"(?m)^([^|\n]+)\|([^|\n]+)\|([^|\n]*)\|(.*)$", states)
     return ClusterNodes(
         frozenset(names.split()),
-        {name: NodeState(state, user, reason) for name, state, user, reason in rows},
+        {
+            name: NodeState(
+                state, "" if user == _NO_USER else user, "" if reason == _NO_REASON else reason
+            )
+            for name, state, user, reason in rows
+        },
     )
 
 

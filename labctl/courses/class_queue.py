@@ -170,15 +170,17 @@ class ClassQueue:
             context.reporter.emit(Note(text=text, level="warning"))
 
     def report_unavailable(self, context: LabContext, server: Server) -> None:
-        """Name the machines that get no jobs, and why. LabError if Slurm does not answer.
+        """Name the machines that get no jobs, and why; none if Slurm does not answer.
 
-        Those that labctl takes out of the cluster are named by `ClusterSession`.
+        LabError if the login fails. `ClusterSession` names those that labctl takes out of the
+        cluster.
         """
         nodes = slurm_nodes.parse_nodes(_run(context, server, slurm_nodes.build_query(), QUERY_S))
         for name, state in nodes.unavailable.items():
             if nodes.is_removed(name):
                 continue
-            text = f"Slurm starts no jobs on {name} ({state.name}): {state.reason}, by {state.user}"
+            why = ", by ".join(part for part in (state.reason, state.user) if part)
+            text = f"Slurm starts no jobs on {name} ({state.name})" + (f": {why}" if why else "")
             where = f"as root on {server.endpoint.host}, after you repaired the cause"
             again = f"{slurm_nodes.build_resume(name)}   # {where}"
             context.reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))

@@ -88,7 +88,7 @@ class ClusterSession:
                 text = (
                     f"{machine} was left out: it has never been prepared, so no accounts end there"
                 )
-                again = f"labctl course up   # prepares {machine}, if the course goes on"
+                again = f"labctl course up   # prepares {machine}, if you still need it"
                 reporter.emit(UniqueNote(text=add_next(text, again)))
 
     @property
@@ -327,9 +327,9 @@ class ClusterSession:
             reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
 
     def report_conflicts(self, reporter: Reporter, choice: UidChoice) -> None:
-        """Name the accounts that were left as they are, and why."""
+        """Name the accounts that were not changed, and why."""
         for account, error in choice.errors.items():
-            text = f"{account} was left as it is on all machines: {describe_error(error)}"
+            text = f"{account} was not changed on any machine: {describe_error(error)}"
             reporter.emit(UniqueNote(text=add_next(text, error.hint), level="warning"))
 
     def report_unjoined(self, reporter: Reporter, names: Sequence[str]) -> None:

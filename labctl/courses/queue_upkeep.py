@@ -127,7 +127,7 @@ class QueueUpkeep:
             self.hosts.queue.record_gpu_minutes(context, server)
 
     def report_unavailable(self) -> None:
-        """Name the machines that get no jobs, and why. LabError if Slurm does not answer."""
+        """Name the machines that get no jobs, and why; none if Slurm does not answer."""
         for _, context, server in self._list_queues():
             self.hosts.queue.report_unavailable(context, server)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from labctl.commands import slurm_nodes
 from labctl.courses import class_queue
 from labctl.courses.class_queue import ClassQueue
 from labctl.errors import BusyError, LabError
@@ -44,3 +45,21 @@ def test_students_get_in_although_their_hours_cannot_be_reserved(
 def test_slurm_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BusyError):
         update(monkeypatch, BusyError("no answer"))
+
+
+def test_a_machine_without_jobs_is_named_with_the_reason_that_slurm_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = ["gpu2|drain|root|disk full", "gpu3|unk*|Unknown|none", "gpu4|down*|Unknown|rebooted"]
+    output = "\n".join(["--- states", "gpu1|idle|Unknown|none", *states])
+    monkeypatch.setattr(class_queue, "_run", lambda *_: output)
+    notes: list[Any] = []
+    context: Any = SimpleNamespace(reporter=SimpleNamespace(emit=notes.append))
+    server: Any = SimpleNamespace(endpoint=SimpleNamespace(host="gpu1.lab.example"))
+    ClassQueue(COURSE, NOBODY).report_unavailable(context, server)  # type: ignore[arg-type]
+    assert [note.text.splitlines()[0] for note in notes] == [
+        "Slurm starts no jobs on gpu2 (drain): disk full, by root",
+        "Slurm starts no jobs on gpu3 (unk*)",
+        "Slurm starts no jobs on gpu4 (down*): rebooted",
+    ]
+    assert slurm_nodes.build_resume("gpu3") in notes[1].text

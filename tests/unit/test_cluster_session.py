@@ -75,7 +75,7 @@ def test_the_states_of_machines_say_which_have_joined() -> None:
     assert nodes.unavailable == {
         "gpu2": slurm_nodes.NodeState("down*", "slurm", "Not responding"),
         "gpu3": slurm_nodes.NodeState("drain*", "root", "disk | fan"),
-        "gpu6": slurm_nodes.NodeState("unk*", "Unknown", "none"),
+        "gpu6": slurm_nodes.NodeState("unk*"),
         "gpu7": slurm_nodes.NodeState("drng", "root", "removed from course.yaml"),
         "gpu8": slurm_nodes.NodeState("drain", "slurm", "Epilog error"),
     }
@@ -263,6 +263,7 @@ def test_an_account_without_a_common_uid_stops_no_other() -> None:
     notes = Notes()
     session.report_conflicts(notes, choice)
     assert len(notes.texts) == 2
+    assert notes.texts[0].startswith("lab-ann was not changed on any machine: ")
     assert "next: usermod --uid UID lab-ann\n        (on gpu2)" in notes.texts[0]
 
 
