@@ -180,8 +180,8 @@ class ClassCluster:
             if server.offer.type not in machines:
                 continue
             try:
-                own = guard.read_watchdog(context, server)
-                left_s = own.ttl_left_s if own else None
+                record = guard.read_watchdog(context, server)
+                left_s = record.ttl_left_s if record else None
                 if left_s is None:
                     continue
                 missing_s = math.ceil(ends_at - time.monotonic() - left_s)

@@ -74,18 +74,18 @@ class SharedSeats:
         If the inner provider has no further server, only the shared servers are offered. Its
         error is raised only without a shared server.
         """
-        own = [server.offer for server in self.hosts.list_servers_by_number().values()]
+        shared = [server.offer for server in self.hosts.list_servers_by_number().values()]
         try:
             others = self.inner.offers(need)
         except HostKeyError:
             raise
         except NO_OTHER:
-            if not own:
+            if not shared:
                 raise
             others = []
         kinds = {(offer.type, offer.zone, offer.spot) for offer in others}
-        own = [offer for offer in own if (offer.type, offer.zone, offer.spot) not in kinds]
-        return [self._price_per_account(offer) for offer in (*others, *own)]
+        shared = [offer for offer in shared if (offer.type, offer.zone, offer.spot) not in kinds]
+        return [self._price_per_account(offer) for offer in (*others, *shared)]
 
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         folder, seating = self.hosts.folder, self.hosts.seating
@@ -197,12 +197,12 @@ class SharedSeats:
         )
 
     def _price_per_account(self, offer: Offer) -> Offer:
-        places = self.hosts.price_shares
+        shares = self.hosts.price_shares
         on_demand = offer.on_demand_usd_per_hour
         return msgspec.structs.replace(
             offer,
-            price_usd_per_hour=offer.price_usd_per_hour / places,
-            on_demand_usd_per_hour=None if on_demand is None else on_demand / places,
+            price_usd_per_hour=offer.price_usd_per_hour / shares,
+            on_demand_usd_per_hour=None if on_demand is None else on_demand / shares,
         )
 
     def _describe_host(self, host: Server) -> Server:

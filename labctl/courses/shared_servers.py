@@ -107,14 +107,14 @@ class SharedServers:
         server = msgspec.structs.replace(config.server, need=need)
         if config.submits_jobs:  # only the students' runs do; they may be containers
             server = msgspec.structs.replace(server, executor="docker")
-        own = msgspec.structs.replace(
+        lab_config = msgspec.structs.replace(
             config,
             name=f"{self.folder.config.name[:28].rstrip('-')}-shared-{number}",
             root=self.folder.private / "hosts" / str(number),
             server=server,
         )
-        own.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        context = self.course.make_sibling(own, self.lab_id(number))
+        lab_config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        context = self.course.make_sibling(lab_config, self.lab_id(number))
         return self.cluster.narrow(context, self.cluster.controller) if self.cluster else context
 
     def lab_id(self, number: int) -> str:

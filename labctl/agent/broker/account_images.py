@@ -42,8 +42,8 @@ def list_candidates(account: BrokerAccount, reference: str) -> list[str]:
     """Return the references to try in the engine, in this order."""
     if IMAGE_ID.fullmatch(reference):
         return [reference]
-    own = build_own_reference(account, reference)
-    return [reference] if "@" in reference else [own, reference]
+    private = build_own_reference(account, reference)
+    return [reference] if "@" in reference else [private, reference]
 
 
 def is_visible(account: BrokerAccount, image: Image) -> bool:

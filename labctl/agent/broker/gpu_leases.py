@@ -126,24 +126,24 @@ def lend_gpus(
     if unknown:
         raise LimitRefusal(409, f"it has no GPU {', '.join(unknown)[:200]}")
     own_leases = [lease for lease in held if lease.uid == account.uid and lease.ends_s > now_s]
-    own = {lease.uuid: lease.ends_s for lease in own_leases}
-    if own and (set(requested) <= own.keys() if requested else len(own) >= most):
-        shared = requested or list(own)
-        return shared, min(own[uuid] for uuid in shared)
-    if len(own.keys() | set(requested)) > most:
+    leased = {lease.uuid: lease.ends_s for lease in own_leases}
+    if leased and (set(requested) <= leased.keys() if requested else len(leased) >= most):
+        shared = requested or list(leased)
+        return shared, min(leased[uuid] for uuid in shared)
+    if len(leased.keys() | set(requested)) > most:
         holders = "; ".join(describe_lease(lease, gpus, now_s) for lease in own_leases)
         message = f"an account may use at most {most} GPU at once. {holders}"
         raise LimitRefusal(409, message.strip())
     free = [
         uuid for uuid in find_free(gpus, held) if uuid not in kept and uuid in (requested or uuids)
     ]
-    missing = [uuid for uuid in requested if uuid not in own]
+    missing = [uuid for uuid in requested if uuid not in leased]
     if not free or len(free) < len(missing):
-        others = [describe_lease(lease, gpus, now_s) for lease in held if lease.uuid not in own]
+        others = [describe_lease(lease, gpus, now_s) for lease in held if lease.uuid not in leased]
         others += [describe_reservation(uuid, waiter, gpus) for uuid, waiter in kept.items()]
         raise GpusBusy(f"no GPU is free: {'; '.join(others)}", missing)
-    granted = requested or free[: most - len(own)]
-    return granted, min([until_s, *(own[uuid] for uuid in granted if uuid in own)])
+    granted = requested or free[: most - len(leased)]
+    return granted, min([until_s, *(leased[uuid] for uuid in granted if uuid in leased)])
 
 
 def describe_reservation(uuid: str, waiter: Waiter, gpus: list[GpuIdentity]) -> str:

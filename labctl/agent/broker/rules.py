@@ -300,8 +300,8 @@ def pick_labels(request: RequestFields) -> dict[str, str]:
 
 
 def _is_own_user(account: BrokerAccount, request: RequestFields) -> bool:
-    own = (None, "", str(account.uid), f"{account.uid}:{account.gid}")
-    return request.get("User") in own
+    users = (None, "", str(account.uid), f"{account.uid}:{account.gid}")
+    return request.get("User") in users
 
 
 def _parse_binds(host: RequestFields) -> list[BindMount]:
