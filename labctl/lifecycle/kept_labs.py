@@ -24,6 +24,7 @@ from labctl.model import NAME_PATTERN, Run, Value
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import read_provider_traits
 from labctl.state import State
+from labctl.state.ledgers import HANDED
 from labctl.state.locks import hold_lock
 
 with lazy_imports(__name__):
@@ -137,6 +138,7 @@ def make_context(
         owner=lab.by.partition("@")[0],
         place=f"{socket.gethostname()}-keeper",
         in_process=True,
+        is_keeper=True,
     )
 
 
@@ -225,6 +227,8 @@ def drop(paths: Paths, state: State, name: str) -> KeptLab:
 
 def _forget(paths: Paths, state: State, lab: KeptLab) -> None:
     """Delete the records of the lab's servers, and the key that logs in to them."""
+    if state.list_events(lab_id=lab.lab_id, kind=HANDED, limit=1):
+        return  # they are those of its user too, who exported the lab to this account itself
     connections = server_connections.Connections(paths.ssh_dir, None)
     for server in state.list_servers(lab.lab_id):
         connections.close(server)

@@ -40,7 +40,13 @@ class RecoveryLockedError(BusyError):
 
 
 def find_keeper(context: LabContext) -> str:
-    """Return the host of the keeper that this lab was exported to, "" if none keeps it."""
+    """Return the host of the keeper that this lab was exported to, "" if none keeps it.
+
+    The keeper itself has no other keeper, although it shares the records of a user who exported the
+    lab to their own account.
+    """
+    if context.is_keeper:
+        return ""
     exports = context.state.list_events(lab_id=context.lab_id, kind=HANDED, limit=1)
     returns = context.state.list_events(lab_id=context.lab_id, kind=BACK, limit=1)
     if not exports or (returns and returns[0].at >= exports[0].at):
