@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from labctl.insight.run_report import Report
     from labctl.insight.top import ServerMetrics
     from labctl.lifecycle.down import DownResult
+    from labctl.lifecycle.fleet import LabOutcome
     from labctl.lifecycle.forget import UnconfirmedRecords
     from labctl.lifecycle.lab_status import LabStatus
     from labctl.lifecycle.stop import StopResult
@@ -66,6 +67,7 @@ with lazy_imports(__name__):
     from labctl.lifecycle import (
         down,
         export_lab,
+        fleet,
         follow,
         forget,
         gang,
@@ -425,6 +427,10 @@ class Lab:
     def top(self) -> ServerMetrics:
         """Return one sample of the server: GPUs, CPU, memory, and the runs of all its users."""
         return top.measure_now(self.context)
+
+    def top_all(self) -> list[LabOutcome[ServerMetrics]]:
+        """Return one sample of each server of the lab, or the error of one that does not answer."""
+        return fleet.run_for_each(gang.build_members(self.context), top.measure_now)
 
     def explain(self, run: str = "") -> Explanation:
         """Explain why a run (default: the latest) is slow or wrong, with evidence and advice."""

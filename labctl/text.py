@@ -26,6 +26,7 @@ __all__ = [
     "dollars_text",
     "duration_text",
     "elapsed_text",
+    "extension_text",
     "hint_lines",
     "list_text",
     "names_text",
@@ -48,6 +49,12 @@ def optional_text(value: T | None, write: Callable[[T], str], missing: str = "-"
 def price_or_free_text(usd_per_hour: float) -> str:
     """Write a price per hour, 0 as "free"."""
     return price_text(usd_per_hour) if usd_per_hour else "free"
+
+
+def extension_text(seconds: int) -> str:
+    """Write by how much a due time moves: whole days as days, as staff grants them."""
+    days, rest_s = divmod(seconds, 86_400)
+    return f"{days} d" if days and not rest_s else duration_text(seconds)
 
 
 def elapsed_text(seconds: float) -> str:
@@ -99,10 +106,10 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def list_text(names: Sequence[str]) -> str:
+def list_text(names: Sequence[str], word: str = "and") -> str:
     """Write names as in a sentence: hw1, hw2 and hw3."""
     *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{', '.join(others)} {word} {last}" if others else last
 
 
 def names_text(names: Sequence[str], most: int) -> str:

@@ -33,10 +33,11 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in (".", "cli", "unit")]
 from chromium import open_browser  # noqa: E402  # after the path above
-from dashboard_bed import Bed, fill, make  # noqa: E402
+from dashboard_bed import fill, make  # noqa: E402
 from guide_session import GUIDE, make_guide_session  # noqa: E402
-from marking_picture import draw_marking_page  # noqa: E402
+from marking_pictures import draw_marking_pages  # noqa: E402
 from report_facts import evaluation, facts  # noqa: E402
+from student_pictures import draw_student_pages  # noqa: E402
 from terminal import open_terminal  # noqa: E402
 from test_course_similarity import OWN, RENAMED, STARTER  # noqa: E402
 from test_profiler_trace import gpu_step, trace  # noqa: E402
@@ -46,34 +47,18 @@ from transcripts import Session, list_steps  # noqa: E402
 
 from labctl.cli.screen import Screen  # noqa: E402
 from labctl.cli.top_screen import render_server  # noqa: E402
-from labctl.courses import join_codes  # noqa: E402
-from labctl.courses.claims import SeatClaim, SeatState  # noqa: E402
-from labctl.courses.keys import keeper_dir  # noqa: E402
-from labctl.courses.publish import publish_assignments  # noqa: E402
-from labctl.courses.requests import RequestHandler  # noqa: E402
-from labctl.courses.seat_operations import SeatOperations  # noqa: E402
-from labctl.courses.server_submissions import WorkerProcesses  # noqa: E402
-from labctl.courses.servers import CourseOperator  # noqa: E402
 from labctl.courses.similarity_page import write_pages  # noqa: E402
 from labctl.courses.similarity_worker import (  # noqa: E402
     CodeDocument,
     ComparisonRequest,
     compare_documents,
 )
-from labctl.courses.submission_worker import (  # noqa: E402
-    PreparedFile,
-    PreparedSubmission,
-    PublicTestSummary,
-)
-from labctl.events import Progress, SilentReporter, Step  # noqa: E402
+from labctl.events import Progress, Step  # noqa: E402
 from labctl.insight.profile import read_page  # noqa: E402
 from labctl.insight.profiler.sitecustomize import PAGE_MARK, ProfiledProgram  # noqa: E402
 from labctl.insight.profiler.trace import summary  # noqa: E402
 from labctl.insight.report.page import build_page  # noqa: E402
 from labctl.insight.report.render import render  # noqa: E402
-from labctl.model import Offer  # noqa: E402
-from labctl.submissions.feedback import Feedback  # noqa: E402
-from labctl.submissions.receiver import Receiver  # noqa: E402
 from labctl.web import http_server  # noqa: E402
 
 WIDTH = 88  # columns
@@ -299,91 +284,15 @@ def make_dashboard(
         bed.state.close()
 
 
-PREPARED = PreparedSubmission(
-    run="1124-093012-abcd",
-    checkpoint="step-00001200",
-    sha256="0" * 64,
-    bundle_bytes=3_412_992,
-    file_count=5,
-    files=(
-        PreparedFile(path="model/step-00001200/model.safetensors", size=3_391_204),
-        PreparedFile(path="logs/run.log", size=14_310),
-        PreparedFile(path="run.json", size=1_210),
-        PreparedFile(path="code/train.py", size=3_905),
-        PreparedFile(path="code/model.py", size=1_677),
-    ),
-    notes=("changed since the run began: model.py",),
-    tests=PublicTestSummary(text="all 6 public tests pass", all_pass=True),
-)
-
-
-def make_marking_page(folder: Path, scratch: Path, browser: Browser) -> Iterator[Picture]:
-    draw_marking_page(folder / "marking.png", scratch, browser)
+def make_marking_pages(folder: Path, scratch: Path, browser: Browser) -> Iterator[Picture]:
+    draw_marking_pages(folder, scratch, browser)
     yield Picture("marking.png", "A submission beside the rubric", SERVE)
-
-
-def make_class(scratch: Path, student_code: str) -> tuple[Bed, str]:
-    """Make a course with assignments, and a student who uses a server on record; return its id."""
-    scratch.mkdir()
-    bed = fill(make(scratch))
-    seat = bed.seat(0)
-    student = seat.students[0]
-    claim = SeatClaim(
-        token="aa" * 8,
-        student=student,
-        lab=seat.lab,
-        lab_id=seat.lab_id,
-        public_key="",
-        offer=Offer(provider="aws", type="g4dn.xlarge"),
-        at=bed.now,
-    )
-    state = keeper_dir(bed.folder) / "seats" / f"{seat.name}.json"
-    state.parent.mkdir(parents=True, exist_ok=True)
-    state.write_bytes(msgspec.json.encode(SeatState(claims=(claim,), ready=(claim.token,))))
-    public = join_codes.derive_key_pair(bed.folder.id, student, student_code)[1]
-    join_codes.store_page_code(bed.folder, student, public, int(bed.now) + 3600)
-    feedback = Feedback("hw3", 1, 92, 100, "accuracy 0.968", "")
-    Receiver(bed.folder.drop).release_feedback("hw3", student, feedback)
-    with (bed.folder.path / "course.yaml").open("a") as file:
-        file.write("keeper: {host: keeper.example.edu, user: labctl}\n")
-    bed.folder.refresh()
-    publish_assignments(bed.folder, HOST_KEY)
-    return bed, student
+    yield Picture("regrades.png", "Requests for a regrade", SERVE)
 
 
 def make_student_page(folder: Path, scratch: Path, browser: Browser) -> Iterator[Picture]:
-    """Make pictures of a student's page, whose server is on record only."""
-    code = "abcdefgh" * 4
-    bed, student = make_class(scratch, code)
-    staff = CourseOperator(bed.folder, bed.paths, bed.state, SilentReporter())
-    request_handler = RequestHandler(bed.folder, SeatOperations(staff))
-    request_handler.list_seat_servers()
-    stop = threading.Event()
-    settings = http_server.StudentSettings(port=0, services_port=0)
-    with patch.object(WorkerProcesses, "run", lambda processes, order: PREPARED):
-        url = http_server.serve_student_page(
-            bed.folder, bed.paths, bed.state, settings, request_handler=request_handler, stop=stop
-        )
-    try:
-        with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
-            shown = context.new_page()
-            shown.goto(url)
-            shown.fill("#student", student)
-            shown.fill("#code", code)
-            shown.click("button.go")
-            expect(shown.locator("#live")).to_have_text("live")
-            shown.screenshot(path=folder / "student.png")
-            shown.goto(f"{url}/submissions/hw3/new")
-            shown.click("button.go")
-            shown.get_by_role("heading", name="This would be submitted").wait_for()
-            shown.screenshot(path=folder / "student-submission.png")
-        yield Picture("student.png", "A student's page", "labctl course serve --students")
-        yield Picture(
-            "student-submission.png", "What would be submitted", "labctl course serve --students"
-        )
-    finally:
-        stop.set()
-        bed.state.close()
+    for name, title in draw_student_pages(folder, scratch, browser).items():
+        yield Picture(f"{name}.png", title, "labctl course serve --students")
 
 
 def make_pictures(folder: Path) -> list[Picture]:
@@ -397,7 +306,7 @@ def make_pictures(folder: Path) -> list[Picture]:
             *make_profile(folder, Path(scratch), browser),
             *make_course(folder, Path(scratch), session.environ),
             *make_dashboard(folder, Path(scratch), browser, session.environ),
-            *make_marking_page(folder, Path(scratch) / "marking", browser),
+            *make_marking_pages(folder, Path(scratch) / "marking", browser),
             *make_student_page(folder, Path(scratch) / "student", browser),
         ]
 

@@ -282,5 +282,12 @@ def take_picture(url: str, file: Path) -> bool:
         # The first address signs this browser in.
         for address in (url, url.partition("?")[0]):
             command = [*words, f"--user-data-dir={profile}", address]
-            subprocess.run(command, stderr=quiet, stdout=quiet, timeout=30)
+            with subprocess.Popen(
+                command, stderr=quiet, stdout=quiet, start_new_session=True
+            ) as browser:
+                try:
+                    browser.wait(30)
+                finally:  # its processes would outlive it
+                    with suppress(ProcessLookupError):
+                        os.killpg(browser.pid, signal.SIGKILL)
     return file.exists()

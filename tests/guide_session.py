@@ -44,6 +44,7 @@ def make_served_session(folder: Path, machine: Endpoint, image: str) -> Session:
     settings = {
         "lab": PROJECT.name,
         "image": image,
+        "data": {"birds": "photos"},
         "server": use_machine(session, folder, machine),
     }
     (session.directory / "lab.yaml").write_bytes(msgspec.json.encode(settings))

@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,18 @@ class Terminal:
 
     tmux: tuple[str, ...]
 
-    def run(self, line: str, answers: Sequence[str], timeout_s: float, type_ahead: str = "") -> str:
+    def run(
+        self,
+        line: str,
+        answers: Sequence[str],
+        timeout_s: float,
+        type_ahead: str = "",
+        on_screen: Callable[[list[str]], None] = lambda lines: None,
+    ) -> str:
         """Type `line`, answer each question in turn, and return what the screen shows below it.
 
         Lines that the terminal has wrapped are joined, and have no trailing spaces. `type_ahead` is
-        typed at once, before any question.
+        typed at once, before any question. `on_screen` gets the lines about five times a second.
         """
         self._clear()
         self._type(line)
@@ -37,9 +44,11 @@ class Terminal:
         waiting = list(answers)
         deadline = time.monotonic() + timeout_s
         while not self._has_ended():
+            lines = self._read_lines()
+            on_screen(lines)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{line!r} still runs:\n" + "\n".join(self._read_lines()))
-            if QUESTION.search(self._read_lines()[-1]) and waiting:
+                raise TimeoutError(f"{line!r} still runs:\n" + "\n".join(lines))
+            if QUESTION.search(lines[-1]) and waiting:
                 self._type(waiting.pop(0))
             time.sleep(POLL_S)
         assert not waiting, f"{line!r} did not ask for {waiting}"

@@ -28,6 +28,11 @@ def bandwidth_command(ctx: click.Context, json_: bool) -> None:
     if json_:
         print_json({"bandwidth": result, "link_share": result.link_share})
         return
+    print_result(result)
+
+
+def print_result(result: Bandwidth) -> None:
+    """Print a table, what share of the link that is, and a warning of a slow link."""
     print_table([_make_row(row) for row in result.rows], ("MESSAGE", "TIME", "BUS BANDWIDTH"))
     click.echo()
     print_message(describe(result), err=False)

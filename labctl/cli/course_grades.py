@@ -21,7 +21,7 @@ from labctl.courses.records.timetable import find_zone
 from labctl.courses.release import release_grades
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.text import count_text, duration_text, names_text
+from labctl.text import count_text, extension_text, names_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ with lazy_imports(__name__):
     from labctl.courses import allowances, totals
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
-# students without a released grade whom a release names
+# students whom a message names
 MOST_NAMES = 12
 
 
@@ -86,7 +86,7 @@ def _print_extensions(extensions: Sequence[GrantedExtension], json_: bool) -> No
         print_json({"extensions": extensions})
         return
     rows = [
-        (one.assignment, one.student, f"+{duration_text(one.seconds)}", one.by, one.why)
+        (one.assignment, one.student, f"+{extension_text(one.seconds)}", one.by, one.why)
         for one in extensions
     ]
     if rows:
@@ -189,6 +189,7 @@ def grades_command(
             dropped=totals.list_drop_reasons(course.folder, assignment),
         )
         _write_export(export, out, json_)
+        _print_held_back(assignment, export.held_back)
     if json_:
         _print_reports(course.folder, assignment, out)
         return
@@ -231,7 +232,14 @@ def _write_export(export: GradeExport, out: Path | None, json_: bool) -> None:
     for note in export.notes:
         print_message(note)
     if out and not json_:
-        print_message(f"{out}: {export.format}")
+        print_message(f"wrote {out} (format: {export.format})")
+
+
+def _print_held_back(assignment: str, students: tuple[str, ...]) -> None:
+    if students:
+        names = names_text(students, MOST_NAMES)
+        print_message(f"held back, since the marks are for an older submission: {names}")
+        print_next(f"labctl course mark {assignment} --next")
 
 
 def _print_tests(folder: CourseFolder, assignment: str, json_: bool) -> None:

@@ -101,6 +101,7 @@ def collect_command(
         _print_collection(collection, course.folder)
         if into:
             _print_folders(folders, into)
+        _print_next_command(collection, course.folder)
     ctx.exit(1 if collection.damaged else 0)
 
 
@@ -113,8 +114,8 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
             _state_style(submission.state)[0],
             _received_text(submission.received, zone),
             _late_text(submission),
-            str(submission.submissions or ""),
-            bytes_text(submission.size) if submission.size else "",
+            str(submission.submissions or "-"),
+            bytes_text(submission.size) if submission.size else "-",
             clean("; ".join(filter(None, [submission.free_days.text, submission.why]))),
         )
         for submission in collection.submissions
@@ -137,6 +138,9 @@ def _print_collection(collection: collect.Collection, folder: CourseFolder) -> N
     if collection.strangers:
         strangers = ", ".join(collection.strangers)
         print_message(f"ignored, because they have no seat in this course: {clean(strangers)}")
+
+
+def _print_next_command(collection: collect.Collection, folder: CourseFolder) -> None:
     if collection.accepted:
         name = collection.assignment
         is_by_hand = not folder.config.assignments[name].graded_points
@@ -159,7 +163,7 @@ def _state_style(state: str) -> tuple[str, str]:
 def _received_text(received: str, zone: tzinfo) -> str:
     """Write a receipt's time in the course's zone."""
     if not received:
-        return ""
+        return "-"
     return f"{datetime.fromisoformat(received).astimezone(zone):%d %b %H:%M:%S}"
 
 
@@ -167,7 +171,7 @@ def _late_text(submission: collect.SeatSubmission) -> str:
     if submission.in_grace_s:
         return f"{duration_text(submission.in_grace_s)}, in the grace period"
     if not submission.late_s:
-        return ""
+        return "-"
     penalty = f", {submission.penalty}% off" if submission.penalty else ""
     return duration_text(submission.late_s) + penalty
 
@@ -305,11 +309,11 @@ def _graded_cells(graded: SeatGrade) -> tuple[str, ...]:
     state, record = _state_style(graded.state)[0], graded.record
     why = graded.why.splitlines()[0] if graded.why else ""
     if record is None:
-        return state, "", "", "", why
+        return state, "-", "-", "-", why
     # Before the penalty: that is a share of all points, also of those that a rubric gives.
-    score = "" if record.raw is None else f"{record.raw.score:g}/{record.points:g}"
+    score = "-" if record.raw is None else f"{record.raw.score:g}/{record.points:g}"
     shares = (record.comparison.claimed, record.comparison.measured)
-    claimed, measured = ("" if value is None else f"{value:.4f}" for value in shares)
+    claimed, measured = ("-" if value is None else f"{value:.4f}" for value in shares)
     kinds = [flag.kind for flag in record.flags]
     late = [f"late, {record.penalty}% off"] if record.penalty else []
     note = ", ".join(dict.fromkeys([*([why] if why else []), *late, *kinds]))

@@ -353,7 +353,7 @@ def excuse_command(
     for student in changed:
         click.echo(f"{student} {state}: {assignment}")
     if not changed:
-        click.echo(f"{name}: nothing to change")
+        click.echo(f"{name} {'was not' if undo else 'was already'} excused: {assignment}")
 
 
 def _print_excuses(folder: CourseFolder, assignment: str, json_: bool) -> None:

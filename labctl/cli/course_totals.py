@@ -16,10 +16,15 @@ from labctl.courses.records.tables import TableShape
 from labctl.courses.totals import StudentTotal, list_totals
 from labctl.errors import UsageError
 from labctl.model import Value
+from labctl.text import names_text
 
 if TYPE_CHECKING:
     from labctl.courses.records.course_total import DroppedGrade, GroupTotal
     from labctl.courses.records.folder import CourseFolder
+
+
+# students whom a message names
+MOST_NAMES = 12
 
 
 class DroppedReport(Value, frozen=True):
@@ -73,9 +78,23 @@ def show_totals(folder: CourseFolder, format_: str | None, out: Path | None, jso
         reports = [_make_report(one, list(folder.config.assignments)) for one in totals]
         print_json({"totals": reports, "written": str(out or "")})
     elif out:
-        print_message(f"{out}: csv")
+        print_message(f"wrote {out} (format: csv)")
     elif not format_:
         print_totals(totals, folder)
+    _note_outdated_marks(totals, list(folder.config.assignments))
+
+
+def _note_outdated_marks(totals: list[StudentTotal], names: list[str]) -> None:
+    """Name the grades that count here, and that a release would hold back."""
+    outdated = [
+        f"{one.student} ({name})"
+        for one in totals
+        for name, grade in zip(names, one.grades, strict=True)
+        if grade.is_held_back
+    ]
+    if outdated:
+        text = "these count, although their marks are for an older submission"
+        print_message(f"{text}: {names_text(outdated, MOST_NAMES)}")
 
 
 def _make_report(one: StudentTotal, names: list[str]) -> TotalReport:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
-from labctl.errors import ConfigError, InterruptError, LabError, SchedulerBusyError
+from labctl.errors import (
+    ConfigError,
+    InterruptError,
+    LabError,
+    NotFoundError,
+    SchedulerBusyError,
+)
 from labctl.lazy import lazy_imports
 
 with lazy_imports(__name__):
+    import shlex
     import traceback
 
     from labctl import config
@@ -94,6 +101,10 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except SchedulerBusyError as error:
         print_error(error)
         return error.exit_code
+    except NotFoundError as error:
+        error.hint = _correct_name(sys.argv[1:], error) or error.hint
+        print_error(error)
+        return _own_code(error.exit_code)
     except LabError as error:
         print_error(error)
         return _own_code(error.exit_code)
@@ -105,6 +116,18 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         raise
     except Exception as error:  # a bug: print one line, keep the traceback in a file
         return _own_code(_report_bug(error))
+
+
+def _correct_name(words: Sequence[str], error: NotFoundError) -> str:
+    """Return the command line with the name that was probably meant; "" if that is unclear.
+
+    Words after `--` are the user's own command.
+    """
+    own = list(words).index("--") if "--" in words else len(words)
+    places = [at for at, word in enumerate(words[:own]) if word == error.typed]
+    if not error.near or len(places) != 1:
+        return ""
+    return shlex.join(["labctl", *words[: places[0]], error.near, *words[places[0] + 1 :]])
 
 
 def end_interrupted_line() -> None:
@@ -119,9 +142,10 @@ def _print_interrupted(command: str) -> None:
     if command in WITHOUT_SERVER:
         return
     course = command.startswith("course ")
-    program, left = ("labctl course", "servers") if course else ("labctl", "the server")
+    program = "labctl course" if course else "labctl"
+    left = "all servers" if course else "the server, if there is one"
     click.echo(f"  {program} status    show what is running", err=True)
-    effect = f"download new results and remove {left}, if there is one"
+    effect = f"download new results and remove {left}"
     click.echo(f"  {program} down      {effect}", err=True)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from labctl.services.several_forwards import ReadyForward
 
 with lazy_imports(__name__):
-    from labctl.services import background_forwards, several_forwards
+    from labctl.services import background_forwards, lab_services, several_forwards
     from labctl.state import uses
 
 # What is printed about a forward that another process holds.
@@ -96,6 +96,8 @@ def forward_command(
         raise UsageError(
             "--port can be used with a single service only", hint=f"labctl forward {services[0]}"
         )
+    for service in services:  # before "no server", which a user would mend first and in vain
+        lab_services.require_service(lab.config, service, services)
     ready = _ReadyUrls(ctx.meta[SCREEN], open_, json_)
     context = lab.select_server(rank).context
     if detach:

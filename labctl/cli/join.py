@@ -13,7 +13,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
 from labctl.cli.screen import Screen, print_json
 from labctl.cli.starter_output import has_failed, print_image_change, print_starters
-from labctl.config import find_lab, find_paths, load_lab
+from labctl.config import LAB_FILE, find_lab, find_paths, load_lab
 from labctl.courses.course_update import update_course_lab
 from labctl.courses.join import (
     JoinResult,
@@ -21,7 +21,7 @@ from labctl.courses.join import (
     join_course,
     result_as_json,
 )
-from labctl.errors import LabError, UsageError
+from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.runs.public_tests import has_public_tests
 from labctl.servers.provider_traits import read_provider_traits
 from labctl.submissions.assignment import judge, load_assignment
@@ -102,7 +102,8 @@ def _restore_files(
             why="it writes files that this assignment's lab has already received",
             hint="labctl join --restore PATH",
         )
-    root = find_lab(Path(ctx.find_root().obj or "."))
+    why = "--restore writes a file into the directory of an assignment"
+    root = _find_course_lab(ctx, why, "labctl -C COURSE/ASSIGNMENT join --restore PATH")
     for path in paths:
         restore_file(root, path)
     if json_:
@@ -134,6 +135,8 @@ def _update_course(ctx: click.Context, into: Path | None, key: str, yes: bool, j
             why="without one, labctl join updates the course of this directory",
             hint="labctl join FILE --into DIR",
         )
+    why = "without a join file, labctl join updates the course of this directory"
+    _find_course_lab(ctx, why, "labctl -C COURSE join")
     lab = open_lab(ctx, yes=yes, quiet=json_)
     joined = update_course_lab(lab.context)
     if json_:
@@ -144,6 +147,20 @@ def _update_course(ctx: click.Context, into: Path | None, key: str, yes: bool, j
         print_image_change(joined)
         print_starters(joined)
     ctx.exit(1 if has_failed(joined) else 0)
+
+
+def _find_course_lab(ctx: click.Context, why: str, again: str) -> Path:
+    """Return the lab of -C's directory. NotFoundError, which says how to join, without one."""
+    root = find_lab(Path(ctx.find_root().obj or "."))
+    file = root / LAB_FILE if root.is_dir() else root
+    if not file.exists():
+        raise NotFoundError(
+            f"no course was joined in {clean(str(root.absolute()))}",
+            why=why,
+            hint="labctl join FILE   # with the join file from your instructor\n"
+            f"{again}   # in a course that you have joined",
+        )
+    return root
 
 
 def _has_program(directory: Path) -> bool:

@@ -55,7 +55,7 @@ def _print_stopped(result: StopResult) -> None:
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
     if result.canceled:
-        click.echo("  docs/resume.md    continue from a canceled run's checkpoints in a new run")
+        click.echo("A new run can continue from a canceled run's checkpoints: see docs/resume.md.")
 
 
 @click.command("start")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import click
-
 from labctl.cli import runs as run_commands
 from labctl.cli.wrapping import print_message
-from labctl.errors import UsageError
+from labctl.errors import NotFoundError, UsageError
 from labctl.lab import Lab
 from labctl.lifecycle import gang
+from labctl.lifecycle.fleet import run_for_each
 from labctl.runs import runs
+from labctl.servers.context import LabContext
 from labctl.servers.job_queue import build_job_request, count_gpus
 
 
 def print_rank_logs(lab: Lab, run: str, rank: str, follow: bool, tail: int) -> None:
-    """Print the output of the process with this global rank, or with "all" of each server's first.
+    """Print the output of the process with this global rank, or with "all" of each process.
 
     UsageError if there is no such process.
     """
@@ -24,12 +24,10 @@ def print_rank_logs(lab: Lab, run: str, rank: str, follow: bool, tail: int) -> N
         if follow:
             raise UsageError(
                 "--rank all cannot be combined with -f",
-                why="the lines of several processes would be mixed",
+                why="each process writes a log of its own, and labctl follows one at a time",
                 hint=f"labctl logs {run_id} --rank all\nlabctl logs -f {run_id} --rank 1",
             )
-        for number in range(count):
-            click.echo(f"--- server {number} ---", err=True)
-            _print_log(lab, run_id, number, 0, follow, tail)
+        _print_all_logs(lab, run_id, tail)
         return
     if not rank.isdecimal():
         raise UsageError(
@@ -58,6 +56,48 @@ def count_processes(lab: Lab) -> int:
     if context.config.submits_jobs:
         return max(1, count_gpus(build_job_request(context, server)))
     return max(1, len(context.load_facts(server).gpus))
+
+
+def _print_all_logs(lab: Lab, run_id: str, tail: int) -> None:
+    """Print the logs of all processes, rank by rank, with the rank before each line.
+
+    The first error of a server that does not answer is raised after the others' logs.
+    """
+    processes = count_processes(lab)
+    members = [gang.select_server(lab.context, rank) for rank in range(lab.config.server.count)]
+
+    def fetch_logs(context: LabContext) -> list[bytes]:
+        return [_fetch_log(context, run_id, process, tail) for process in range(processes)]
+
+    outcomes = run_for_each(members, fetch_logs)
+    for number, outcome in enumerate(outcomes):
+        for process, log in enumerate(outcome.value or ()):
+            rank = number * processes + process
+            run_commands.write_log(_prefix_lines(log, rank))
+            if not log and rank:
+                print_message(f"rank {rank} of run {run_id} has no output")
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+
+
+def _fetch_log(context: LabContext, run_id: str, process: int, tail: int) -> bytes:
+    """Return what a process has printed; nothing if it was not started."""
+    log = bytearray()
+    server = context.get_server()
+    try:
+        runs.watch(
+            context, server, run_id, tail=tail, follow=False, process=process, on_log=log.extend
+        )
+    except NotFoundError:
+        if process == 0:
+            raise
+    return bytes(log)
+
+
+def _prefix_lines(log: bytes, rank: int) -> bytes:
+    lines = log.removesuffix(b"\n").split(b"\n") if log else []
+    return b"".join(b"[%d] %s\n" % (rank, line) for line in lines)
 
 
 def _print_log(lab: Lab, run_id: str, server: int, process: int, follow: bool, tail: int) -> None:

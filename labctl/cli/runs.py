@@ -282,7 +282,7 @@ def _print_how_to_continue(run: Run) -> None:
     """Name what is left of a canceled run. Nothing resumes it; a new run can use its results."""
     pull = f"labctl pull {run.id}"
     print_message(f"{pull}    download its checkpoints and logs")
-    print_message(f"{'docs/resume.md':<{len(pull)}}    continue from them in a new run")
+    print_message("A new run can continue from them: see docs/resume.md.")
 
 
 def find_exit_code(run: Run) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from labctl.wire.services import ServiceRequest
 
 with lazy_imports(__name__):
+    from labctl.runs import runs
     from labctl.services import model_serving
 
 
@@ -77,6 +78,8 @@ def serve_command(
     """
     options = ServeOptions(**values)
     lab = open_lab(ctx, yes=options.yes, quiet=json_)
+    if words and not options.image and not options.stop:
+        runs.find_run(lab.context, words[0])  # a misspelled name before a missing server
     server = lab.context.get_server()
     if options.stop:
         _stop(lab, server, json_)

@@ -38,6 +38,11 @@ with lazy_imports(__name__):
 SHOWN_ENDED = 5
 # how long before a server's end `status` says when the runs will be stopped
 SHOWN_WIND_DOWN_S = 900.0
+_EXECUTORS = {
+    "docker": "Docker containers",
+    "process": "plain processes (executor: process)",
+    "slurm": "jobs of Slurm",
+}
 _STOP_REASONS = {"ttl": "its ttl ended", "budget": "its budget was spent", "idle": "it was idle"}
 
 
@@ -78,9 +83,9 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
     if status.keeper:
         click.echo(f"  watched by the keeper at {status.keeper}")
     _print_kept(status.kept)
-    if why:
+    if why and server is not None:
         _print_decisions(watch_reports.parse_watch(status.watch))
-    elif status.runs:
+    elif status.runs and not why:
         runs, hidden = _select_runs(status.runs, server, all_)
         _print_runs(runs, server, status.now, status.ended)
         if hidden:
@@ -161,10 +166,7 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     up_s = status.now - server.created_at
     up = "" if server.state == "stopped" else f"up {duration_text(up_s)}, "
     print_message(f"  {up}{cost}", err=False)
-    if status.executor == "process":
-        click.echo("  runs are plain processes (executor: process)")
-    elif status.executor == "slurm":
-        click.echo("  runs are jobs of Slurm")
+    click.echo(f"  runs are {_EXECUTORS[status.executor]}")
     _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status.interrupted_down
     if interrupted is not None:
@@ -276,9 +278,13 @@ def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
 
 def _print_decisions(watch: WatchRecord | None) -> None:
     """Print the decisions in a table whose last column wraps, because each word of it counts."""
+    if watch is None:
+        text = "This server has no watchdog. It gets one with its first limit: labctl up --idle 30m"
+        print_message(f"\n{text}", err=False)
+        return
     rows = [
         (time.strftime("%m-%d %H:%M:%S", time.localtime(each.at)), each.what, each.why)
-        for each in (watch.decisions if watch else ())
+        for each in watch.decisions
     ]
     click.echo()
     if rows:
@@ -343,7 +349,7 @@ def _elapsed_text(run: Run, now: float) -> str:
     "--rank",
     default="0",
     metavar="N|all",
-    help="Print the output of this process of several; all: of each server's first one.",
+    help="Print the output of this process; all: of every process, with its rank before each line.",
 )
 @click.pass_context
 def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: str) -> None:

@@ -29,6 +29,9 @@ _NOTE_WIDTH = len("max 1023 KiB/s")
 _COMMAND_WIDTH = 16
 LEAST_PROCESSES = 3
 HEADING = "dim"
+GPU_HEADINGS = ("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", "CLOCK", "HELD BY")
+# those that a narrow terminal leaves out, in this order
+GPU_OPTIONAL = ("CLOCK", "POWER", "NAME", "HELD BY", "TEMP")
 # the headings of containers, in their order
 KINDS = ("RUN", "SERVICE", "CONTAINER")
 # memory used, as a share of its total, from which it is shown as a warning
@@ -90,7 +93,7 @@ def _render_head(now: ServerMetrics, about: About, width: int) -> Text:
     return text
 
 
-def _make_table(
+def make_table(
     headings: Sequence[str],
     rows: Sequence[Sequence[Text]],
     width: int,
@@ -178,23 +181,24 @@ def _render_machine(now: ServerMetrics, history: History, about: About, width: i
 
 
 def _render_gpus(now: ServerMetrics, history: History, about: About, width: int) -> Table:
+    rows = [make_gpu_row(gpu, history, about.bars, width) for gpu in now.gpus]
+    return make_table(GPU_HEADINGS, rows, width, GPU_OPTIONAL)
+
+
+def make_gpu_row(gpu: GpuMetrics, history: History, bars: str, width: int) -> tuple[Text, ...]:
+    """Make the cells below GPU_HEADINGS."""
     wide = width >= WIDE
-    bars = 0 if history.is_single_sample or width < NARROW else WIDE_BARS if wide else LEAST_BARS
-    rows = [
-        (
-            Text(gpu.index),
-            Text(_shorten(_gpu_name(gpu), 24 if wide else 14)),
-            _gpu_use_text(gpu, history.render_line(f"gpu {gpu.index}", bars, 100.0, about.bars)),
-            _memory_text(gpu.memory_bytes, gpu.memory_total_bytes),
-            Text(usage_text(gpu.power_w, gpu.power_limit_w, "W")),
-            _temperature_text(gpu),
-            Text(usage_text(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
-            Text(_shorten(_describe_throttling(gpu), 24 if wide else 11), "red"),
-        )
-        for gpu in now.gpus
-    ]
-    headings = ("GPU", "NAME", "USE", "MEMORY", "POWER", "TEMP", "CLOCK", "HELD BY")
-    return _make_table(headings, rows, width, ("CLOCK", "POWER", "NAME", "HELD BY", "TEMP"))
+    count = 0 if history.is_single_sample or width < NARROW else WIDE_BARS if wide else LEAST_BARS
+    return (
+        Text(gpu.index),
+        Text(shorten(_gpu_name(gpu), 24 if wide else 14)),
+        _gpu_use_text(gpu, history.render_line(f"gpu {gpu.index}", count, 100.0, bars)),
+        memory_text(gpu.memory_bytes, gpu.memory_total_bytes),
+        Text(usage_text(gpu.power_w, gpu.power_limit_w, "W")),
+        _temperature_text(gpu),
+        Text(usage_text(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz")),
+        Text(shorten(_describe_throttling(gpu), 24 if wide else 11), "red"),
+    )
 
 
 def _describe_throttling(gpu: GpuMetrics) -> str:
@@ -232,7 +236,7 @@ def _render_runs(now: ServerMetrics, history: History, about: About, width: int)
         if rows:
             rows.append([Text(kind, HEADING), *empty])
         rows += [_make_run_row(run, now, history, about, width) for run in groups[kind]]
-    return _make_table(headings, rows, width, ("GPU MEM", "CORES", "WHO", "MEMORY", "LEFT"))
+    return make_table(headings, rows, width, ("GPU MEM", "CORES", "WHO", "MEMORY", "LEFT"))
 
 
 def _find_kind(container: ContainerMetrics) -> str:
@@ -248,12 +252,12 @@ def _make_run_row(
     gpu_memory = _gpu_memory(process for process in now.processes if process.name == run.name)
     bars = 20 if width >= WIDE else 6 if width >= NARROW else 0
     return (
-        Text(_shorten(name_container(run, about.lab_id), 40 if width >= WIDE else 16), "bold"),
-        Text(_shorten(run.person, 12 if width >= WIDE else 8)),
+        Text(shorten(name_container(run, about.lab_id), 40 if width >= WIDE else 16), "bold"),
+        Text(shorten(run.person, 12 if width >= WIDE else 8)),
         Text(usage_text(run.cpu_cores, run.cores, "", ".1f")),
-        _memory_text(run.memory_bytes, run.memory_limit_bytes),
+        memory_text(run.memory_bytes, run.memory_limit_bytes),
         *((Text(gpu_memory),) if has_gpus else ()),
-        _steps_text(run, about.bars, bars),
+        steps_text(run, about.bars, bars),
         Text(duration_text(left) if left is not None else "-"),
     )
 
@@ -265,7 +269,7 @@ def name_container(run: ContainerMetrics | ProcessMetrics, lab_id: str) -> str:
     return run.service or run.name
 
 
-def _steps_text(run: ContainerMetrics, bars: str, width: int) -> Text:
+def steps_text(run: ContainerMetrics, bars: str, width: int) -> Text:
     if run.step is None:
         return Text("-")
     if not run.total_steps:
@@ -284,7 +288,7 @@ def _render_processes(processes: Sequence[ProcessMetrics], about: About, width: 
     rows = [
         (
             Text(str(process.pid)),
-            Text(_shorten(process.person, 12 if wide else 8)),
+            Text(shorten(process.person, 12 if wide else 8)),
             Text(_name_place(process, about.lab_id, 30 if wide else 16)),
             Text(f"{process.cpu_cores:.1f}"),
             Text(bytes_text(process.memory_bytes)),
@@ -293,14 +297,14 @@ def _render_processes(processes: Sequence[ProcessMetrics], about: About, width: 
         )
         for process in processes
     ]
-    return _make_table(headings, rows, width, ("IN", "WHO", "MEMORY", "CORES"), last_grows=True)
+    return make_table(headings, rows, width, ("IN", "WHO", "MEMORY", "CORES"), last_grows=True)
 
 
 def _name_place(process: ProcessMetrics, lab_id: str, width: int) -> str:
     """Name what the process is part of; mark a service as such if there is room."""
     name = name_container(process, lab_id) if process.name else "-"
     marked = f"{name} (service)" if process.service else name
-    return _shorten(marked if len(marked) <= width else name, width)
+    return shorten(marked if len(marked) <= width else name, width)
 
 
 def _gpu_memory(processes: Iterable[ProcessMetrics]) -> str:
@@ -309,7 +313,7 @@ def _gpu_memory(processes: Iterable[ProcessMetrics]) -> str:
     return bytes_text(sum(known)) if known else ("unknown" if amounts else "-")
 
 
-def _memory_text(used: float | None, total: float | None) -> Text:
+def memory_text(used: float | None, total: float | None) -> Text:
     is_full = used is not None and total and used / total >= FULL
     return Text(amount_text(used, total, "/"), "yellow" if is_full else "")
 
@@ -337,6 +341,6 @@ def rate_text(bytes_per_s: float | None) -> str:
     return "-" if bytes_per_s is None else f"{bytes_text(bytes_per_s)}/s"
 
 
-def _shorten(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     cleaned = clean(text).replace("\n", " ")
     return cleaned if len(cleaned) <= width else cleaned[: width - 1] + "…"

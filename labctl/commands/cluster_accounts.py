@@ -34,13 +34,14 @@ class UidConflict(Value, frozen=True):
 class MachineAccounts(Value, frozen=True):
     """The accounts of a machine. Those of `enabled` may log in by a key of labctl.
 
-    `hostname` is the machine's name in Slurm.
+    `hostname` is the machine's name in Slurm. `is_prepared` if labctl has ever made accounts there.
     """
 
     hostname: str
     uids: dict[str, int]
     homes: dict[str, str]
     enabled: frozenset[str]
+    is_prepared: bool = False
 
 
 def build_inspection() -> str:
@@ -67,6 +68,7 @@ def parse_inspection(output: str) -> MachineAccounts:
         uids=parse_uids("\n".join(parts[_PASSWD])),
         homes={row[0]: row[5] for row in rows if len(row) == 7},
         enabled=frozenset(name for names in members for name in names if name),
+        is_prepared=bool(members),
     )
 
 

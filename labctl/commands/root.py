@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 # The exit code of a script of `as_root` whose account is not root and may not use sudo.
-NO_ROOT = 77
+NO_ROOT_EXIT_CODE = 77
 
 
 def as_root(script: str, *words: str) -> str:
@@ -16,5 +16,5 @@ def as_root(script: str, *words: str) -> str:
     line = shlex.join(["sh", "-c", script, *(["sh", *words] if words else [])])
     return (
         f'if [ "$(id -u)" = 0 ]; then {line}; '
-        f"elif sudo -n true; then sudo -n {line}; else exit {NO_ROOT}; fi"
+        f"elif sudo -n true; then sudo -n {line}; else exit {NO_ROOT_EXIT_CODE}; fi"
     )

@@ -61,12 +61,10 @@ sync
 def bake(staff: CourseOperator) -> BakedImage:
     """Bake the course's image and return it once servers can boot from it.
 
-    The previous image is removed once the new one is ready. PolicyError if the provider cannot
-    make images.
+    The previous image is removed once the new one is ready; until then, seats boot from it.
+    PolicyError if the provider cannot make images.
     """
-    # The server to bake must not boot from the previous image.
-    (staff.folder.private / BAKED).unlink(missing_ok=True)
-    course = staff.course(plain=True)
+    course = staff.course(plain=True, uses_baked_image=False)
     machine_images.require_images(course.provider)
     context = build_own_context(staff.folder, course, "bake")
     server = _create_filled_server(staff, context)

@@ -79,7 +79,7 @@ class SharedSeatServer:
         return failure
 
     def is_ready(self, claim: SeatClaim) -> bool:
-        """Return whether the server can be used by the claim's lab."""
+        """Tell whether the server is prepared, and lets the claim's owner log in."""
         return self.server is not None and claim.token in self._holding.ready
 
     def server_id_of(self, claim: SeatClaim) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from labctl.commands.root import NO_ROOT, as_root
+from labctl.commands.root import NO_ROOT_EXIT_CODE, as_root
 from labctl.config import CourseConfig
 from labctl.courses.cluster_session import CHECK_COMMAND, ClusterSession, RunAsRoot
 from labctl.courses.records.folder import CourseFolder
@@ -35,7 +35,7 @@ from labctl.transports import Transport
 from labctl.wire.watchdog import WatchRecord
 
 CHECK_S = 60.0
-# Seconds that a node may end before the controller.
+# Seconds that the server on another machine may end before that on the controller.
 END_TOLERANCE_S = 60
 MOST_AT_ONCE = 8
 NAMED = 8
@@ -67,12 +67,12 @@ def list_cluster_machines(config: CourseConfig, provider: Provider) -> tuple[str
     return (controller, *(name for name in names if name != controller))
 
 
-def choose_gpus(controller: Offer, nodes: Sequence[Offer]) -> Offer:
+def choose_gpus(controller: Offer, others: Sequence[Offer]) -> Offer:
     """Return the controller's offer with the GPUs of the machine that has most of them.
 
     A job runs on any of the machines, and a controller may have no GPU.
     """
-    most = max([controller, *nodes], key=lambda offer: offer.gpu_count)
+    most = max([controller, *others], key=lambda offer: offer.gpu_count)
     return msgspec.structs.replace(
         controller,
         gpu_name=most.gpu_name,
@@ -81,12 +81,12 @@ def choose_gpus(controller: Offer, nodes: Sequence[Offer]) -> Offer:
     )
 
 
-def shorten_node_name(node: str) -> str:
-    """Return the part of a lab's name that tells a node apart from all others of its course."""
-    slug = re.sub(r"[^a-z0-9]+", "-", node.lower()).strip("-")
+def shorten_machine_name(machine: str) -> str:
+    """Return the part of a lab's name that tells a machine apart from all others of its course."""
+    slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     if len(slug) <= MOST_SLUG:
         return slug
-    digest = hashlib.sha256(node.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(machine.encode()).hexdigest()[:8]
     return f"{slug[: MOST_SLUG - 9].rstrip('-')}-{digest}"
 
 
@@ -104,18 +104,18 @@ class ClassCluster:
         return self.names[0]
 
     @property
-    def nodes(self) -> tuple[str, ...]:
+    def other_machines(self) -> tuple[str, ...]:
         return self.names[1:]
 
     @property
     def homes(self) -> str:
         return self.folder.config.shared.homes if self.folder.config.shared else ""
 
-    def lab_id(self, node: str) -> str:
-        return hashlib.sha256(f"{self.folder.id} machine {node}".encode()).hexdigest()[:12]
+    def lab_id(self, machine: str) -> str:
+        return hashlib.sha256(f"{self.folder.id} machine {machine}".encode()).hexdigest()[:12]
 
     def list_lab_ids(self) -> set[str]:
-        return {self.lab_id(node) for node in self.nodes}
+        return {self.lab_id(machine) for machine in self.other_machines}
 
     def narrow(self, context: LabContext, name: str) -> LabContext:
         """Return a context whose provider has only this machine, whatever GPUs it has."""
@@ -127,56 +127,57 @@ class ClassCluster:
         narrowed = context.make_sibling(config, context.lab_id)
         return narrowed.replace_provider(select_machine(self.course.provider, name))
 
-    def build_context(self, shared: LabContext, node: str) -> LabContext:
-        """Build the context of a node from that of the controller."""
-        slug = shorten_node_name(node)
+    def build_context(self, shared: LabContext, machine: str) -> LabContext:
+        """Build the context of another machine's server from that of the controller's."""
+        slug = shorten_machine_name(machine)
         config = msgspec.structs.replace(
             shared.config,
             name=f"{self.folder.config.name[:20].rstrip('-')}-node-{slug}",
             root=shared.config.root.parent / f"node-{slug}",
         )
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self.narrow(shared.make_sibling(config, self.lab_id(node)), node)
+        return self.narrow(shared.make_sibling(config, self.lab_id(machine)), machine)
 
-    def bring_up_nodes(self, shared: LabContext, session: ClusterSession) -> list[Server]:
-        """Return a ready server for each node that answers; set aside those that fail.
+    def bring_up_others(self, shared: LabContext, session: ClusterSession) -> list[Server]:
+        """Return a ready server on each other machine that answers; set aside those that fail.
 
         HostKeyError if one has another host key: it may be another machine.
         """
-        missing = [node for node in session.nodes if node not in self._ready]
-        contexts = [self.build_context(shared, node) for node in missing]
+        missing = [name for name in session.other_machines if name not in self._ready]
+        contexts = [self.build_context(shared, name) for name in missing]
         outcomes = run_for_each(contexts, up.up, at_once=MOST_AT_ONCE)
-        for node, outcome in zip(missing, outcomes, strict=True):
+        for name, outcome in zip(missing, outcomes, strict=True):
             if isinstance(outcome.error, HostKeyError):
                 raise outcome.error
             if outcome.error is not None:
-                session.set_aside(node, outcome.error)
+                session.set_aside(name, outcome.error)
             elif outcome.value is not None:
-                self._ready[node] = outcome.value
-        return [self._ready[node] for node in session.nodes]
+                self._ready[name] = outcome.value
+        return [self._ready[name] for name in session.other_machines]
 
-    def forget_nodes(self) -> None:
-        """Have `bring_up_nodes` look at all nodes again."""
+    def forget_others(self) -> None:
+        """Have `bring_up_others` look at all other machines again."""
         self._ready.clear()
 
-    def list_nodes(self, shared: LabContext) -> list[tuple[LabContext, Server]]:
-        """List the nodes that are in use by this machine's records, with their contexts."""
-        contexts = [self.build_context(shared, node) for node in self.nodes]
+    def list_others(self, shared: LabContext) -> list[tuple[LabContext, Server]]:
+        """List the servers on other machines by local records, with their contexts."""
+        contexts = [self.build_context(shared, name) for name in self.other_machines]
         records = [(each, each.state.get_lab_server(each.lab_id)) for each in contexts]
         return [(context, server) for context, server in records if server is not None]
 
-    def extend_nodes(
-        self, shared: LabContext, watch: WatchRecord | None, nodes: Collection[str]
+    def extend_others(
+        self, shared: LabContext, watch: WatchRecord | None, machines: Collection[str]
     ) -> None:
-        """Let none of these nodes end before the controller, whose watchdog reported `watch`.
+        """Let no server on these machines end before the controller's.
 
-        Safe to repeat. Names the nodes for which that fails.
+        `watch` is what the watchdog of the controller's server reported. Safe to repeat. Names
+        the machines for which that fails.
         """
         if watch is None or watch.ttl_left_s is None:
             return
         ends_at = time.monotonic() + watch.ttl_left_s
-        for context, server in self.list_nodes(shared):
-            if server.offer.type not in nodes:
+        for context, server in self.list_others(shared):
+            if server.offer.type not in machines:
                 continue
             try:
                 own = guard.read_watchdog(context, server)
@@ -195,9 +196,9 @@ class ClassCluster:
                 again = f"labctl course up   # extends it, after you repaired {name}"
                 shared.reporter.emit(Note(text=add_next(text, again), level="warning"))
 
-    def end_nodes(self, shared: LabContext) -> None:
-        for node in self.nodes:
-            context = self.build_context(shared, node)
+    def end_others(self, shared: LabContext) -> None:
+        for name in self.other_machines:
+            context = self.build_context(shared, name)
             server = adoption.adopt(context)
             if server is not None:
                 end_server.remove(context, server)
@@ -205,7 +206,7 @@ class ClassCluster:
     def check(self) -> list[str]:
         """LabError if a machine does not answer, or does not share the homes. Leaves nothing.
 
-        Returns the machines that Slurm has, and course.yaml no longer.
+        Returns the nodes that Slurm has, and course.yaml no longer.
         """
         session = self.connect()
         for error in session.failures.values():
@@ -222,7 +223,8 @@ class ClassCluster:
         for name in self.names:
             session.add(name, partial(self._open, name))
         accounts = SeatAccounts(self.folder.private).list_all()
-        session.require_homes([account.account for account in accounts], self.homes)
+        present = [each.account for each in accounts if each.state in ("there", "leaving")]
+        session.require_homes(present, self.homes)
         session.check_homes(self.homes)
         return session
 
@@ -234,7 +236,7 @@ def _run_as_root(name: str, transport: Transport, script: str) -> str:
     result = transport.run(as_root(script), timeout_s=CHECK_S, check=False)
     if result.code:
         why = result.stderr.strip()[-500:] or f"{script} exited with code {result.code}"
-        if result.code == NO_ROOT:
+        if result.code == NO_ROOT_EXIT_CODE:
             why = f"{why}\nthe account there must be root, or use sudo without a password"
         raise LabError(f"{name} cannot be a machine of the cluster", why=why, hint=CHECK_COMMAND)
     output: str = result.stdout

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from labctl.commands import slurm_accounting, slurm_reservations
-from labctl.commands.root import NO_ROOT, as_root
+from labctl.commands import slurm_accounting, slurm_nodes, slurm_reservations
+from labctl.commands.root import NO_ROOT_EXIT_CODE, as_root
 from labctl.commands.slurm_accounting import ClassAccounting, ClassLimits
 from labctl.config import CourseConfig
 from labctl.courses.records import timetable
@@ -16,10 +16,11 @@ from labctl.courses.seat_accounts import SeatAccounts
 from labctl.courses.seat_reporter import make_quiet_reporter
 from labctl.errors import BusyError, LabError
 from labctl.errors.replies import describe_error
-from labctl.events import Note
+from labctl.events import Note, UniqueNote
 from labctl.model import Server
 from labctl.servers.context import LabContext
 from labctl.servers.shared_server import set_up_queue
+from labctl.text import add_next
 from labctl.transports import Transport
 
 # Seconds for all changes: those of a class of hundreds, and jobs that end first.
@@ -168,6 +169,20 @@ class ClassQueue:
             )
             context.reporter.emit(Note(text=text, level="warning"))
 
+    def report_unavailable(self, context: LabContext, server: Server) -> None:
+        """Name the machines that get no jobs, and why. LabError if Slurm does not answer.
+
+        Those that labctl takes out of the cluster are named by `ClusterSession`.
+        """
+        nodes = slurm_nodes.parse_nodes(_run(context, server, slurm_nodes.build_query(), QUERY_S))
+        for name, state in nodes.unavailable.items():
+            if nodes.is_removed(name):
+                continue
+            text = f"Slurm starts no jobs on {name} ({state.name}): {state.reason}, by {state.user}"
+            where = f"as root on {server.endpoint.host}, after you repaired the cause"
+            again = f"{slurm_nodes.build_resume(name)}   # {where}"
+            context.reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
+
     def record_gpu_minutes(self, context: LabContext, server: Server) -> None:
         """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
         present = read_accounting(context, server, self.folder.config.name)
@@ -224,7 +239,7 @@ def _run(context: LabContext, server: Server, script: str, timeout_s: float) -> 
     result = transport.run(as_root(script), timeout_s=timeout_s, check=False)
     if result.code:
         why = result.stderr.strip()[-1000:] or result.stdout.strip()[-1000:]
-        if result.code == NO_ROOT:
+        if result.code == NO_ROOT_EXIT_CODE:
             raise LabError(
                 f"{server.endpoint.user} is not root on {server.alias}",
                 why=f"{why}\nthe account there must be root, or use sudo without a password",

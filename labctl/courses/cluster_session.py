@@ -1,8 +1,13 @@
-"""The machines of a cluster that answer at the moment, as root, and what they say of themselves."""
+"""The machines of a cluster that answer at the moment, as root, and what they say of themselves.
+
+A machine is named as in course.yaml, where that is its host for SSH. A node is a machine as Slurm
+has it, by its host name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from labctl.commands import cluster_accounts, slurm_nodes
 from labctl.commands.cluster_accounts import HomeOwners, MachineAccounts, UidConflict
@@ -27,6 +32,18 @@ CHECK_COMMAND = "labctl course plan"
 RunAsRoot = Callable[[str], str]
 
 
+@dataclass(frozen=True)
+class UidChoice:
+    """The uids of accounts by name, and why others cannot have one.
+
+    `machines` names, for some of those others, the machine that differs from the rest.
+    """
+
+    uids: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, PolicyError] = field(default_factory=dict)
+    machines: dict[str, str] = field(default_factory=dict)
+
+
 class ClusterSession:
     """The machines of a cluster: `roots` are those that answer, `failures` say why others do not.
 
@@ -39,8 +56,8 @@ class ClusterSession:
         self.machines: dict[str, MachineAccounts] = {}
         self.failures: dict[str, LabError] = {}
         self.slurm = ClusterNodes()
-        # Machines that course.yaml no longer has, and on which no jobs run any more.
-        self.drained: set[str] = set()
+        # Of `removed_nodes`, those on which no jobs run any more.
+        self.drained_nodes: set[str] = set()
 
     def add(self, name: str, open_root: Callable[[], RunAsRoot]) -> None:
         """Log in to a machine. An error is raised for the controller, and else recorded."""
@@ -59,53 +76,75 @@ class ClusterSession:
         if name == self.controller:
             self.slurm = slurm_nodes.parse_nodes(root(slurm_nodes.build_query()))
 
-    def set_aside(self, node: str, error: LabError) -> None:
+    def set_aside(self, machine: str, error: LabError) -> None:
         """Go on without a machine that answers, and cannot be used."""
-        self.failures[node] = error
-        del self.roots[node], self.machines[node]
+        self.failures[machine] = error
+        del self.roots[machine], self.machines[machine]
 
     @property
-    def nodes(self) -> tuple[str, ...]:
+    def is_controller_prepared(self) -> bool:
+        return self.machines[self.controller].is_prepared
+
+    def skip_unprepared(self, reporter: Reporter) -> None:
+        """Go on without machines that labctl has never prepared: they have no accounts to end."""
+        for machine in self.other_machines:
+            if not self.machines[machine].is_prepared:
+                del self.roots[machine], self.machines[machine]
+                text = (
+                    f"{machine} was left out: it has never been prepared, so no accounts end there"
+                )
+                again = f"labctl course up   # prepares {machine}, if the course goes on"
+                reporter.emit(UniqueNote(text=add_next(text, again)))
+
+    @property
+    def other_machines(self) -> tuple[str, ...]:
         """The machines that answer, without the controller."""
         return tuple(name for name in self.roots if name != self.controller)
 
     @property
     def unknown_nodes(self) -> list[str]:
-        """The machines that Slurm has, and that are none of those that answer; names in Slurm."""
+        """The nodes of Slurm that are none of the machines that answer."""
         hostnames = {machine.hostname for machine in self.machines.values()}
         return sorted(self.slurm.configured - hostnames)
 
     @property
     def removed_nodes(self) -> list[str]:
-        """The machines that Slurm has, and course.yaml no longer; names in Slurm.
+        """The nodes that Slurm has, and course.yaml no longer.
 
-        Empty while a machine of course.yaml does not answer: Slurm's name may be its name.
+        Empty while a machine of course.yaml does not answer: a node may be that machine.
         """
         return [] if self.failures else self.unknown_nodes
 
     @property
     def can_configure(self) -> bool:
         """Whether Slurm's configuration would lose no machine by a change, except drained ones."""
-        return self.drained.issuperset(self.unknown_nodes)
+        return self.drained_nodes.issuperset(self.unknown_nodes)
 
     def drain_removed(self, reporter: Reporter) -> None:
-        """Drain machines that course.yaml no longer has; put those without jobs in `drained`."""
+        """Drain nodes that course.yaml no longer has; `drained_nodes` are those without jobs."""
         for name in self.removed_nodes:
-            script = slurm_nodes.build_drain(name, "removed from course.yaml")
+            script = slurm_nodes.build_drain(name)
             count = int(self.roots[self.controller](script).strip() or 0)
             if not count:
-                self.drained.add(name)
+                self.drained_nodes.add(name)
                 continue
             text = (
-                f"{name} is no longer in hosts: it takes no new jobs, and "
-                f"{count_text(count, 'job')} still run there"
+                f"{name} is no longer in hosts: it takes no new jobs, and waits for "
+                f"{count_text(count, 'job')} to end"
             )
             again = f"labctl course up   # takes {name} out of the cluster after they have ended"
             reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
 
+    def resume_returned(self, reporter: Reporter) -> None:
+        """Let machines take jobs again that were deleted from course.yaml, and are back."""
+        for name, machine in self.machines.items():
+            if self.slurm.is_removed(machine.hostname):
+                self.roots[self.controller](slurm_nodes.build_resume(machine.hostname))
+                reporter.emit(UniqueNote(text=f"{name} is in hosts again, and takes jobs again"))
+
     def report_removed(self, reporter: Reporter) -> None:
         """Say what is left on machines that were taken out of the cluster."""
-        for name in sorted(self.drained):
+        for name in sorted(self.drained_nodes):
             text = (
                 f"{name} is no longer in hosts, and was taken out of the cluster. Its accounts can "
                 "still log in there; its lease ends by itself"
@@ -126,25 +165,43 @@ class ClusterSession:
             if not self.slurm.has_joined(machine.hostname)
         ]
 
-    def choose_uids(self, accounts: Sequence[str], homes: str) -> dict[str, int]:
-        """Return each account's uid, the same on all machines.
+    def choose_uids(self, accounts: Sequence[str], homes: str) -> UidChoice:
+        """Choose each account's uid, the same on all machines.
 
         A new account gets one that no account has, also none of a directory service, and no file
-        in `homes`. PolicyError on a conflict, and for a new account whose home another one left.
+        in `homes`. An account gets none on a conflict, if its home is elsewhere, or if it is new
+        and another one left its home.
         """
         uids = {name: dict(machine.uids) for name, machine in self.machines.items()}
         self._look_up(accounts, uids)
         new = [name for name in accounts if not any(name in each for each in uids.values())]
         free: list[int] = []
+        errors = self._find_moved_homes(accounts, homes)
         if new:
             owners = self._read_owners(homes)
             for name in new:
-                _require_no_home(name, homes, owners)
-            free = self._find_free_uids(len(new), uids, owners)
-        chosen, conflicts = cluster_accounts.choose_uids(accounts, uids, free)
-        if conflicts:
-            raise _make_conflict_error(conflicts[0])
-        return chosen
+                if uid := owners.uids.get(name, 0):
+                    errors[name] = _make_home_error(name, homes, uid)
+            free = self._find_free_uids(len(set(new) - errors.keys()), uids, owners)
+        possible = [name for name in accounts if name not in errors]
+        chosen, conflicts = cluster_accounts.choose_uids(possible, uids, free)
+        errors.update((conflict.account, _make_conflict_error(conflict)) for conflict in conflicts)
+        machines = {conflict.account: conflict.machines[1] for conflict in conflicts}
+        return UidChoice(chosen, errors, machines)
+
+    def set_aside_conflicting(self, accounts: Sequence[str], homes: str) -> UidChoice:
+        """Choose the uids of accounts that exist, without the machines that cannot join with them.
+
+        A machine that has joined stays, and the choice says which accounts differ there.
+        """
+        while True:
+            choice = self.choose_uids(accounts, homes)
+            unjoined = set(self.list_unjoined()) - {self.controller}
+            for account, machine in choice.machines.items():
+                if machine in unjoined and machine in self.machines:
+                    self.set_aside(machine, choice.errors[account])
+            if unjoined <= self.machines.keys():
+                return choice
 
     def _look_up(self, keys: Sequence[str | int], uids: dict[str, dict[str, int]]) -> None:
         """Add the accounts with these names or uids, which directory services may not list."""
@@ -171,19 +228,28 @@ class ClusterSession:
 
     def require_homes(self, accounts: Iterable[str], homes: str) -> None:
         """PolicyError if an account of the course has its home in another directory."""
+        for error in self._find_moved_homes(accounts, homes).values():
+            raise error
+
+    def _find_moved_homes(self, accounts: Iterable[str], homes: str) -> dict[str, PolicyError]:
+        """Describe the accounts that have their homes in another directory."""
         present = self.machines[self.controller].homes
-        for account in accounts:
-            home = present.get(account, "")
-            if home and home != f"{homes}/{account}":
-                old = home.rpartition("/")[0] or "/"
-                raise PolicyError(
-                    f"shared.homes in course.yaml is {homes}, and the accounts' homes are in {old}",
-                    why="students would not find their files any more; nothing was changed",
-                    hint=f"labctl course up   # after you set shared.homes to {old} again\n"
-                    f"usermod --home {homes}/{account} --move-home {account}   # or move each "
-                    f"home while nobody is logged in: on {self.controller}\n"
-                    f"usermod --home {homes}/{account} {account}   # and on each other machine",
-                )
+        return {
+            account: self._make_moved_error(account, present[account], homes)
+            for account in sorted(accounts)
+            if present.get(account, "") not in ("", f"{homes}/{account}")
+        }
+
+    def _make_moved_error(self, account: str, home: str, homes: str) -> PolicyError:
+        old = home.rpartition("/")[0] or "/"
+        return PolicyError(
+            f"shared.homes in course.yaml is {homes}, and the home of {account} is in {old}",
+            why="students would not find their files any more; nothing was changed",
+            hint=f"labctl course up   # after you set shared.homes to {old} again\n"
+            f"usermod --home {homes}/{account} --move-home {account}   # or move each "
+            f"home while nobody is logged in: on {self.controller}\n"
+            f"usermod --home {homes}/{account} {account}   # and on each other machine",
+        )
 
     def has_account(self, name: str) -> bool:
         """Whether a machine that answers has the account."""
@@ -208,24 +274,24 @@ class ClusterSession:
         root = self.roots[self.controller]
         path = root(cluster_accounts.build_creation(homes)).strip()
         try:
-            for node in self.nodes:
-                if error := self._find_homes_error(node, homes, path):
-                    self.set_aside(node, error)
+            for machine in self.other_machines:
+                if error := self._find_homes_error(machine, homes, path):
+                    self.set_aside(machine, error)
         finally:
             root(cluster_accounts.build_removal(path))
 
-    def _find_homes_error(self, node: str, homes: str, path: str) -> LabError | None:
+    def _find_homes_error(self, machine: str, homes: str, path: str) -> LabError | None:
         try:
-            if self.roots[node](cluster_accounts.build_check(path)).strip() == "shared":
+            if self.roots[machine](cluster_accounts.build_check(path)).strip() == "shared":
                 return None
         except LabError as error:
             return error  # for example, a file system whose server does not answer
         return PolicyError(
-            f"{homes} on {node} is not the {homes} of {self.controller}",
-            why=f"a job must find its student's files on every machine; {node} does not see a "
+            f"{homes} on {machine} is not the {homes} of {self.controller}",
+            why=f"a job must find its student's files on every machine; {machine} does not see a "
             f"file that {self.controller} wrote",
-            hint=f"{CHECK_COMMAND}   # after you mounted {homes} of {self.controller} on {node}, "
-            "for example by NFS",
+            hint=f"{CHECK_COMMAND}   # after you mounted {homes} of {self.controller} on "
+            f"{machine}, for example by NFS",
         )
 
     def report_failures(self, reporter: Reporter) -> None:
@@ -238,6 +304,12 @@ class ClusterSession:
             again = f"labctl course up   # again, after you repaired {name}"
             reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
 
+    def report_conflicts(self, reporter: Reporter, choice: UidChoice) -> None:
+        """Name the accounts that were left as they are, and why."""
+        for account, error in choice.errors.items():
+            text = f"{account} was left as it is on all machines: {describe_error(error)}"
+            reporter.emit(UniqueNote(text=add_next(text, error.hint), level="warning"))
+
     def report_unjoined(self, reporter: Reporter, names: Sequence[str]) -> None:
         """Say why machines that answer cannot join the cluster."""
         text = (
@@ -249,19 +321,17 @@ class ClusterSession:
         reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
 
 
-def _require_no_home(account: str, homes: str, owners: HomeOwners) -> None:
-    """PolicyError if files of an account that no longer exists are where the new one's would be."""
-    uid = owners.uids.get(account, 0)
-    if uid:
-        raise PolicyError(
-            f"{homes}/{account} exists, and no machine has an account {account}",
-            why=f"it belongs to uid {uid}; what is in it may be another person's",
-            hint=f"mv {homes}/{account} {homes}/{account}.old   # as root on the controller, if "
-            "it belongs to another person\n"
-            f"useradd --uid {uid} --home-dir {homes}/{account} {account}   # as root on the "
-            "controller, if it belongs to the same person\n"
-            "labctl course up   # after one of these",
-        )
+def _make_home_error(account: str, homes: str, uid: int) -> PolicyError:
+    """Describe files of an account that no longer exists, where the new one's would be."""
+    return PolicyError(
+        f"{homes}/{account} exists, and no machine has an account {account}",
+        why=f"it belongs to uid {uid}; what is in it may be another person's",
+        hint=f"mv {homes}/{account} {homes}/{account}.old   # as root on the controller, if "
+        "it belongs to another person\n"
+        f"useradd --uid {uid} --home-dir {homes}/{account} {account}   # as root on the "
+        "controller, if it belongs to the same person\n"
+        "labctl course up   # after one of these",
+    )
 
 
 def _make_conflict_error(conflict: UidConflict) -> PolicyError:

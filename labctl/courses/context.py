@@ -45,13 +45,16 @@ def build_course_context(
     *,
     everywhere: bool = False,
     plain: bool = False,
+    uses_baked_image: bool = True,
 ) -> LabContext:
     """Build the course's own context, for requests about all seats at once. It has no server.
 
     `everywhere` searches every region. With `shared:` in course.yaml its servers are accounts on
-    shared servers; with `plain` they are the shared servers themselves.
+    shared servers; with `plain` they are the shared servers themselves. They boot from the baked
+    image, if there is one, unless `uses_baked_image` is False.
     """
-    config = msgspec.structs.replace(_with_baked_image(folder), root=folder.path / SEATS)
+    lab = _with_baked_image(folder) if uses_baked_image else folder.config.lab
+    config = msgspec.structs.replace(lab, root=folder.path / SEATS)
     course = LabContext(
         config,
         folder.id,

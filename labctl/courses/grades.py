@@ -30,6 +30,7 @@ from labctl.courses.records.gradebook import (
     add_marks,
     count_missing,
     excuse,
+    hold_back,
     read_grades,
 )
 from labctl.courses.records.marks import list_items, read_marks
@@ -216,10 +217,12 @@ def export_grades(
 ) -> GradeExport:
     """Return the grades in the format of the newest import, or in format `to`; write nothing.
 
+    A grade with marks for an older submission is held back, as a release does.
     `dropped` says, by student, why a grade does not count; None if the assignment is in no group.
     With `rubric` and the format csv, labctl's own table has a column for each item and its grader.
     """
     all_grades = list_grades(folder, assignment, everybody=True)
+    held_back = tuple(grade.student for grade in all_grades if grade.is_held_back)
     path = find_newest_import(folder)
     _, table = read_table_file(path)
     keys = load_keys(folder.private)
@@ -227,14 +230,15 @@ def export_grades(
     # If the keys were lost, students are matched again by mail address and name.
     students = folder.list_students(active_only=False)
     diff = compare(table, str(path), students, keys, keep=True)
-    return write_back(
+    export = write_back(
         table,
         name,
         assignment,
-        all_grades,
+        [hold_back(grade) for grade in all_grades],
         diff.keys.keys[name],
         to=to,
         penalty=penalty,
         rubric=rubric,
         dropped=dropped,
     )
+    return msgspec.structs.replace(export, held_back=held_back)

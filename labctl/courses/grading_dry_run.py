@@ -45,7 +45,8 @@ def try_reference(staff: CourseOperator, name: str, *, keep: bool = False) -> Dr
     root = _find_reference(staff, name, config)
     files = tuple(list_bundle_files(root))
     # A grading would clear the server while this trial uses it.
-    with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
+    command = f"course grade {name} --dry-run"
+    with staff.state.lock(f"{staff.folder.id}-grade", command, wait_s=0.5):
         plan = make_grading_plan(staff, name)
         with open_grading_server(staff, keep=keep, is_own_code=True) as server:
             server.prepare_image()

@@ -118,7 +118,7 @@ def grade_assignment(
     plan = make_grading_plan(staff, name)
     batch = _Batch(staff, plan, collection, on_result, again=again, all_seats=not seats)
     # A second grading would clear the server while this one uses it.
-    with staff.state.lock(f"{staff.folder.id}-grade", "course grade", wait_s=0.5):
+    with staff.state.lock(f"{staff.folder.id}-grade", f"course grade {name}", wait_s=0.5):
         record_released_scores(staff.folder, name, staff.by)
         batch.run(keep, at_once)
         if not accept_failures:

@@ -90,7 +90,9 @@ def fetch_join_file(place: str) -> bytes:
                 return file.read(MOST_BYTES + 1)
         except OSError as error:
             raise NotFoundError(
-                f"{place} cannot be read", why=error.strerror or "", hint="labctl join FILE"
+                f"{place} cannot be read",
+                why=error.strerror or "",
+                hint="labctl join FILE   # where you saved the join file from your instructor",
             ) from None
     if not place.startswith("https://") and not _LOOPBACK.fullmatch(place):
         raise UsageError(

@@ -223,7 +223,10 @@ def set_excuse(
     by: str = "",
     why: str = "",
 ) -> tuple[str, ...]:
-    """Excuse a student, or all students of a team, or take it back; return who changed."""
+    """Excuse a student, or all students of a team, or take it back; return who changed.
+
+    An excuse keeps its reason unless `why` is another one.
+    """
     find_rules(folder, assignment)
     (seat,) = folder.choose_seats([name], list_assignment_seats(folder, assignment, by=by))
     students = seat.students if name == seat.name else (name,)
@@ -232,7 +235,7 @@ def set_excuse(
 
     def is_same(student: str) -> bool:
         known = excuses.get((assignment, student))
-        return (known is not None and known.why == why) if excused else known is None
+        return (known is not None and why in ("", known.why)) if excused else known is None
 
     changed = tuple(one for one in students if not is_same(one))
     folder.ledger.append_all(

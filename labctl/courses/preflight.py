@@ -117,8 +117,8 @@ def _check_deadline(staff: CourseOperator, course: LabContext, offer: Offer) -> 
         return []
     lack = deadlines.explain_missing_timer(course.provider)
     good = f"{course.provider.name} ends each server by itself at its deadline"
-    fix = "set that up, or use accounts on shared servers: `shared:` in course.yaml"
-    bad = f"the keeper will not give students a server: {lack}"
+    fix = "set that up, or use shared servers: `shared:` in course.yaml"
+    bad = f"the keeper gives students no server, since {lack}"
     return [
         Check(
             name="end of servers",

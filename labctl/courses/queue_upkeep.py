@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from labctl.courses.cluster_session import ClusterSession
 from labctl.courses.seat_accounts import SharedServerAccount
 from labctl.courses.shared_servers import SharedServers, make_account
 from labctl.errors import LabError
@@ -20,7 +21,7 @@ class QueueUpkeep:
     def __init__(self, hosts: SharedServers) -> None:
         self.hosts = hosts
 
-    def update(self) -> None:
+    def update_limits(self) -> None:
         """Give the accounts that exist the limits of course.yaml, if Slurm enforces them.
 
         Accounts of students who have left the course lose their association in Slurm.
@@ -30,16 +31,17 @@ class QueueUpkeep:
                 accounts = [each for each in self.hosts.seating.list_all() if each.host == number]
                 # Otherwise the first account sets everything up.
                 if any(account.state == "there" for account in accounts):
-                    nodes = self._complete_nodes(context, server, accounts)
-                    self.hosts.queue.update_or_repair(context, server, nodes)
+                    others = self._complete_machines(context, server, accounts)
+                    self.hosts.queue.update_or_repair(context, server, others)
+                    self.hosts.queue.report_unavailable(context, server)
 
-    def _complete_nodes(
+    def _complete_machines(
         self, context: LabContext, server: Server, accounts: list[SharedServerAccount]
     ) -> list[Server] | None:
         """Give machines that lack them Slurm and the accounts: new ones, and those that failed.
 
-        Returns the nodes of the cluster; None if they cannot be configured without one that does
-        not answer.
+        Returns the servers on the other machines of the cluster; None if Slurm cannot be configured
+        without one that does not answer.
         """
         if self.hosts.cluster is None:
             return []
@@ -49,31 +51,45 @@ class QueueUpkeep:
         lingering = session.list_lingering(ended - {each.account for each in there})
         incomplete = session.list_incomplete([each.account for each in there], lingering)
         unjoined = session.list_unjoined()
+        session.resume_returned(context.reporter)
         session.drain_removed(context.reporter)
-        if unjoined or incomplete or session.drained:
-            names = [*(each.account for each in there), *lingering]
-            uids = session.choose_uids(names, self.hosts.sharing.homes)
-            self.hosts.ensure_server(1)
-            changes = [make_account(account, uids) for account in there]
-            changes += [SharedAccount(name=name, uid=uids[name]) for name in lingering]
-            self.hosts.share_accounts(context, server, changes, session)
+        if unjoined or incomplete or session.drained_nodes:
+            self._complete_accounts(context, server, session, there, lingering)
         else:
             session.report_failures(context.reporter)
         if session.can_configure:
             session.report_removed(context.reporter)
-        elif unjoined:
+        elif unjoined := session.list_unjoined():
             session.report_unjoined(context.reporter, unjoined)
-        # As after `extend` while a node did not answer.
+        # As after `extend` while a machine did not answer.
         watch = guard.read_watchdog(context, server)
-        self.hosts.cluster.extend_nodes(context, watch, session.nodes)
+        self.hosts.cluster.extend_others(context, watch, session.other_machines)
         if not session.can_configure:
             return None
-        recorded = {node.offer.type: node for _, node in self.hosts.cluster.list_nodes(context)}
-        if recorded.keys() >= set(session.nodes):
-            return [recorded[name] for name in session.nodes]
-        nodes = self.hosts.cluster.bring_up_nodes(context, session)
+        recorded = {other.offer.type: other for _, other in self.hosts.cluster.list_others(context)}
+        if recorded.keys() >= set(session.other_machines):
+            return [recorded[name] for name in session.other_machines]
+        others = self.hosts.cluster.bring_up_others(context, session)
         session.report_failures(context.reporter)
-        return nodes if session.can_configure else None
+        return others if session.can_configure else None
+
+    def _complete_accounts(
+        self,
+        context: LabContext,
+        server: Server,
+        session: ClusterSession,
+        there: list[SharedServerAccount],
+        lingering: list[str],
+    ) -> None:
+        """Set up the machines that answer, with the accounts that exist and without ended ones."""
+        names = [*(each.account for each in there), *lingering]
+        choice = session.set_aside_conflicting(names, self.hosts.sharing.homes)
+        session.report_conflicts(context.reporter, choice)
+        self.hosts.ensure_server(1)
+        uids = choice.uids
+        changes = [make_account(each, uids) for each in there if each.account in uids]
+        changes += [SharedAccount(name=name, uid=uids[name]) for name in lingering if name in uids]
+        self.hosts.share_accounts(context, server, changes, session, sets_up=True)
 
     def reserve_hours(self) -> None:
         """Reserve the class hours of the next days in Slurm. LabError if it does not answer.
@@ -106,6 +122,11 @@ class QueueUpkeep:
         """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
         for _, context, server in self._list_queues():
             self.hosts.queue.record_gpu_minutes(context, server)
+
+    def report_unavailable(self) -> None:
+        """Name the machines that get no jobs, and why. LabError if Slurm does not answer."""
+        for _, context, server in self._list_queues():
+            self.hosts.queue.report_unavailable(context, server)
 
     def _list_queues(self) -> Iterator[tuple[int, LabContext, Server]]:
         """List the servers on which Slurm runs, with their numbers and contexts."""

@@ -146,7 +146,7 @@ def _make_nothing_error(name: str, unmarked: Sequence[str]) -> NotFoundError:
         )
     return NotFoundError(
         f"{name} has no complete grade yet",
-        why="; ".join(unmarked[:MOST_NAMED]),
+        why="\n".join(unmarked[:MOST_NAMED]),
         hint=f"labctl course mark {name} --next",
     )
 

@@ -193,14 +193,11 @@ class RequestHandler:
         claims = seat_server.claims if seat_server is not None else ()
         return tuple(claim for claim in claims if claim.student == student)
 
-    def list_ready_claims(self, seat: str, student: str) -> tuple[SeatClaim, ...]:
-        """List a student's claims whose labs can use the seat's server, without waiting."""
+    def is_ready(self, seat: str, claim: SeatClaim) -> bool:
+        """Tell whether a claim on a seat's server can be used now, without waiting."""
         with self._guard:
             seat_server = self._seats.get(seat)
-        if seat_server is None:
-            return ()
-        claims = self.list_claims(seat, student)
-        return tuple(one for one in claims if not one.leaving and seat_server.is_ready(one))
+        return seat_server is not None and seat_server.is_ready(claim)
 
     def find_end_failure(self, seat: str) -> EndFailure | None:
         """Return why a seat's server could not be saved and ended, without waiting."""

@@ -58,9 +58,13 @@ class CachingCourseOperator(CourseOperator):
     _cached: list[tuple[CourseConfig, LabContext]] = field(default_factory=list, repr=False)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def course(self, *, everywhere: bool = False, plain: bool = False) -> LabContext:
-        if everywhere or plain:
-            return super().course(everywhere=everywhere, plain=plain)
+    def course(
+        self, *, everywhere: bool = False, plain: bool = False, uses_baked_image: bool = True
+    ) -> LabContext:
+        if everywhere or plain or not uses_baked_image:
+            return super().course(
+                everywhere=everywhere, plain=plain, uses_baked_image=uses_baked_image
+            )
         config = self.folder.config
         with self._guard:
             if not self._cached or self._cached[0][0] is not config:

@@ -33,7 +33,7 @@ from labctl.servers import adoption, attempts, deadlines, guard, reachability
 from labctl.servers.context import LabContext
 from labctl.servers.disk_retention import KEPT_S
 from labctl.state import State
-from labctl.text import dollars_text, duration_text, price_text
+from labctl.text import dollars_text, duration_text, list_text, price_text
 
 AT_ONCE = 32
 ENDED = ("ending", "terminated")
@@ -59,7 +59,9 @@ class CourseOperator:
     by: str = ""
     why: str = ""
 
-    def course(self, *, everywhere: bool = False, plain: bool = False) -> LabContext:
+    def course(
+        self, *, everywhere: bool = False, plain: bool = False, uses_baked_image: bool = True
+    ) -> LabContext:
         """Build the course's own context; see `build_course_context`."""
         return build_course_context(
             self.folder,
@@ -68,6 +70,7 @@ class CourseOperator:
             self.reporter,
             everywhere=everywhere,
             plain=plain,
+            uses_baked_image=uses_baked_image,
         )
 
 
@@ -94,7 +97,7 @@ def bring_up_servers(
     """
     course = staff.course()
     if isinstance(course.provider, SharedSeats):
-        course.provider.upkeep.update()
+        course.provider.upkeep.update_limits()
     listed = course.provider.servers()
     metering.record_costs(staff.folder, course, listed)
     before = {server.lab_id: server for server in listed if server.state not in ENDED}
@@ -272,10 +275,14 @@ def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
         "at the seat's budget" if need.budget_usd is not None else "",
         f"after {duration_text(need.idle_s)} without work" if need.idle_s else "",
     ]
-    limits = ", ".join(filter(None, ends))
-    lines = [f"each stops by itself {limits}" if limits else "only `labctl course down` ends them"]
+    limits = list_text(list(filter(None, ends)), "or") if any(ends) else ""
+    is_one = len(fresh) == 1
+    each, them, together = ("it", "it", "") if is_one else ("each", "them", "together ")
+    lines = [
+        f"{each} stops by itself {limits}" if limits else f"only `labctl course down` ends {them}"
+    ]
     if most_usd < float("inf"):
-        lines.append(f"together {dollars_text(most_usd)} at most, without disks and traffic")
+        lines.append(f"{together}{dollars_text(most_usd)} at most, without disks and traffic")
     if guard.should_keep_disk(fresh[0]):
         days = f"{KEPT_S / 86_400:.0f} days"
         lines.append(

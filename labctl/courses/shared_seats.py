@@ -102,6 +102,9 @@ class SharedSeats:
             # even if another server has room.
             seating.withdraw(sitting, before)
             raise self._as_full_error(error) from error
+        if refusal := self.hosts.outcomes.get_refusal(sitting):
+            seating.withdraw(sitting, before)
+            raise refusal
         server = self.find(sitting.server_id)
         if server is None:
             raise LabError(
@@ -135,6 +138,8 @@ class SharedSeats:
             return
         self.hosts.seating.set_state([sitting.token], "leaving")
         self.hosts.apply_requests(sitting.host)
+        if refusal := self.hosts.outcomes.get_refusal(sitting):
+            raise refusal
         if self.is_leaving(server_id):
             raise LabError(
                 f"account {sitting.account} has not ended on every machine of the cluster",
@@ -173,7 +178,7 @@ class SharedSeats:
         watch = guard.extend(context, server, span_s)
         deadlines.move_timer(context, server, watch)
         if self.hosts.cluster:
-            self.hosts.cluster.extend_nodes(context, watch, self.hosts.cluster.nodes)
+            self.hosts.cluster.extend_others(context, watch, self.hosts.cluster.other_machines)
         return watch
 
     def _as_full_error(self, error: LabError) -> LabError:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from labctl.courses.account_changes import AccountChanges, AccountOutcomes
 from labctl.courses.class_cluster import ClassCluster, choose_gpus, list_cluster_machines
 from labctl.courses.class_queue import ClassQueue
-from labctl.courses.cluster_session import ClusterSession
+from labctl.courses.cluster_session import ClusterSession, UidChoice
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_accounts import SeatAccounts, SharedServerAccount
 from labctl.courses.seat_reporter import make_quiet_reporter
@@ -67,10 +68,10 @@ class SharedServers:
         self._guard = threading.Lock()
         self._locks: dict[int, threading.Lock] = {}
         self._ready: dict[int, Server] = {}
-        self._shared: set[int] = set()
+        # The ids of the servers that this process has prepared.
+        self._prepared: set[str] = set()
         self._listed: tuple[float, list[Server]] = (0.0, [])
-        # When each account was last removed from all machines that answered, by its token.
-        self._attempts: dict[str, float] = {}
+        self.outcomes = AccountOutcomes(self.seating)
 
     @functools.cached_property
     def sharing(self) -> Sharing:
@@ -151,32 +152,26 @@ class SharedServers:
     def apply_requests(self, number: int) -> None:
         """Create and remove one server's accounts as requested, for all waiting threads at once.
 
-        Accounts stay "leaving" while a machine of a cluster does not answer.
+        Accounts stay "leaving" while a machine of a cluster does not answer. `outcomes` says which
+        of them were refused; the others are done.
         """
         arrived = time.monotonic()
         with self.hold_server(number), self.hold_queue():
             time.sleep(GATHER_S)
             mine = [account for account in self.seating.list_all() if account.host == number]
-            if any(account.state == "wanted" for account in mine):
+            if self.outcomes.list_due(mine, "wanted", arrived):
                 # Requests that arrive while the server is created are included.
                 self.ensure_server(number)
                 mine = [account for account in self.seating.list_all() if account.host == number]
-            coming = [account for account in mine if account.state == "wanted"]
-            leaving = [account for account in mine if account.state == "leaving"]
-            # Another thread has just tried the others.
-            leaving = [each for each in leaving if self._attempts.get(each.token, 0.0) < arrived]
+            coming = self.outcomes.list_due(mine, "wanted", arrived)
+            leaving = self.outcomes.list_due(mine, "leaving", arrived)
             if not coming and not leaving:
                 return  # another thread has done it
-            staying = [account for account in mine if account.state == "there"]
-            if coming or staying:
-                unusable = self._update_accounts(number, coming, leaving)
+            if coming or any(account.state == "there" for account in mine):
+                changes = self._update_accounts(number, coming, leaving)
             else:
-                unusable = self._end_server(number, leaving)
-            self.seating.set_state([account.token for account in coming], "there")
-            if unusable:
-                self._attempts.update((account.token, time.monotonic()) for account in leaving)
-            else:
-                self.seating.set_state([account.token for account in leaving], "gone")
+                changes = self._end_server(number, leaving)
+            self.outcomes.record(coming, leaving, changes)
 
     def ensure_server(self, number: int) -> Server:
         """Return a ready server, created if needed. Needs the server's lock held.
@@ -185,13 +180,13 @@ class SharedServers:
         """
         ready, listed = self._ready.get(number), self.list_servers_by_number(now=True).get(number)
         if ready is None or listed is None or listed.id != ready.id:
-            self._shared.discard(number)
             context = self.build_context(number)
             if self.cluster:
                 self._require_same_controller()
                 self.cluster.connect()
-                self.cluster.forget_nodes()
+                self.cluster.forget_others()
             ready = up.up(context)
+            self._prepared.discard(ready.id)
             self._ready[number] = ready
             self._listed = (0.0, [])
         return ready
@@ -211,34 +206,32 @@ class SharedServers:
 
     def _update_accounts(
         self, number: int, coming: list[SharedServerAccount], leaving: list[SharedServerAccount]
-    ) -> list[str]:
-        """Create and disable these accounts. Returns the machines that cannot be used now."""
+    ) -> AccountChanges:
+        """Create and disable these accounts. Returns what remains to be done."""
         if not coming and not self._is_listed(number):
-            return []  # the server is gone, and the accounts with it
+            return AccountChanges()  # the server is gone, and the accounts with it
         session = self.cluster.connect() if self.cluster else None
         if session:  # staff may have deleted some
             leaving = [old for old in leaving if session.has_account(old.account)]
         names = [account.account for account in (*coming, *leaving)]
-        # Before anything changes: it refuses accounts that cannot be the same everywhere.
-        uids = session.choose_uids(names, self.sharing.homes) if session else {}
+        # Before anything changes: it leaves out accounts that cannot be the same everywhere.
+        choice = session.choose_uids(names, self.sharing.homes) if session else UidChoice()
         context, server = self.build_context(number), self.ensure_server(number)
-        step = Step(name=f"accounts on {server.alias}", detail=", ".join(names))
-        context.reporter.emit(step)
         if self.sharing.has_queue and leaving:
             self.queue.close(context, server, [old.account for old in leaving])
-        self.share_accounts(
-            context,
-            server,
-            [make_account(new, uids) for new in coming]
-            + [_make_disabled_account(old, uids) for old in leaving],
-            session,
-            only_accounts=number in self._shared or not coming,
-        )
-        if self.sharing.has_queue and coming:
-            self.queue.update(context, server, [new.account for new in coming])
-        self._shared.add(number)
-        context.reporter.emit(msgspec.structs.replace(step, done=True))
-        return list(session.failures) if session else []
+        coming = [new for new in coming if new.account not in choice.errors]
+        leaving = [old for old in leaving if old.account not in choice.errors]
+        if coming or leaving:
+            changes = [make_account(new, choice.uids) for new in coming]
+            changes += [_make_disabled_account(old, choice.uids) for old in leaving]
+            names = [account.name for account in changes]
+            step = Step(name=f"accounts on {server.alias}", detail=", ".join(names))
+            context.reporter.emit(step)
+            self.share_accounts(context, server, changes, session, is_ending=not coming)
+            if self.sharing.has_queue and coming:
+                self.queue.update(context, server, [new.account for new in coming])
+            context.reporter.emit(msgspec.structs.replace(step, done=True))
+        return AccountChanges(tuple(session.failures) if session else (), choice.errors)
 
     def share_accounts(
         self,
@@ -247,13 +240,25 @@ class SharedServers:
         accounts: list[SharedAccount],
         session: ClusterSession | None,
         *,
-        only_accounts: bool = False,
+        sets_up: bool = False,
+        is_ending: bool = False,
     ) -> None:
-        """Change accounts on the server, and on the machines of its cluster that answer."""
-        nodes = []
+        """Change accounts on the server, and on the machines of its cluster that answer.
+
+        Prepares the machines unless this process has done so; with `sets_up`, once more. With
+        `is_ending` a machine that was never prepared is left out: it has no accounts to end.
+        """
+        others: list[Server] = []
         if self.cluster and session:
-            nodes = self.cluster.bring_up_nodes(context, session)
+            if is_ending:
+                session.skip_unprepared(context.reporter)
+            others = self.cluster.bring_up_others(context, session)
             session.report_failures(context.reporter)
+        ids = {server.id, *(other.id for other in others)}
+        if is_ending:
+            only_accounts = session is None or session.is_controller_prepared
+        else:
+            only_accounts = ids <= self._prepared and not sets_up
         share(
             server,
             accounts,
@@ -263,39 +268,40 @@ class SharedServers:
             reporter=make_quiet_reporter(context.reporter),
             only_accounts=only_accounts,
             sets_up_queue=session is None or session.can_configure,
-            nodes=nodes,
+            nodes=others,
         )
+        if not only_accounts:
+            self._prepared |= ids
 
     def describe_offer(self, server: Server) -> Offer:
         """Return the server's offer, with the GPUs that one job can get."""
         if self.cluster is None:
             return server.offer
-        nodes = self.cluster.list_nodes(self.build_context(1))
-        return choose_gpus(server.offer, [node.offer for _, node in nodes])
+        others = self.cluster.list_others(self.build_context(1))
+        return choose_gpus(server.offer, [other.offer for _, other in others])
 
-    def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> list[str]:
+    def _end_server(self, number: int, leaving: list[SharedServerAccount]) -> AccountChanges:
         """End a server with its last account, which is removed first: the machine may stay.
 
-        Returns the machines that cannot be used now: because of them, nothing else has ended.
+        Returns what remains to be done with the accounts: because of it, nothing else has ended.
         """
         if self._is_listed(number):
-            unusable = self._update_accounts(number, [], leaving)
+            changes = self._update_accounts(number, [], leaving)
             context = self.build_context(number)
             server = adoption.adopt(context)
             # A keeper brings the accounts up again before the next class.
             if server is not None and self.sharing.has_queue and not self.folder.config.keeper:
                 self.queue.release_hours(context, server)
-            if unusable:
-                return unusable
+            if changes.unusable or changes.errors:
+                return changes
             # The controller last: without it, a second try would find nothing to do.
             if self.cluster:
-                self.cluster.end_nodes(context)
+                self.cluster.end_others(context)
             if server is not None:
                 end_server.remove(context, server)
         self._ready.pop(number, None)
-        self._shared.discard(number)
         self._listed = (0.0, [])
-        return []
+        return AccountChanges()
 
     def _is_listed(self, number: int) -> bool:
         """Tell whether the provider lists the server. PolicyError if another account answered."""

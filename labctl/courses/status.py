@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -244,6 +245,7 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
     outcomes = fleet.run_for_each(contexts, refresh_seat)
     metering.record_costs(staff.folder, course, listed)
     refresh_gpu_minutes(course)
+    report_unavailable_machines(course)
     return {
         names[outcome.context.lab_id]: ": ".join(
             filter(None, [outcome.error.what, outcome.error.why])
@@ -262,6 +264,14 @@ def refresh_gpu_minutes(course: LabContext) -> None:
     except LabError as error:
         text = f"the GPU minutes are not up to date: {describe_error(error)}"
         course.reporter.emit(Note(text=text, level="warning"))
+
+
+def report_unavailable_machines(course: LabContext) -> None:
+    """Name the machines to which Slurm gives no jobs, and why."""
+    if isinstance(course.provider, SharedSeats):
+        # `refresh_gpu_minutes` has said that Slurm does not answer.
+        with suppress(LabError):
+            course.provider.upkeep.report_unavailable()
 
 
 def record_servers(contexts: Sequence[LabContext], listed: Sequence[Server]) -> list[Server]:

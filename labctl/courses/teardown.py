@@ -318,7 +318,6 @@ def end_of_term(
             collected[name] = collect(name)
         except LabError as error:
             collected[name] = f"not collected: {error.what}"
-            staff.reporter.emit(Note(text=f"{name}: {error.what}", level="warning"))
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
     _end_grading(staff)
     seats = staff.folder.list_seats(active_only=False, former=True)

@@ -143,7 +143,23 @@ class UnknownHostKeyError(HostKeyError):
 
 
 class NotFoundError(LabError):
+    """`near` is the existing name that was probably meant by `typed`, a word of the user; or ""."""
+
     exit_code = 4
+
+    def __init__(
+        self,
+        what: Text,
+        *,
+        why: str = "",
+        hint: Text = "",
+        subject: Subject = LAB,
+        typed: str = "",
+        near: str = "",
+    ) -> None:
+        super().__init__(what, why=why, hint=hint, subject=subject)
+        self.typed = typed
+        self.near = near
 
 
 class BusyError(LabError):

@@ -81,11 +81,12 @@ def profile(
         )
     if run_id.startswith(PROFILE_PREFIX):
         return _load_earlier(context, runs.find_run(context, run_id))
+    own_command = _find_command(context, run_id)
     server = context.get_server()
     wanted = run_specs.build_spec(
         context,
         server,
-        _find_command(context, run_id),
+        own_command,
         PROFILE_PREFIX + run_specs.make_run_id(),
         False,
     )

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from labctl.errors import CommandError, ConnectError
+from labctl.errors import CommandError, ConnectError, LabError
 from labctl.insight.telemetry import GpuSample
 from labctl.model import Server, Value
+from labctl.parallel import CanceledError, is_canceled
 from labctl.retry import ReconnectPolicy
 from labctl.runs.runs import refresh_address
 from labctl.servers.context import LabContext
@@ -17,6 +18,8 @@ from labctl.servers.job_queue import has_job_queue
 from labctl.wire.telemetry import TOP, TopRequest
 
 MOST_LINE_BYTES = 4 * 1024**2
+# of one of several servers: as long, at most, as the view takes to end
+LONGEST_PAUSE_S = 2.0
 
 
 class GpuMetrics(GpuSample, frozen=True):
@@ -136,12 +139,6 @@ def follow(
         policy.reset()
         on_sample(now)
 
-    def stream_samples() -> None:
-        _stream(context, context.get_server(), TopRequest(interval_s), receive)
-        raise CommandError(
-            "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
-        )
-
     def handle_cut(error: ConnectError, pause_s: float) -> None:
         if not was_connected:
             raise error
@@ -149,7 +146,43 @@ def follow(
         refresh_address(context, context.get_server())
 
     policy = ReconnectPolicy(ConnectError, on_cut=handle_cut)
-    policy(stream_samples)
+    policy(lambda: _stream_samples(context, interval_s, receive))
+
+
+def follow_always(
+    context: LabContext,
+    on_sample: Callable[[ServerMetrics], None],
+    on_cut: Callable[[LabError, float], None],
+) -> None:
+    """Do what `follow` does for one of several servers, which must not end the view of the others.
+
+    Every LabError leads to another try, also before the first sample. Ends if its part (see
+    labctl.parallel) is canceled.
+    """
+
+    def receive(now: ServerMetrics) -> None:
+        policy.reset()
+        on_sample(now)
+
+    def handle_cut(error: LabError, pause_s: float) -> None:
+        if is_canceled():
+            raise CanceledError
+        on_cut(error, pause_s)
+        if server := context.state.get_lab_server(context.lab_id):
+            refresh_address(context, server)
+
+    policy = ReconnectPolicy(LabError, on_cut=handle_cut, longest_pause_s=LONGEST_PAUSE_S)
+    policy(lambda: _stream_samples(context, 1.0, receive))
+
+
+def _stream_samples(
+    context: LabContext, interval_s: float, on_sample: Callable[[ServerMetrics], None]
+) -> None:
+    """Stream samples; CommandError if the stream ends, which it does not by itself."""
+    _stream(context, context.get_server(), TopRequest(interval_s), on_sample)
+    raise CommandError(
+        "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
+    )
 
 
 def _stream(

@@ -109,8 +109,12 @@ def resolve_target(context: LabContext, which: str) -> EvaluationTarget:
             why="labctl stores its result in the directory of the run that wrote the checkpoint",
             hint=f"python evaluate.py {which}",
         )
+    near = runs.find_similar_name(context, which)
+    question = f"; did you mean {near}?" if near else ""
     raise NotFoundError(
-        f"no run or checkpoint called {which} on this machine",
+        f"no run or checkpoint called {which} on this machine{question}",
+        typed=which,
+        near=near,
         why=_list_checkpoints(runs_dir / latest.id),
         hint="labctl status\nlabctl pull",
     )

@@ -372,12 +372,12 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
         call = "labctl run" if context.state.get_lab_server(context.lab_id) else "labctl run --up"
         hint = call if context.config.run else f"{call} -- COMMAND"
         raise NotFoundError(f"{context.name} has no runs yet", hint=hint)
-    near = _find_similar_name(context, run_id)
+    near = find_similar_name(context, run_id)
     what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")
-    raise NotFoundError(what, hint="labctl status --refresh")
+    raise NotFoundError(what, hint="labctl status --refresh", typed=run_id, near=near)
 
 
-def _find_similar_name(context: LabContext, typed: str) -> str:
+def find_similar_name(context: LabContext, typed: str) -> str:
     """Return the newest run whose name begins with `typed`, or one with a similar name, or ""."""
     names = [run.id for run in reversed(context.state.list_runs(context.lab_id))]
     return next((name for name in names if name.startswith(typed)), find_nearest(typed, names))

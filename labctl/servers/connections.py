@@ -69,7 +69,7 @@ class Connections:
         report_login: Callable[[str], AbstractContextManager[None]] = lambda host: nullcontext(),
     ) -> None:
         self._dir = ssh_dir
-        self.user_config = UserSshConfig(user_ssh_config)
+        self.user_config = UserSshConfig(user_ssh_config, ssh_dir / "user-config-created")
         self._in_process = in_process
         self._report_login = report_login
         self._pool: dict[str, tuple[Endpoint, Transport]] = {}

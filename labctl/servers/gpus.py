@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 # Kind of the ledger entry of a note that was shown about a server's GPUs.
 GPU_NOTE = "gpu note"
 # where `--gpu` was typed, and the lab has a server already
-OTHER_SERVER = (
-    "labctl up   # uses the server as it is\nlabctl down   # first, to get a server with that GPU"
-)
+SAME_SERVER = "labctl up   # uses the server as it is"
+OTHER_SERVER = f"{SAME_SERVER}\nlabctl down   # first, to get a server with that GPU"
 # A card sold as 24 GB shows 22.5 GiB: drivers and ECC use the rest.
 _SOLD_SIZE_SLACK = 0.07
 _NO_RUNTIME = "the NVIDIA Container Toolkit is not installed there"
@@ -42,7 +41,9 @@ def choose_server_gpus_option(context: LabContext, server: Server) -> str:
     if context.config.submits_jobs:
         return _choose_job_gpus_option(context.config.server.need)
     is_typed = context.config.origins.get("server.gpu") == "--gpu"
-    hint = OTHER_SERVER if is_typed else ""
+    # No other container on this machine has a GPU either.
+    typed_hint = SAME_SERVER if context.is_on_this_machine else OTHER_SERVER
+    hint = typed_hint if is_typed else ""
     facts = load_usable_facts(context, server)
     return choose_gpus_option(context.config.server.need, facts, show_once, hint)
 

@@ -25,10 +25,14 @@ _MOST_INCLUDES = 16
 
 
 class UserSshConfig:
-    """The ssh_config at `path`. With None, labctl reads and changes no file of the user."""
+    """The ssh_config at `path`. With None, labctl reads and changes no file of the user.
 
-    def __init__(self, path: Path | None) -> None:
+    `created_mark` is a file of labctl that exists while the config is one that labctl created.
+    """
+
+    def __init__(self, path: Path | None, created_mark: Path) -> None:
         self.path = path
+        self._created_mark = created_mark
 
     @property
     def known_hosts(self) -> Path | None:
@@ -51,19 +55,28 @@ class UserSshConfig:
         if self.path is None or self.has_line(line):
             return
         path = self.path.resolve()  # dotfiles are often symbolic links
+        if not path.exists():
+            self._created_mark.touch()
         old = path.read_bytes() if path.exists() else b""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = path.stat().st_mode & 0o777 if old else 0o600
         replace_file(path, line.encode() + b"\n" + old, mode=mode)
 
     def remove_line(self, line: str) -> None:
-        """Remove a line that `add_first_line` added; leave all other bytes as they are."""
+        """Remove a line that `add_first_line` added; leave all other bytes as they are.
+
+        A config that labctl created, and that is empty then, is deleted.
+        """
         if self.path is None or not has_line(self.path, line):
             return
         path = self.path.resolve()
         lines = path.read_bytes().splitlines(keepends=True)
         rest = b"".join(each for each in lines if each.strip() != line.encode())
-        replace_file(path, rest, mode=path.stat().st_mode & 0o777)
+        if rest or not self._created_mark.exists():
+            replace_file(path, rest, mode=path.stat().st_mode & 0o777)
+        else:
+            path.unlink()
+        self._created_mark.unlink(missing_ok=True)
 
     def list_hosts(self, *, skip: Path) -> set[str]:
         """List the exact Host names of the config, except those in files at or below `skip`."""

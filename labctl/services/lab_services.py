@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from labctl.config import KNOWN_SERVICE_PORTS, parse_port
+from labctl.config import KNOWN_SERVICE_PORTS, LabConfig, parse_port
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
 from labctl.model import Forward, Server, Service
@@ -23,6 +23,7 @@ from labctl.services.background_forwards import (
     stop_forward,
 )
 from labctl.services.port_forward import Forwarding, ForwardSpec
+from labctl.shell import words
 from labctl.state.disks import STOPPED
 from labctl.sync import lab_files
 from labctl.wire.runs import CLEAR_RUNS
@@ -47,14 +48,7 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         )
     config = context.config
     own = config.services.get(name)
-    port = own.port if own else 0
-    if own is None and name not in KNOWN_SERVICE_PORTS:
-        try:
-            port = parse_port(name)
-        except ValueError:
-            if name.lstrip("-").isdecimal():
-                raise _make_port_error(name) from None
-            raise _make_unknown_error(name, [*KNOWN_SERVICE_PORTS, *config.services]) from None
+    port = require_service(config, name)
     if config.job_image and (own or name in KNOWN_SERVICE_PORTS):
         raise UsageError(
             f"the service {name} cannot run in {config.job_image} on a cluster",
@@ -78,6 +72,25 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
     )
 
 
+def require_service(config: LabConfig, name: str, beside: Sequence[str] = ()) -> int:
+    """Return the port of a service of lab.yaml or of a number, 0 for one that labctl knows.
+
+    UsageError if there is no such service; its hint has all names of `beside`, which `name` is one
+    of, with the right one in its place.
+    """
+    if own := config.services.get(name):
+        return own.port
+    if name in KNOWN_SERVICE_PORTS:
+        return 0
+    try:
+        return parse_port(name)
+    except ValueError:
+        if name.lstrip("-").isdecimal():
+            raise _make_port_error(name) from None
+        known = [*KNOWN_SERVICE_PORTS, *config.services]
+        raise _make_unknown_error(name, known, beside) from None
+
+
 def _make_port_error(port: str) -> UsageError:
     return UsageError(
         f"{port} is not a port",
@@ -86,7 +99,7 @@ def _make_port_error(port: str) -> UsageError:
     )
 
 
-def _make_unknown_error(name: str, known: Sequence[str]) -> UsageError:
+def _make_unknown_error(name: str, known: Sequence[str], beside: Sequence[str]) -> UsageError:
     near = find_nearest(name, known)
     question = f"did you mean {near}? " if near else ""
     listed = ", ".join(dict.fromkeys(known))
@@ -94,8 +107,13 @@ def _make_unknown_error(name: str, known: Sequence[str]) -> UsageError:
         f"unknown service {name!r}",
         why=f"{question}available: {listed}, and any port number of the server; "
         "services: in lab.yaml adds others",
-        hint=f"labctl forward {near or known[0]}",
+        hint=words("labctl", "forward", *_replace(name, near or known[0], beside)).render(),
     )
+
+
+def _replace(name: str, other: str, names: Sequence[str]) -> list[str]:
+    """Return `names` with `other` in place of `name`, each once; `other` alone without any."""
+    return list(dict.fromkeys(other if one == name else one for one in names or [name]))
 
 
 def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:

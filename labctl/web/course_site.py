@@ -90,16 +90,25 @@ class CourseSite(WebSite):
         return HTMLResponse(self.pages.render(template, **(frame | values)))
 
     async def render_message(
-        self, request: Request, title: str, lines: Sequence[str], status: int = 200
+        self,
+        request: Request,
+        title: str,
+        lines: Sequence[str],
+        status: int = 200,
+        *,
+        retry: str = "",
     ) -> Response:
-        """Render a page that only says something; plain text if the course cannot be read."""
+        """Render a page that only says something; plain text if the course cannot be read.
+
+        `retry` is the address of what failed, if it can be tried again.
+        """
         try:
             snapshot = await self.feed.read_snapshot()
         except LabError:
             text = "\n".join(["labctl: " + title, *lines, ""])
             return Response(text, status, media_type="text/plain; charset=utf-8")
         title = title[:1].upper() + title[1:]
-        values = {"title": title, "lines": lines, "back": "/"}
+        values = {"title": title, "lines": lines, "retry": retry}
         page = self.render_page(request, snapshot, "message", **values)
         page.status_code = status
         return page
@@ -134,8 +143,9 @@ class CourseSite(WebSite):
     async def redirect_with_message(
         self, request: Request, address: str, kind: str, text: str
     ) -> Response:
-        """Lead to a page that says, once, what an action did."""
-        self.messages.setdefault(session_of(request).id, []).append((kind, text))
+        """Lead to a page that says, once, what an action did; nothing without a text."""
+        if text:
+            self.messages.setdefault(session_of(request).id, []).append((kind, text))
         await self.feed.renew()
         return RedirectResponse(address, 303)
 
@@ -168,9 +178,9 @@ def stream_response(stream: AsyncIterator[bytes]) -> Response:
 
 def describe_failure(error: LabError) -> str:
     """Return what failed and why as sentences, for a message on a page."""
-    return " ".join(f"{_capitalize(text)}." for text in (error.what, error.why) if text)
+    return " ".join(f"{capitalize(text)}." for text in (error.what, error.why) if text)
 
 
-def _capitalize(text: str) -> str:
+def capitalize(text: str) -> str:
     """Begin a sentence with a capital letter; an id at its start, such as hw3, stays as it is."""
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

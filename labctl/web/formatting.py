@@ -11,9 +11,9 @@ from datetime import UTC, tzinfo
 from markupsafe import Markup
 
 from labctl.config.times import local_time_text
-from labctl.insight.report.formatting import size, visible
+from labctl.insight.report.formatting import SPACE, size, visible
 from labctl.insight.report.formatting import span as report_span
-from labctl.text import dollars_text, optional_text
+from labctl.text import dollars_text, extension_text, optional_text
 
 __all__ = ["clean_text", "format_time", "moment", "percent", "size", "span", "usd"]
 
@@ -29,6 +29,10 @@ def percent(value: float | None) -> str:
 
 def span(seconds: float | None) -> str:
     return optional_text(seconds, report_span)
+
+
+def extension(seconds: int) -> str:
+    return extension_text(seconds).replace(" ", SPACE)
 
 
 def format_time(at: float | None, zone: tzinfo = UTC) -> str:

@@ -46,8 +46,7 @@ class ActionForms:
         name = pseudonyms_of(request).seat(snapshot, seat)
         if seat.machine is None or seat.machine.state != "running":
             lines = [f"{name} has no running server to extend."]
-            title = "No running server"
-            return dashboard.render_page(request, snapshot, "message", title=title, lines=lines)
+            return await dashboard.render_message(request, "No running server", lines)
         lines = [
             f"The server will stop {span(span_s)} later, even beyond the course's max_ttl. "
             "During this time, it does not stop when it is idle.",

@@ -102,6 +102,7 @@ class Pages:
             usd=formatting.usd,
             percent=formatting.percent,
             span=formatting.span,
+            extension=formatting.extension,
             clock=formatting.format_time,
             moment=formatting.moment,
             size=formatting.size,

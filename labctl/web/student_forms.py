@@ -89,15 +89,8 @@ class StudentForms:
         return await self._page.render_question(request, title, lines, EXTEND, yes, by=by)
 
     async def start(self, request: Request) -> Response:
-        _, person, seat = await self._page.find_seat(request)
-        is_up = seat.machine is not None and seat.machine.bills
-        return await self._act(
-            request,
-            lambda: self._page.actions.start(person.id),
-            "This server is yours to use."
-            if is_up
-            else "You requested a server. It is ready within some minutes.",
-        )
+        student = session_of(request).student
+        return await self._act(request, lambda: self._page.actions.start(student))
 
     async def extend(self, request: Request) -> Response:
         student = session_of(request).student
@@ -126,11 +119,7 @@ class StudentForms:
 
     async def end(self, request: Request) -> Response:
         student = session_of(request).student
-        return await self._act(
-            request,
-            lambda: self._page.actions.end(student),
-            "Your server ends after its results are saved.",
-        )
+        return await self._act(request, lambda: self._page.actions.end(student))
 
     async def ask_cancel(self, request: Request, run: str) -> Response:
         _, _, seat = await self._page.find_seat(request)
@@ -153,7 +142,7 @@ class StudentForms:
             event = f"Run {run} had already ended" if had_ended else f"Run {run} was canceled"
             return f"{event}: {ended.summary or ended.state_text}."
 
-        return await self._act(request, cancel, "")
+        return await self._act(request, cancel)
 
     async def ask_files(self, request: Request, name: str) -> Response:
         await self._require_starter(request, name)
@@ -174,7 +163,7 @@ class StudentForms:
             stay = names_text(list(own), MOST_NAMED)
             return f"The files of {name} are in /lab/code, but yours stay as they are: {stay}."
 
-        return await self._act(request, write, "")
+        return await self._act(request, write)
 
     async def _require_starter(self, request: Request, name: str) -> SeatView:
         """Return the student's seat; NotFoundError if there is nothing to write, or nowhere."""
@@ -186,9 +175,13 @@ class StudentForms:
         return seat
 
     async def _act(
-        self, request: Request, action: Callable[[], str | None], message: str
+        self, request: Request, action: Callable[[], str | None], message: str = ""
     ) -> Response:
-        """Run an action in a thread; the page then shows its message, or why it failed."""
+        """Run an action in a thread; the page then shows its message, or why it failed.
+
+        A server that starts or ends needs no message: the page's live part shows that, until it is
+        over.
+        """
         kind = "good"
         try:
             result = await asyncio.to_thread(action)

@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.submissions.receiver import Receiver
-from labctl.web.course_site import CourseSite, list_parts, stream_response
+from labctl.web.course_site import CourseSite, capitalize, list_parts, stream_response
 from labctl.web.downloads import (
     download_response,
     find_bundle,
@@ -59,10 +59,7 @@ REFRESH_S = 2
 Page = tuple[Snapshot, PersonView, SeatView]
 
 # below the reason why a service did not start
-START_FAILED = (
-    "Reload this page to try again.",
-    "If that fails too, tell your instructor: the keeper's log has the details.",
-)
+START_FAILED = "If it fails again, tell your instructor: the keeper's log has the details."
 
 
 class StudentPage(CourseSite):
@@ -203,7 +200,9 @@ class StudentPage(CourseSite):
         except (NotFoundError, PolicyError):
             raise
         except LabError as error:
-            return await self.render_message(request, error.what, START_FAILED, 503)
+            title = f"{TITLES[name]} could not be started"
+            lines = [f"{capitalize(error.what)}.", START_FAILED]
+            return await self.render_message(request, title, lines, 503, retry=request.url.path)
         if is_open:
             data = {**request.session, "lab": lab_id, "name": name}
             ticket = urlencode({"ticket": self.services.issue_ticket(data)})

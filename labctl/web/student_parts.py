@@ -52,10 +52,10 @@ class WorkView(Value, frozen=True):
     closed_at: int | None = None
 
 
-def is_up(standing: Standing, seat: SeatView) -> bool:
-    """Tell whether the seat's server runs and is not still being prepared for the student."""
-    machine = seat.machine
-    return machine is not None and machine.state == "running" and not standing.starting
+def is_usable(standing: Standing, seat: SeatView) -> bool:
+    """Tell whether the seat's server is up, and not only its machine."""
+    is_up = seat.machine is not None and seat.machine.state == "running"
+    return is_up and not standing.starting
 
 
 def can_write_files(standing: Standing, seat: SeatView) -> bool:
@@ -109,13 +109,13 @@ class StudentParts:
                 return {"gone": self._render(student, "gone")}
             standing = self._actions.find_standing(student, seat)
             budget = self.compute_budget(seat)
-            can_use = is_up(standing, seat)
-            can_submit = can_use and bool(seat.runs or standing.labs)
-            can_get_files = can_use and can_write_files(standing, seat)
+            is_up = is_usable(standing, seat)
+            can_submit = is_up and bool(seat.runs or standing.labs)
+            can_get_files = is_up and can_write_files(standing, seat)
             work = tuple(self._make_work(one, person, snapshot.at) for one in snapshot.assignments)
             return {
                 "server": self._render(
-                    student, "server", seat, standing, budget, self._has_services
+                    student, "server", seat, standing, is_up, budget, self._has_services
                 ),
                 "runs": self._render(student, "runs", seat),
                 "work": self._render(
@@ -123,7 +123,7 @@ class StudentParts:
                     "work",
                     work,
                     seat.team,
-                    can_use,
+                    is_up,
                     can_submit,
                     can_get_files,
                     person.totals.released,

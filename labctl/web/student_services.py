@@ -69,18 +69,26 @@ class StudentServices:
         self._tickets: dict[str, tuple[float, dict[str, object]]] = {}
 
     def list_labs(self, seat: str, student: str) -> dict[str, str]:
-        """Return the id -> the name of each lab of the student that can use the server."""
-        claims = self._requests.list_ready_claims(seat, student)
-        return {claim.lab_id: claim.lab for claim in claims}
+        """Return the id -> the name of each lab with which the student holds the seat's server."""
+        claims = self._requests.list_claims(seat, student)
+        return {claim.lab_id: claim.lab for claim in claims if not claim.leaving}
 
     def require_lab(self, seat: str, student: str, lab_id: str) -> None:
-        """Raise NotFoundError unless the student can use the seat's server with this lab."""
+        """Raise NotFoundError unless the student holds the seat's server with this lab."""
         if lab_id not in self.list_labs(seat, student):
-            raise NotFoundError("you have no such lab on your server, or it is not ready yet")
+            raise NotFoundError("you have no such lab on your server")
 
     def is_held(self, student: str, key: ServiceKey) -> bool:
-        """Tell whether the student can use the seat's server with the service's lab."""
+        """Tell whether the student holds the seat's server with the service's lab."""
         return key.lab_id in self.list_labs(key.seat, student)
+
+    def _is_ready(self, student: str, key: ServiceKey) -> bool:
+        claims = self._requests.list_claims(key.seat, student)
+        return any(
+            self._requests.is_ready(key.seat, claim)
+            for claim in claims
+            if claim.lab_id == key.lab_id
+        )
 
     def find(self, student: str, key: ServiceKey) -> OpenService | None:
         """Return a service that is open; None if it is not, or not for this student."""
@@ -96,9 +104,12 @@ class StudentServices:
     def ensure(self, student: str, key: ServiceKey) -> bool:
         """Tell whether a service is open and answers; if not, start it in a thread.
 
-        NotFoundError for another student's lab. An error of the last start is raised once.
+        A server that is not ready yet has to be prepared first. NotFoundError for another student's
+        lab. An error of the last start is raised once.
         """
         self.require_lab(key.seat, student, key.lab_id)
+        if not self._is_ready(student, key):
+            return False
         with self._lock:
             forward = self._forwards.get(key)
         if forward is not None and forward.is_alive and forward.is_answering():

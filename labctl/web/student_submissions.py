@@ -28,7 +28,7 @@ from labctl.web.course_site import describe_failure
 from labctl.web.formatting import format_time, span
 from labctl.web.request_state import form_of
 from labctl.web.student_access import session_of
-from labctl.web.student_parts import is_up
+from labctl.web.student_parts import is_usable
 from labctl.web.submission_list import parse_received_at
 from labctl.web.view import AssignmentView, PersonView, SeatView
 from labctl.web.web_site import add_routes
@@ -92,7 +92,7 @@ class StudentSubmissions:
         terms: SubmissionTerms,
     ) -> Response:
         standing = self._page.actions.find_standing(person.id, seat)
-        can_use = is_up(standing, seat)
+        is_up = is_usable(standing, seat)
         return self._page.render_page(
             request,
             await self._page.feed.read_snapshot(),
@@ -100,8 +100,8 @@ class StudentSubmissions:
             due=due,
             draft=draft,
             terms=terms,
-            runs=seat.runs if can_use else (),
-            labs=standing.labs if can_use else (),
+            runs=seat.runs if is_up else (),
+            labs=standing.labs if is_up else (),
         )
 
     async def begin(self, request: Request, name: str) -> Response:

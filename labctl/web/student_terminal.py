@@ -26,7 +26,7 @@ from labctl.services.remote_terminal import RemoteTerminal, open_server_terminal
 from labctl.web.course_site import describe_failure
 from labctl.web.mutations import CourseActions
 from labctl.web.responses import POLICY
-from labctl.web.student_parts import is_up
+from labctl.web.student_parts import is_usable
 from labctl.web.web_site import add_routes
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class StudentTerminals:
         _, person, seat = await self._page.find_seat(connection)
         standing = await asyncio.to_thread(self._page.actions.find_standing, person.id, seat)
         labs = dict(standing.labs)
-        if lab_id not in labs or not is_up(standing, seat):
+        if lab_id not in labs or not is_usable(standing, seat):
             raise NotFoundError("you have no such lab on a running server")
         return TerminalKey(student=person.id, seat=seat.name, lab_id=lab_id), labs[lab_id]
 

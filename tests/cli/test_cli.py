@@ -193,6 +193,29 @@ def test_exec_keeps_the_run_after_an_unknown_option(labctl: Any) -> None:
     lab.context.state.close()
 
 
+def test_forward_checks_the_name_of_a_service_before_the_server(labctl: Any, home: Path) -> None:
+    said = labctl("forward", "tensorbord")
+    assert said.code == 2
+    assert said.err.startswith("labctl: unknown service 'tensorbord'\n")
+    assert said.err.endswith("next: labctl forward tensorboard\n")
+    assert "digits has no server" in labctl("forward", "tensorboard").err
+
+
+@pytest.mark.parametrize(
+    "command", ["eval", "explain", "logs", "profile", "pull", "report", "serve"]
+)
+def test_a_misspelled_run_is_corrected_without_a_server(
+    labctl: Any, home: Path, command: str
+) -> None:
+    lab = Lab.load(".")
+    lab.context.state.save_run(Run(id="night", lab_id=lab.id, server_id="s1", state="exited"))
+    lab.context.state.close()
+    said = labctl(command, "nigth")
+    assert said.code == 4
+    assert "; did you mean night?\n" in said.err
+    assert said.err.endswith(f"next: labctl {command} night\n")
+
+
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
     lab = Lab.load(".")
     lab.context.state.save_run(Run(id="r1", lab_id=lab.id, server_id="s1", state="running"))
@@ -366,6 +389,23 @@ def test_status_calls_a_free_server_free_and_a_canceled_run_canceled(
     assert lines[1].endswith(", free")
     assert next(line.split()[:2] for line in lines if "night" in line) == ["night", "canceled"]
     assert json.loads(labctl("status", "--json").out)["runs"][0]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("setting", "executor", "line"),
+    [
+        ("", "docker", "runs are Docker containers"),
+        ("executor: process", "process", "runs are plain processes (executor: process)"),
+    ],
+)
+def test_status_names_the_executor(
+    labctl: Any, home: Path, setting: str, executor: str, line: str
+) -> None:
+    kept(home)
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\nserver: {{{setting}}}\n")
+    said = labctl("status")
+    assert f"  {line}\n" in said.out, said
+    assert json.loads(labctl("status", "--json").out)["executor"] == executor
 
 
 def test_status_says_that_a_run_was_stopped_because_its_gpu_time_ended(
@@ -778,8 +818,9 @@ def test_orphans_shows_the_whole_state_of_a_server_at_80_columns(
 
 
 def test_the_reasons_of_decisions_are_whole_at_80_columns(
-    labctl: Any, monkeypatch: pytest.MonkeyPatch
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kept(home)
     why = "ttl 8 h, idle 30 min, budget $5.00 at $0.1874/h, and a reason that fills the second line"
     real = Lab.status
     watch = {"decisions": [{"at": 0.0, "elapsed_s": 0.0, "what": "limits", "why": why}]}
@@ -796,6 +837,18 @@ def test_the_reasons_of_decisions_are_whole_at_80_columns(
     start = rows[0].index("ttl 8 h")
     assert rows[1][:start].isspace()
     assert f"{rows[0][start:]} {rows[1][start:]}" == why
+
+
+def test_status_says_that_a_server_without_a_limit_has_no_watchdog(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Lab.status  # as last known: nothing answers at this address
+    monkeypatch.setattr(Lab, "status", lambda self, **_: real(self))
+    assert labctl("status", "--why").out == "digits: no server\n  next: labctl up\n"
+    kept(home)
+    last = labctl("status", "--why").out.splitlines()[-1]
+    assert last.startswith("This server has no watchdog.")
+    assert last.endswith("labctl up --idle 30m")
 
 
 def test_orphans_shows_what_the_disk_of_a_stopped_server_costs(

@@ -184,6 +184,10 @@ def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: 
     said = in_course(labctl, "due")
     assert said.out.splitlines()[1].split()[:4] == ["hw3", "ada", "+3", "d"]
     assert said.out.rstrip().endswith("ill")
+    for granted, shown in (("+1d", ["+1", "d"]), ("+36h", ["+36", "h"])):
+        in_course(labctl, "due", "hw3", "ada", granted)
+        assert in_course(labctl, "due").out.splitlines()[1].split()[2:4] == shown
+    in_course(labctl, "due", "hw3", "ada", "+3d", "--why", "ill")
     (extension,) = read(in_course(labctl, "due", "hw3", "--json"))["extensions"]
     assert (extension["student"], extension["seconds"], extension["why"]) == ("ada", 259_200, "ill")
     assert read(in_course(labctl, "due", "hw3", "ada", "0", "--json"))["due"]["seconds"] == 0
@@ -191,7 +195,7 @@ def test_a_due_time_is_moved_from_the_due_time_and_back(labctl: Labctl, course: 
     assert in_course(labctl, "due", "hw9").code == 4
     assert in_course(labctl, "due", "hw3", "ada").code == 2
     lines = (course / ".course" / "ledger.jsonl").read_text().splitlines()
-    assert sum('"kind":"due"' in one for one in lines) == 2
+    assert sum('"kind":"due"' in one for one in lines) == 5
     assert in_course(labctl, "due", "hw9", "ada", "+3d").code == 4
     assert in_course(labctl, "due", "hw3", "nobody", "+3d").code == 4
     assert in_course(labctl, "due", "hw3", "ada", "soon").code == 2

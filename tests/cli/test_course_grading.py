@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from labctl.courses import grading_run
 from labctl.courses.collect import Collection, SeatSubmission
 from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
@@ -211,6 +212,8 @@ def test_a_changed_bundle_makes_collect_fail(
     assert "alice  Alice  in" in said.out
     assert "grace period 10 min" in said.err
     assert "25 h, 20% off" in said.out
+    bob_row = next(line for line in said.out.splitlines() if line.startswith("bob"))
+    assert bob_row.split()[3:5] == ["-", "-"]
     assert "1 of 2 submitted, 1 of them late." in said.out
     assert "no seat in this course: zoe" in said.err
     assert (why in said.err) is damaged
@@ -303,7 +306,37 @@ def test_the_plan_shows_points_and_what_does_not_add_up(course: Path, labctl: La
     assert "do not add up to 100: grade 50, hidden tests 60 make 110" in wrong.err
 
 
-def test_without_a_due_time_nobody_is_missing(course: Path, labctl: Labctl) -> None:
+@pytest.mark.parametrize("trial", [(), ("--dry-run",)])
+def test_a_grading_beside_another_names_both_assignments(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch, trial: tuple[str, ...]
+) -> None:
+    text = COURSE.replace("grade: {", "grade: {reference: solution, ")
+    hw3 = text.splitlines()[-1]
+    (course / "course.yaml").write_text(f"{text}{hw3.replace('hw3', 'hw4')}\n")
+    (course / "solution" / "code").mkdir(parents=True)
+    (course / "solution" / "code" / "train.py").write_text("print(1)")
+    receiver = Receiver(CourseFolder(course).drop)
+    receiver.init()
+    for name in ("hw3", "hw4"):
+        write_assignment(receiver, name, "ssh://labs@a.example", {"host_key": "ssh-ed25519 AAAA"})
+    second = []
+
+    def grade_another(*_: object) -> None:
+        second.append(labctl("-C", "ml", "course", "grade", "hw4", *trial))
+
+    monkeypatch.setattr(grading_run._Batch, "run", grade_another)
+    first = labctl("-C", "ml", "course", "grade", "hw3")
+    (refused,) = second
+    command = " ".join(("course grade hw4", *trial))
+    assert (first.code, refused.code) == (0, 75), first.err + refused.err
+    assert f"cannot start `{command}`: labctl (pid " in refused.err
+    assert "has been running `course grade hw3` since" in " ".join(refused.err.split())
+
+
+def test_without_a_due_time_nobody_is_missing(
+    course: Path, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     file = course / "course.yaml"
     file.write_text(file.read_text().replace('due: "2098-11-28 23:59 UTC", penalty: 10, ', ""))
     receiver = Receiver(CourseFolder(course).drop)
@@ -312,5 +345,6 @@ def test_without_a_due_time_nobody_is_missing(course: Path, labctl: Labctl) -> N
     output = labctl("-C", "ml", "course", "collect", "hw3").out
     assert "missing" not in output
     assert [line.split() for line in output.splitlines()[1:3]] == [
-        [name.lower(), name, "not", "yet", "no", "due", "time"] for name in ("Alice", "Bob")
+        [name.lower(), name, "not", "yet", "-", "-", "-", "-", "no", "due", "time"]
+        for name in ("Alice", "Bob")
     ]

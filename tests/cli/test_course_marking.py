@@ -221,10 +221,41 @@ def test_marks_older_than_the_submission_are_asked_again(run: Labctl, course: Co
     assert marks == [(8, "ben", "good"), (18, "ann", "")]
 
 
-def submit_after_the_marks(course: CourseFolder, student: str) -> None:
+@pytest.mark.parametrize("format_", ["own", "csv"])
+def test_an_export_holds_back_marks_older_than_the_submission(
+    run: Labctl, course: CourseFolder, format_: str
+) -> None:
+    for student in ("alice", "bob"):
+        for item, points in (("text", "8"), ("talk", "17")):
+            run("mark", "essay", student, item, points)
+    export = ("grades", "essay", "--format", format_)
+    assert run(*export).out.count("25") == 2
+    submit_after_the_marks(course, "alice")
+    said = run(*export)
+    assert [line for line in said.out.splitlines() if "25" in line and "bob" in line]
+    assert said.out.count("25") == 1
+    assert said.err == (
+        "held back, since the marks are for an older submission: alice\n"
+        "  next: labctl course mark essay --next\n"
+    )
+    totals = run("grades")
+    outdated = "these count, although their marks are for an older submission: alice (essay)\n"
+    assert (totals.out.count("25"), totals.err) == (4, outdated)
+    with_reason = run("grades", "essay", "--format", "csv", "--rubric").out
+    assert "marked before submission 1 arrived: text, talk" in with_reason
+    # What a student has seen stays: a release has decided about it.
+    run("mark", "essay", "alice", "text", "9")
+    run("mark", "essay", "alice", "talk", "17")
+    run("grades", "essay", "--release")
+    submit_after_the_marks(course, "alice", run="r2")
+    said = run(*export)
+    assert ("26" in said.out, "held back" in said.err) == (True, False), said.out
+
+
+def submit_after_the_marks(course: CourseFolder, student: str, **more: str) -> None:
     """Submit at the next full second, which a receipt shows, and wait for it."""
     at = int(time.time()) + 1
-    submit(course, student, at)
+    submit(course, student, at, **more)
     time.sleep(max(0.0, at - time.time()))
 
 
@@ -368,20 +399,28 @@ def test_an_excuse_is_shown_with_its_reason_and_taken_back(run: Labctl) -> None:
     assert run("excuse", "essay", "alice", "--why", "ill").out == "alice is excused: essay\n"
     assert "excused: ill" in run("grades", "essay").out
     assert run("excuse").out.split()[-4:] == ["essay", "alice", "ann", "ill"]
+    for why in (("--why", "ill"), ()):
+        again = run("excuse", "essay", "alice", *why)
+        assert again.out == "alice was already excused: essay\n"
+    assert run("excuse").out.split()[-1] == "ill", "a repeated command loses the reason"
     assert run("excuse", "essay", "alice", "--undo").code == 0
+    assert run("excuse", "essay", "alice", "--undo").out == "alice was not excused: essay\n"
     assert run("excuse").out == "No student is excused.\n"
     assert json.loads(run("excuse", "--json").out)["excuses"] == []
 
 
-def test_collect_counts_an_excused_student_apart(run: Labctl, course: CourseFolder) -> None:
+def test_collect_counts_an_excused_student_apart(
+    run: Labctl, course: CourseFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     run("excuse", "essay", "alice", "--why", "ill")
     receiver = Receiver(course.drop)
     receiver.init()
     write_assignment(receiver, "essay", "ssh://drop@course.example", RECEIVER)
     said = run("collect", "essay")
     rows = [line.split() for line in said.out.splitlines()]
-    assert rows[1] == ["alice", "Alice", "excused", "ill"]
-    assert rows[2] == ["bob", "Bob", "not", "yet", "no", "due", "time"]
+    assert rows[1] == ["alice", "Alice", "excused", *["-"] * 4, "ill"]
+    assert rows[2] == ["bob", "Bob", "not", "yet", *["-"] * 4, "no", "due", "time"]
     assert said.out.splitlines()[3].startswith("0 of 2 submitted, 0 of them late, 1 excused.")
 
 

@@ -296,9 +296,9 @@ def test_on_a_busy_server_what_else_runs_there_is_named(labctl: Any, logs: Path)
     assert "other work took 6.6 of the server's 8 cores" in said
     assert re.search(r"by stress \(bob\): 3\.\d cores, python3 \(run second\): 1\.\d cores", said)
     assert "the run shared its GPU with stress (bob)" in said
-    in_next_run = "in the next run, since this run's server has ended: labctl top (shows what"
-    assert f"one job at a time, or use another server {in_next_run} runs there now)" in said
-    assert f"use a GPU that no other program uses {in_next_run} is on the GPU now)" in said
+    in_next_run = "this run's server has ended; during the next run: labctl top (shows what"
+    assert f"one job at a time, or use another server {in_next_run} runs there)" in said
+    assert f"use a GPU that no other program uses {in_next_run} is on the GPU)" in said
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_on_a_busy_server_what_else_runs_there_is_named(labctl: Any, logs: Path)
         (
             None,
             "labctl up && labctl run",
-            "in the next run, since this run's server has ended: labctl ssh -- df -h",
+            "this run's server has ended; during the next run: labctl ssh -- df -h",
         ),
         ("stopped", "labctl start && labctl run", "labctl start && labctl ssh -- df -h"),
     ],
@@ -325,11 +325,11 @@ def test_a_command_that_needs_a_server_says_how_to_get_one(
 
 def test_a_command_for_a_server_that_exists_is_unchanged(logs: Path) -> None:
     server = _make_server(logs, "running")
-    text = "first:\nlabctl run   # again\nlabctl top   # shows what runs there now"
+    text = "first:\nlabctl run   # again\nlabctl top   # shows what runs there"
     assert ServerCommands(server, server).adapt_text(text) == text
     # The lab has a new server: `labctl top` would show that one.
     assert ServerCommands(None, server).adapt_text(text) == (
-        f"first:\nlabctl run   # again\n{IN_NEXT_RUN}\nlabctl top   # shows what runs there now"
+        f"first:\nlabctl run   # again\n{IN_NEXT_RUN}\nlabctl top   # shows what runs there"
     )
     for line in ("labctl run --recover --id night", "labctl run --up", "labctl logs night -n 40"):
         assert ServerCommands(None, None).adapt_text(line) == line

@@ -1,4 +1,4 @@
-"""The transcripts of docs/own-project.md that need no server, replayed."""
+"""The transcripts of docs/own-project.md and docs/student.md that need no server, replayed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import re
 from pathlib import Path
 
 from guide_session import GUIDE, make_guide_session
-from transcripts import list_steps, matches, parse_steps, replay
+from transcripts import list_steps, make_session, matches, parse_steps, replay
+
+STUDENT_PAGE = GUIDE.with_name("student.md")
 
 
 def test_the_guide_shows_what_labctl_prints(tmp_path: Path) -> None:
     assert "\n".join(replay(GUIDE, "here", make_guide_session(tmp_path))) == ""
+
+
+def test_the_student_guide_creates_the_sample(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    session = make_session(tmp_path, tmp_path / "empty", {})
+    assert "\n".join(replay(STUDENT_PAGE, "here", session)) == ""
+    assert (session.directory / "digits" / "train.py").exists()
 
 
 def test_every_transcript_of_the_guide_is_replayed() -> None:
@@ -18,6 +27,7 @@ def test_every_transcript_of_the_guide_is_replayed() -> None:
     text = GUIDE.read_text()
     assert len(list_steps(GUIDE, "here")) > 5
     assert text.count("```console\n") == text.count("<!-- transcript: ")
+    assert len(list_steps(STUDENT_PAGE, "server")) == 7
 
 
 def test_every_task_of_the_guide_has_a_transcript() -> None:

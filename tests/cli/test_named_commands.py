@@ -42,7 +42,7 @@ INTRODUCTION = re.compile(rf"[:;,] (?={PROGRAM})|\b(?:or|then):? (?={PROGRAM}|X\
 INSIDE = re.compile(r" && $|\$\($|^ssh \S+ $")
 # A command that the subject of an error knows.
 SUBJECT = re.compile(r"(?:\w+\.)*subject\.(\w+)(?:\(.*\))?")
-SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+(?:\.py)?|docs/[a-z-]+\.[a-z]+))\b")
+SCRIPT = re.compile(r"(?<![\w./-])((?:scripts/[a-z-]+(?:\.[a-z]+)?|docs/[a-z-]+\.[a-z]+))\b")
 
 
 @cache

@@ -1,15 +1,19 @@
-"""What `status` and `cost` print about a lab that has several servers, or had more of them."""
+"""What commands print about a lab that has several servers, or had more of them."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from labctl import Lab
+from labctl.cli.bandwidth import print_result
 from labctl.config.member_ids import make_member_id
+from labctl.insight.bandwidth import AllReduce, Bandwidth
 from labctl.model import Endpoint, Offer, Run, Server
 
 HOUR_S = 3600.0
@@ -73,3 +77,23 @@ def test_a_run_costs_what_it_costs_on_all_servers(
     rows = [line.split() for line in labctl(*words).out.splitlines() if "first" in line]
     (row,) = rows
     assert row[-1] == "$3.00"
+
+
+@pytest.mark.parametrize(("gbit_per_s", "is_warned"), [(0.94, True), (1.0, True), (1.1, False)])
+def test_bandwidth_warns_of_a_link_of_1_gbit(
+    capsys: pytest.CaptureFixture[str], gbit_per_s: float, is_warned: bool
+) -> None:
+    row = AllReduce(bytes=256 * 1024**2, seconds=3.4, bus_bytes_per_s=gbit_per_s * 1e9 / 8)
+    result = Bandwidth(
+        rows=(row,), processes=4, servers=2, device="CPU", backend="gloo",
+        interface="eth0", link_bits_per_s=1e9,
+    )  # fmt: skip
+    print_result(result)
+    said = capsys.readouterr().out
+    assert re.search(rf"256 MiB +3.4 s +{gbit_per_s:.2f} Gbit/s", said)
+    assert ("Such a link is slow for a training on several servers." in said) == is_warned
+    command = "  labctl estimate --train --data-parallel 4 --link 1gbit\n"
+    assert said.endswith(command) == is_warned
+    one_server = msgspec.structs.replace(result, servers=1, interface="")
+    print_result(one_server)
+    assert "slow" not in capsys.readouterr().out

@@ -92,6 +92,20 @@ def test_join_without_a_file_needs_a_lab_of_a_course(labctl: Labctl) -> None:
     assert labctl("join", "--into", "x").code == 2
 
 
+@pytest.mark.parametrize("words", [(), ("--restore", "train.py")])
+def test_join_outside_of_a_course_says_how_a_student_joins(
+    labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(home)
+    for place in (".", "no-directory"):
+        said = labctl("-C", place, "join", *words)
+        assert (said.code, "no course was joined in" in said.err) == (4, True), said.err
+        assert "labctl join FILE\n        (with the join file from your instructor)" in said.err
+        assert "labctl init" not in said.err
+    missing = labctl("join", "ml-alice.join")
+    assert "where you saved the join file from your instructor" in missing.err
+
+
 @pytest.mark.parametrize("run", ["", "run: python train.py\n"])
 def test_joining_suggests_labctl_run_where_there_is_something_to_run(
     run: str, labctl: Labctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ from rich.console import Console
 from labctl.cli import top
 from labctl.cli.keys import read_keys
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, render_sparkline
+from labctl.cli.top_overview import ServerSamples, render_overview
 from labctl.cli.top_screen import About, render_server
 from labctl.errors import ConnectError
 from labctl.insight.top import ContainerMetrics, GpuMetrics, GpuUse, ProcessMetrics, ServerMetrics
@@ -248,6 +249,47 @@ def test_processes_give_way_in_a_low_terminal() -> None:
     text = drawn(seen(now), 80, height=24)
     assert text.count("python train.py") < 12
     assert "Ctrl-C" in text
+
+
+def overview(width: int, height: int = 0, now: ServerMetrics = NOW) -> str:
+    """Four servers, of which the third has stopped answering."""
+    views = [ServerSamples(rank, f"digits-{rank}", OURS, seen(now, now)) for rank in range(4)]
+    views[2].cut = "gpu.example refuses connections"
+    out = io.StringIO()
+    console = Console(file=out, width=width, highlight=False)
+    console.print(render_overview("digits: 4 servers, $4.68/h", views, width, height))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_several_servers_have_a_row_each(width: int) -> None:
+    text = overview(width)
+    assert max(map(len, text.splitlines())) <= width
+    rows = [line.split() for line in text.splitlines()]
+    named = [row for row in rows if len(row) > 1 and row[1].startswith("digits-")]
+    assert [row[0] for row in named] == ["0", "1", "2", "3"]
+    assert ["7.2/48" in row for row in named] == [True, True, False, True]
+    assert "no answer" in text
+    assert "digits-2: gpu.example refuses connections" in text
+    assert text.count("87%") == text.count("night") == 3
+    assert "digits: 4 servers, $4.68/h" in text
+    assert "labctl top --server N" in text
+
+
+def test_the_servers_stay_in_a_low_terminal_and_their_gpus_give_way() -> None:
+    many = tuple(msgspec.structs.replace(T4, index=str(index)) for index in range(8))
+    text = overview(80, 30, msgspec.structs.replace(NOW, gpus=many))
+    assert len(text.splitlines()) <= 30
+    assert text.count("digits-") == 5
+    assert text.count("night") == 3
+    left = 24 - text.count("T4")
+    assert f"not shown: {left} GPUs" in text
+
+
+def test_names_on_several_servers_do_not_steer_the_terminal() -> None:
+    run = msgspec.structs.replace(RUN, run="\x1b[2J", person="\x1b[2J")
+    gpu = msgspec.structs.replace(T4, name="\x1b[2J", throttle=("\x1b[2J",))
+    assert "\x1b" not in overview(140, 0, msgspec.structs.replace(NOW, runs=(run,), gpus=(gpu,)))
 
 
 def test_a_lost_link_is_said_beside_the_last_picture() -> None:

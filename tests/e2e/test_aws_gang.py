@@ -72,6 +72,22 @@ def test_without_room_for_both_the_next_zone(bed: Bed, gang: AwsLab) -> None:
     gang.labctl(*DOWN)
 
 
+@pytest.mark.long
+def test_zones_with_room_for_three_of_four_leave_nothing(bed: Bed) -> None:
+    gang = bed.lab()
+    gang.become_gang(4)
+    zones = {offer["zone"] for offer in gang.json("offers")["offers"]}
+    rooms = tuple(Capacity(zone=zone, left=3) for zone in sorted(zones))
+    with bed.set(capacity=rooms), bed.changes() as made:
+        said = " ".join(gang.labctl(*UP, code=75).split())
+    assert "aws has no zone with room for 4 servers of digits" in said
+    assert "not 4 x g4dn.xlarge in us-east-1" in said
+    assert "labctl up --gpu MODEL" in said
+    # The first servers of a zone are created before it has no room left.
+    assert made["RunInstances"] > made["CreatePlacementGroup"] > 1
+    assert bed.left() == []
+
+
 def test_orphans_find_the_group_of_a_lab_whose_state_is_gone(bed: Bed, gang: AwsLab) -> None:
     bed.killed_at(gang, UP, "lost", "CreatePlacementGroup")
     (name,) = groups(bed)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,18 @@ def test_a_run_that_fails_more_often_than_it_may_says_where(gang: LabDirectory) 
     assert [record["exit_code"] for record in end_on_both(gang, "hopeless")] == [143, 9]
 
 
+def test_a_failure_that_nobody_watched_is_noticed_by_logs_later(gang: LabDirectory) -> None:
+    words = ("sh", "-c", "[ $RANK = 1 ] || exec sleep 600; exit 9")
+    gang.labctl("run", "--detach", "--id", "unwatched", "--", *words)
+    record = "/home/student/labctl/two-1/runs/unwatched/.labctl/record.json"
+    second = list_servers(gang)[1]
+    wait_for(lambda: '"exited"' in inside(second, f"cat {record}", user="student")[1])
+    assert gang.seen("unwatched")["state"] == "running"
+    shown = gang.labctl("logs", "-f", "unwatched").stderr
+    assert "two-1: failed with exit code 9; starting unwatched again" in " ".join(shown.split())
+    assert [record["exit_code"] for record in end_on_both(gang, "unwatched")] == [143, 9]
+
+
 COUNT = """\
 import json, os, time
 
@@ -169,6 +182,51 @@ def test_cancel_ends_all_parts(gang: LabDirectory) -> None:
     assert "run long: canceled (SIGTERM)" in gang.labctl("cancel", "long").stdout
     states = [record["state"] for record in end_on_both(gang, "long")]
     assert states == ["cancelled", "cancelled"]
+
+
+@contextmanager
+def unplugged(server: str) -> Iterator[None]:
+    """Nobody reaches the server for a while."""
+    network = ["docker", "network"]
+    subprocess.run([*network, "disconnect", "bridge", server], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*network, "connect", "bridge", server], check=True)
+
+
+def test_top_shows_all_servers_and_says_which_does_not_answer(gang: LabDirectory) -> None:
+    gang.labctl("run", "--detach", "--id", "shown", "--", "sleep", "600")
+    shown = gang.json("top")
+    assert [(one["rank"], one["name"]) for one in shown["servers"]] == [(0, "two"), (1, "two-1")]
+    assert ["shown" in str(one["server"]["runs"]) for one in shown["servers"]] == [True, True]
+    alone = gang.json("top", "--server", "1")
+    assert alone["lab"] == "two-1"
+    assert alone["server"]["cores"] > 0
+
+    def count_answers() -> int:
+        """How often the live view has shown figures of the second server."""
+        text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", bytes(terminal.shown))
+        return len(re.findall(rb"1 +two-1 +\S* *[\d.]+/", text))
+
+    with gang.in_terminal("top") as terminal:
+        terminal.said("2 servers, free")
+        wait_for(lambda: count_answers() > 0)
+        with unplugged(list_servers(gang)[1]):
+            one = gang.json("top", code=None)["servers"]
+            assert one[0]["server"]["cores"] > 0
+            assert one[1]["server"] is None
+            assert one[1]["error"]
+            text = gang.labctl("top", "--once", code=75).stdout
+            assert re.search(r"^0 +two +\S+/", text, re.MULTILINE), text
+            assert re.search(r"^1 +two-1 +no answer", text, re.MULTILINE), text
+            assert re.search(r"^0 +shown ", text, re.MULTILINE), text
+            terminal.said("no answer")
+        before = count_answers()
+        wait_for(lambda: count_answers() > before)
+        terminal.type("q")
+        assert terminal.popen.wait(20) == 0
+    gang.labctl("cancel", "shown")
 
 
 def test_a_lost_server_is_replaced_and_the_run_resumes(gang: LabDirectory) -> None:
@@ -241,13 +299,9 @@ def test_a_server_that_falls_silent_ends_the_run_on_all(gang: LabDirectory) -> N
     process = gang.start("run", "--id", "silent", "--", "python3", "train.py", "3000")
     process.said("step 5\n")
     _, second = list_servers(gang)
-    network = ["docker", "network"]
-    subprocess.run([*network, "disconnect", "bridge", second], check=True)
-    try:
+    with unplugged(second):
         done = process.end(code=1)
         assert "two-1: no answer for 1" in done.stderr
-    finally:
-        subprocess.run([*network, "connect", "bridge", second], check=True)
     gang.labctl("cancel", "silent", code=None)
 
 

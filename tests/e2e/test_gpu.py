@@ -68,6 +68,12 @@ def test_without_a_gpu_what_needs_one_is_refused(lab: LabDirectory, need: str) -
     assert "next:" in said
 
 
+def test_up_does_not_suggest_another_container_of_this_machine(lab: LabDirectory) -> None:
+    refused = lab.labctl("up", "--gpu", "any", code=3).stderr
+    assert "this lab needs a GPU, and the server has none" in refused
+    assert refused.endswith("next: labctl up\n        (uses the server as it is)\n")
+
+
 @pytest.mark.parametrize("need", ["H100", "T4:3", ">=40GB"])
 def test_another_gpu_than_there_is_is_refused(gpu_lab: LabDirectory, need: str) -> None:
     assert "T4" in refused(gpu_lab, need)

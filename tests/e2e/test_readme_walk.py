@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from terminal import open_terminal
 from transcripts import Step, list_steps, make_program, matches
 
 README = Path(__file__).parents[2] / "README.md"
-COLUMNS = 80
+# seconds that the screen may stay as it is while a command works
+STILL_S = 3.0
+# the last lines of the training's own output, which may be silent while it computes
+TRAINING = re.compile(r"on cpu, |epoch \d")
 # seconds for one command; the first `run` installs PyTorch in an image
 COMMAND_S = 900.0
 COMMENT = re.compile(r" {2,}# .*")
@@ -34,14 +38,47 @@ def newcomer(tmp_path: Path, base_image: str, server_image: str) -> Iterator[Lab
         LabDirectory(home / "digits", "digits", made.environ).labctl("down", "--yes", "--discard")
 
 
-def test_the_first_run_of_the_readme_prints_what_it_shows(newcomer: LabDirectory) -> None:
+class StillScreen:
+    """Notices how long the screen of a command stays as it is: no bar, spinner or output moves.
+
+    Seconds are those of a machine with nothing else to do: with a load of two programs for each
+    processor, everything may take twice as long.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.changed_at = 0.0
+        self.longest: dict[str, float] = {}
+
+    def see(self, lines: list[str]) -> None:
+        now = time.monotonic()
+        if lines != self.lines:
+            self.lines, self.changed_at = lines, now
+        if not TRAINING.match(lines[-1]):
+            screen = "\n".join(lines[-3:])
+            load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+            still_s = (now - self.changed_at) / load
+            self.longest[screen] = max(self.longest.get(screen, 0.0), still_s)
+
+    def list_waits(self, limit_s: float) -> list[str]:
+        """Return the screens, with seconds, that stayed longer than the limit."""
+        return [f"{s:.1f} s: {screen}" for screen, s in self.longest.items() if s > limit_s]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_first_run_of_the_readme_prints_what_it_shows(
+    newcomer: LabDirectory, columns: int
+) -> None:
     steps = list_steps(README, "terminal")
     assert len(steps) == 8
     home = Path(newcomer.environ["HOME"])
-    with open_terminal(home, newcomer.environ, COLUMNS) as terminal:
+    screen = StillScreen()
+    with open_terminal(home, newcomer.environ, columns) as terminal:
         for step in steps:
-            printed = terminal.run(*read_input(step), COMMAND_S)
+            printed = terminal.run(*read_input(step), COMMAND_S, on_screen=screen.see)
             assert matches(step.output, printed, figures_vary=True), f"{step.shown}{printed}"
+    waits = screen.list_waits(STILL_S)
+    assert waits == [], "\n\n".join(waits)
 
 
 def read_input(step: Step) -> tuple[str, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,18 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from course_bed import CourseBed, course_bed, keeping
-from shared_bed import Agreeing
+from course_bed import CourseBed, keeping
+from slurm_class_bed import (
+    LIMITS,
+    ROSTER,
+    bring_up,
+    count_changes,
+    join,
+    list_users,
+    make_staff,
+    run_class,
+)
 from slurm_machine import slurm_machine
 from sshd_container import Sshd, wait_for
 from submit_bed import SSHD
 
-from labctl.config import find_paths
-from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
-from labctl.courses.servers import CourseOperator, bring_up_servers
-from labctl.courses.shared_seats import SharedSeats
+from labctl.courses.seat_operations import SeatOperations
 from labctl.courses.teardown import end_seats
-from labctl.state import State
 
 pytestmark = [
     pytest.mark.engine,
@@ -31,9 +35,6 @@ pytestmark = [
         reason="there is no sshd on this machine",
     ),
 ]
-LIMITS = "shared: {{engine: slurm, gpus: 1, gpu_minutes: {minutes}, wall: 10m}}\n"
-ROSTER = "id,name,email,team,section,active\nalice,Alice,,,,{alice}\nbob,Bob,,,,yes\n"
-SHOW = "sacctmgr -nP show assoc account=course-ml-2026 format=User,QOS,GrpTRESMins"
 # Shows which GPU the run has, and uses it for a while.
 RUN = "echo on GPU $CUDA_VISIBLE_DEVICES as $(id -un); sleep {seconds}"
 
@@ -47,53 +48,14 @@ def box(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def bed(box: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
     folder = tmp_path_factory.mktemp("class")
-    machine = f"{{host: 127.0.0.1, port: {box.port}, user: student, identity: {box.key}}}"
-    server = f"{{provider: static, static: {{hosts: [{machine}]}}}}"
-    with course_bed(folder, server, LIMITS.format(minutes=1200)) as bed:
-        (folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="yes"))
+    with run_class([box], folder, LIMITS.format(minutes=1200)) as bed:
         yield bed
-
-
-def make_staff(bed: CourseBed, by: str = "staff") -> CourseOperator:
-    """As a process that has just begun has it: nothing is remembered."""
-    home = bed.folder / "keeper-home"
-    home.mkdir(exist_ok=True)
-    places = find_paths({"HOME": str(home)})
-    return CachingCourseOperator(bed.course, places, State(places.database), Agreeing(), by=by)
-
-
-def bring_up(bed: CourseBed) -> None:
-    """`labctl course up`."""
-    staff = make_staff(bed)
-    outcomes = bring_up_servers(staff, staff.folder.list_seats())
-    assert [outcome.error + outcome.why for outcome in outcomes if outcome.error] == []
-
-
-def list_users(box: Sshd) -> list[str]:
-    return sorted(line for line in box.sh(SHOW).splitlines() if not line.startswith("|"))
 
 
 def read_share(box: Sshd, name: str) -> float:
     """The factor by which Slurm decides whose job is next."""
     rows = box.sh("sshare -nP -a -A course-ml-2026 -o User,FairShare").splitlines()
     return float(next(row for row in rows if row.startswith(f"{name}|")).partition("|")[2])
-
-
-def count_changes(bed: CourseBed) -> int:
-    """How many changes Slurm's accounting of the class would need now."""
-    provider = make_staff(bed).course().provider
-    assert isinstance(provider, SharedSeats)
-    hosts = provider.hosts
-    (server,) = hosts.list_servers_by_number(now=True).values()
-    context = hosts.build_context(1)
-    recorded = context.state.get_server(server.id)
-    assert recorded is not None
-    return hosts.queue.update(context, recorded)
-
-
-def join(bed: CourseBed, student: str) -> Path:
-    output = bed.labctl(student, "join", str(bed.invited(student)), "--yes", "--json")[0]
-    return Path(json.loads(output)["joined"]["directory"])
 
 
 def test_the_roster_becomes_associations_with_limits(bed: CourseBed, box: Sshd) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from course_bed import CourseBed, course_bed, keeping
+from course_bed import CourseBed, keeping
+from slurm_class_bed import LIMITS, bring_up, join, make_staff, run_class
 from slurm_machine import CLOSED_DEVICES, slurm_machine
 from sshd_container import Sshd, wait_for
 from submit_bed import SSHD
 from systemd_machine import load_image
-from test_slurm_class import ROSTER, bring_up, join, make_staff
 
 from labctl.courses.seat_operations import SeatOperations
 
@@ -28,7 +28,6 @@ pytestmark = [
     ),
 ]
 IMAGE = "labctl-test-small:1"
-LIMITS = "shared: {engine: slurm, gpus: 1, gpu_minutes: 1200, wall: 10m}\n"
 UUID = "GPU-5b1d6f0e-0000-4000-8000-00000000000"
 # Takes up this much memory, in MB, for some seconds.
 EAT = "{{ head -c {size}000000 /dev/zero; sleep 5; }} | tail >/dev/null"
@@ -52,10 +51,8 @@ def box(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def bed(box: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
     folder = tmp_path_factory.mktemp("class")
-    machine = f"{{host: 127.0.0.1, port: {box.port}, user: student, identity: {box.key}}}"
-    server = f"{{provider: static, static: {{hosts: [{machine}]}}}}"
-    with course_bed(folder, server, f"{LIMITS}image: {IMAGE}\n") as bed:
-        (folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="yes"))
+    settings = f"{LIMITS.format(minutes=1200)}image: {IMAGE}\n"
+    with run_class([box], folder, settings) as bed:
         bring_up(bed)
         with keeping(bed, SeatOperations(make_staff(bed, "keeper"))):
             for student in ("alice", "bob"):
@@ -196,6 +193,40 @@ def test_the_broker_removes_what_the_epilog_has_left(bed: CourseBed, box: Sshd) 
     wait_for(lambda: not list_containers(box))
 
 
+def test_the_containers_of_a_job_share_a_limit_of_processes(bed: CourseBed, box: Sshd) -> None:
+    job = submit(bed, "alice", f"docker run -d {IMAGE} sleep 600; sleep 600")
+    wait_for(lambda: list_containers(box))
+    assert box.sh(f"cat /sys/fs/cgroup/pids/slurm*/uid_*/job_{job}/pids.max") == "4096\n"
+    pid = box.sh(f"docker inspect --format {{{{.State.Pid}}}} {list_containers(box)[0]}").strip()
+    assert f"/job_{job}/" in box.sh(f"grep :pids: /proc/{pid}/cgroup")
+    shell(bed, "alice", f"scancel {job}")
+    wait_for(lambda: not list_containers(box))
+
+
+def test_a_container_does_not_survive_a_new_start_of_its_job(bed: CourseBed, box: Sshd) -> None:
+    job = submit(bed, "alice", f"docker run -d {IMAGE} sleep 600; sleep 600", "--requeue")
+    wait_for(lambda: list_containers(box))
+    first = box.sh(f"cat /run/labctl/jobs/{job}").split()[-1]
+    box.sh(f"scontrol requeue {job}")
+    wait_for(lambda: not list_containers(box))
+    # Slurm waits two minutes. One that is made to start at once may do so before its own epilog.
+    wait_for(lambda: list_containers(box), timeout_s=240)
+    assert box.sh(f"cat /run/labctl/jobs/{job}").split()[-1] != first
+    (own,) = list_containers(box)
+    # As if the first start had asked for it just before it ended, and the engine was slow.
+    label = f"--label labctl.uid=$(id -u lab-alice) --label labctl.slurm-job={job}"
+    box.sh(f"docker run -d {label} --label labctl.slurm-attempt={first} {IMAGE} sleep 600")
+    wait_for(lambda: list_containers(box) == [own])
+    shell(bed, "alice", f"scancel {job}")
+    wait_for(lambda: not list_containers(box))
+
+
+def test_a_container_from_before_the_class_used_slurm_ends(bed: CourseBed, box: Sshd) -> None:
+    line = f"docker run -d --label labctl.uid=$(id -u lab-alice) {IMAGE} sleep 600"
+    container = box.sh(line).strip()
+    wait_for(lambda: container not in box.sh("docker ps -aq --no-trunc"))
+
+
 def test_a_run_with_an_image_is_a_container_in_its_job(bed: CourseBed, box: Sshd) -> None:
     lab = find_lab(bed, "alice")
     assert f'image: "{IMAGE}"' in (lab / "lab.yaml").read_text()
@@ -261,6 +292,9 @@ def test_with_dockers_systemd_driver_a_job_has_a_slice_with_its_limits(
     job = submit(bed, "alice", f"docker run -d {IMAGE} sleep 600; sleep 600")
     show = f"systemctl show -P ActiveState labctl-job{job}.slice"
     wait_for(lambda: box.sh(show).strip() == "active")
+    # With cgroup v2 these are its processors; here systemd only stores them.
+    cpus = box.sh(f"cat /sys/fs/cgroup/cpuset/slurm*/uid_*/job_{job}/cpuset.cpus").strip()
+    assert box.sh(f"systemctl show -P AllowedCPUs labctl-job{job}.slice").strip() == cpus
     shell(bed, "alice", f"scancel {job}")
     wait_for(lambda: not list_containers(box))
     wait_for(lambda: box.sh(show).strip() == "inactive")

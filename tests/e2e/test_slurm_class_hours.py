@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from course_bed import CourseBed, course_bed
+from course_bed import CourseBed
+from slurm_class_bed import LIMITS, bring_up, make_staff, run_class
 from slurm_machine import slurm_machine
 from sshd_container import Sshd
 from submit_bed import SSHD
-from test_slurm_class import LIMITS, ROSTER, bring_up, make_staff
 
 from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.teardown import end_of_term, end_seats
@@ -38,13 +38,7 @@ def box(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def bed(box: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
     folder = tmp_path_factory.mktemp("class")
-    machine = f"{{host: 127.0.0.1, port: {box.port}, user: student, identity: {box.key}}}"
-    server = f"{{provider: static, static: {{hosts: [{machine}]}}}}"
-    with course_bed(folder, server, LIMITS.format(minutes=1200) + HOURS) as bed:
-        (folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="yes"))
-        known = folder / "keeper-home" / ".ssh" / "known_hosts"
-        known.parent.mkdir(parents=True)
-        known.write_text(f"[127.0.0.1]:{box.port} {box.host_key}\n")
+    with run_class([box], folder, LIMITS.format(minutes=1200) + HOURS) as bed:
         yield bed
 
 

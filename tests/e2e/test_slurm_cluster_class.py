@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from course_bed import CourseBed, course_bed, keeping
-from slurm_machine import CLOSED_DEVICES, slurm_machine
-from sshd_container import Sshd, docker, wait_for
+from course_bed import CourseBed, keeping
+from slurm_class_bed import (
+    CLUSTER_LIMITS,
+    HOMES,
+    bring_up,
+    count_changes,
+    join,
+    list_users,
+    make_staff,
+    run_class,
+    run_course,
+    run_machines,
+)
+from slurm_machine import CLOSED_DEVICES
+from sshd_container import Sshd, wait_for
 from submit_bed import SSHD
 from systemd_machine import load_image
-from test_slurm_class import ROSTER, bring_up, count_changes, join, list_users, make_staff
 
 from labctl.courses.seat_operations import SeatOperations
 from labctl.courses.teardown import end_seats
@@ -30,55 +39,22 @@ pytestmark = [
         reason="there is no sshd on this machine",
     ),
 ]
-HOMES = "/srv/class"
 IMAGE = "labctl-test-small:1"
 
 
 @pytest.fixture(scope="module")
 def boxes(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Sshd]]:
-    """Two machines that share one directory: the controller, and a node."""
-    volume = f"labctl-test-homes-{uuid.uuid4().hex[:8]}"
-    docker("volume", "create", volume)
-    try:
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(
-                    slurm_machine(
-                        server_image,
-                        tmp_path_factory.mktemp(name),
-                        ["--hostname", name, "-v", f"{volume}:{HOMES}"],
-                        CLOSED_DEVICES,
-                    )
-                )
-                for name in ("gpu1", "gpu2")
-            ]
-    finally:
-        docker("volume", "rm", "--force", volume)
+    """The controller, and another node."""
+    with run_machines(server_image, tmp_path_factory, ("gpu1", "gpu2"), CLOSED_DEVICES) as boxes:
+        yield boxes
 
 
 @pytest.fixture(scope="module")
 def bed(boxes: list[Sshd], tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
     folder = tmp_path_factory.mktemp("class")
-    hosts = ", ".join(
-        f"{{host: 127.0.0.1, port: {box.port}, user: student, identity: {box.key}}}"
-        for box in reversed(boxes)
-    )
-    shared = (
-        f"shared: {{engine: slurm, controller: '127.0.0.1:{boxes[0].port}', homes: {HOMES}, "
-        "gpus: 1, gpu_minutes: 1200, wall: 10m}\n"
-    )
-    server = f"{{provider: static, static: {{hosts: [{hosts}]}}}}"
-    with course_bed(folder, server, shared) as bed:
-        (folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="yes"))
-        known = folder / "keeper-home" / ".ssh" / "known_hosts"
-        known.parent.mkdir(parents=True)
-        known.write_text("".join(f"[127.0.0.1]:{box.port} {box.host_key}\n" for box in boxes))
+    settings = CLUSTER_LIMITS.format(port=boxes[0].port, homes=HOMES)
+    with run_class(boxes[::-1], folder, settings) as bed:
         yield bed
-
-
-def plan(bed: CourseBed) -> subprocess.CompletedProcess[str]:
-    argv, environ = bed.command("plan")
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
 
 
 def with_setting(bed: CourseBed, before: str, after: str) -> subprocess.CompletedProcess[str]:
@@ -88,7 +64,7 @@ def with_setting(bed: CourseBed, before: str, after: str) -> subprocess.Complete
     assert before in text
     try:
         path.write_text(text.replace(before, after))
-        return plan(bed)
+        return run_course(bed, "plan")
     finally:
         path.write_text(text)
 
@@ -115,11 +91,11 @@ def test_what_cannot_work_is_refused_before_anything_changes(
 def test_the_machines_become_one_cluster_and_its_accounts_have_one_number(
     bed: CourseBed, boxes: list[Sshd]
 ) -> None:
-    shown = plan(bed)
+    shown = run_course(bed, "plan")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "one cluster: controller" in shown.stdout
     bring_up(bed)
-    shown = plan(bed)
+    shown = run_course(bed, "plan")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert boxes[0].sh("sinfo -h -N -o '%N %t'").split() == ["gpu1", "idle", "gpu2", "idle"]
     records = [box.sh("getent passwd lab-alice lab-bob") for box in boxes]

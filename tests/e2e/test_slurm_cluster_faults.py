@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from course_bed import CourseBed, course_bed
-from slurm_machine import slurm_machine
-from sshd_container import Sshd, docker, wait_for
+from course_bed import CourseBed
+from slurm_class_bed import (
+    CLUSTER_LIMITS,
+    HOMES,
+    list_hosts,
+    run_class,
+    run_course,
+    run_machines,
+)
+from sshd_container import Sshd, wait_for
 from submit_bed import SSHD
-from test_slurm_class import ROSTER
 
 from labctl.courses.cluster_session import END_ACCOUNTS
 
@@ -26,60 +29,26 @@ pytestmark = [
         reason="there is no sshd on this machine",
     ),
 ]
-HOMES = "/srv/class"
 
 
 @pytest.fixture(scope="module")
 def boxes(server_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Sshd]]:
-    """Three machines that share one directory: the controller, and two nodes."""
-    volume = f"labctl-test-homes-{uuid.uuid4().hex[:8]}"
-    docker("volume", "create", volume)
-    try:
-        with ExitStack() as stack:
-            yield [
-                stack.enter_context(
-                    slurm_machine(
-                        server_image,
-                        tmp_path_factory.mktemp(name),
-                        ["--hostname", name, "-v", f"{volume}:{HOMES}"],
-                    )
-                )
-                for name in ("gpu1", "gpu2", "gpu3")
-            ]
-    finally:
-        docker("volume", "rm", "--force", volume)
+    """The controller, and two other nodes."""
+    with run_machines(server_image, tmp_path_factory, ("gpu1", "gpu2", "gpu3")) as boxes:
+        yield boxes
 
 
 @pytest.fixture(scope="module")
 def bed(boxes: list[Sshd], tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseBed]:
     folder = tmp_path_factory.mktemp("class")
-    shared = (
-        f"shared: {{engine: slurm, controller: '127.0.0.1:{boxes[0].port}', homes: {HOMES}, "
-        "gpus: 1, gpu_minutes: 1200, wall: 10m}\n"
-    )
-    with course_bed(folder, list_hosts(boxes), shared) as bed:
-        (folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="yes"))
-        known = folder / "keeper-home" / ".ssh" / "known_hosts"
-        known.parent.mkdir(parents=True)
-        known.write_text("".join(f"[127.0.0.1]:{box.port} {box.host_key}\n" for box in boxes))
+    settings = CLUSTER_LIMITS.format(port=boxes[0].port, homes=HOMES)
+    with run_class(boxes, folder, settings) as bed:
         yield bed
-
-
-def list_hosts(boxes: list[Sshd]) -> str:
-    """The section `server` of course.yaml."""
-    hosts = ", ".join(
-        f"{{host: 127.0.0.1, port: {box.port}, user: student, identity: {box.key}}}"
-        for box in boxes
-    )
-    return f"{{provider: static, static: {{hosts: [{hosts}]}}}}"
 
 
 def course(bed: CourseBed, *words: str, code: int = 0) -> str:
     """What `labctl course ...` says, with its lines joined."""
-    argv, environ = bed.command(*words)
-    done = subprocess.run(
-        argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = run_course(bed, *words)
     assert done.returncode == code, done.stdout + done.stderr
     return " ".join((done.stdout + done.stderr).split())
 
@@ -129,7 +98,7 @@ def test_other_homes_in_the_middle_of_a_course_are_refused(
     before = boxes[0].sh("getent passwd; ls -A /home")
     for words in (["plan"], ["up", "--yes"]):
         output = course(bed, *words, code=3 if words[0] == "up" else 1)
-        assert f"homes in course.yaml is /home, and the accounts' homes are in {HOMES}" in output
+        assert f"homes in course.yaml is /home, and the home of lab-alice is in {HOMES}" in output
     assert boxes[0].sh("getent passwd; ls -A /home") == before
     path.write_text(text)
 
@@ -176,6 +145,53 @@ def test_an_account_ends_where_machines_answer_and_later_everywhere(
     answer(boxes[2])
     course(bed, "down", "--only", "bob", "--yes")
     assert read_groups(boxes[2], "lab-bob") == "labctl-ended"
+
+
+def test_an_account_whose_uids_differ_stops_no_other(bed: CourseBed, boxes: list[Sshd]) -> None:
+    for number, box in enumerate(boxes):
+        box.sh(f"useradd --uid {3000 + number} --home-dir {HOMES}/lab-cid lab-cid")
+    roster = bed.folder / "ml" / "roster.csv"
+    roster.write_text(roster.read_text() + "cid,Cid,,,,yes\ndan,Dan,,,,yes\n")
+    output = course(bed, "up", "--yes", code=1)
+    assert "lab-cid cannot have the same uid on" in output
+    assert "usermod --uid UID lab-cid" in output
+    assert [read_groups(box, "lab-dan") for box in boxes] == ["labctl"] * 3
+    assert read_groups(boxes[0], "lab-cid") == ""
+    # After what the message says, the account comes too.
+    for box in boxes[1:]:
+        box.sh("usermod --uid 3000 lab-cid")
+    course(bed, "up", "--yes")
+    assert [read_groups(box, "lab-cid") for box in boxes] == ["labctl"] * 3
+
+
+def test_a_machine_without_jobs_is_named_with_the_reason(bed: CourseBed, boxes: list[Sshd]) -> None:
+    boxes[0].sh("scontrol update nodename=gpu2 state=drain reason='the disk is full'")
+    for words in (["up", "--only", "alice", "--yes"], ["status", "--refresh"]):
+        output = course(bed, *words)
+        assert "Slurm starts no jobs on gpu2 (drain): the disk is full, by root" in output
+        assert "scontrol update nodename=gpu2 state=resume" in output
+    assert "gpu3" not in output
+    boxes[0].sh("scontrol update nodename=gpu2 state=resume")
+    assert "Slurm starts no jobs" not in course(bed, "status", "--refresh")
+
+
+def test_a_machine_that_is_back_in_course_yaml_takes_jobs_again(
+    bed: CourseBed, boxes: list[Sshd]
+) -> None:
+    path = bed.folder / "ml" / "course.yaml"
+    text = path.read_text()
+    job = "cd /tmp; sbatch --parsable --gres=gpu:1 --nodelist=gpu3 --wrap 'sleep 600'"
+    number = boxes[0].sh(job, user="lab-alice").strip()
+    wait_for(lambda: boxes[0].sh(f"squeue -h -j {number} -o %t").strip() == "R")
+    path.write_text(text.replace(list_hosts(boxes), list_hosts(boxes[:2])))
+    assert "waits for 1 job to end" in course(bed, "up", "--only", "alice", "--yes")
+    assert list_nodes(boxes)[4:] == ["gpu3", "drng"]
+    path.write_text(text)
+    output = course(bed, "up", "--only", "alice", "--yes")
+    assert f"127.0.0.1:{boxes[2].port} is in hosts again, and takes jobs again" in output
+    assert list_nodes(boxes)[4:] == ["gpu3", "mix"]
+    boxes[0].sh(f"scancel {number}")
+    wait_for(lambda: list_nodes(boxes)[4:] == ["gpu3", "idle"])
 
 
 def test_a_machine_that_left_course_yaml_is_taken_out_of_the_cluster(

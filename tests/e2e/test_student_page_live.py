@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -153,6 +154,20 @@ def confirm_service(opened: Page, school: School) -> None:
         raise AssertionError([opened.locator("body").inner_text(), *school.notices]) from None
 
 
+@contextmanager
+def hang_server(school: School) -> Iterator[None]:
+    """Keep the machine from answering."""
+    server = school.staff.state.get_lab_server(school.staff.folder.find_seat("alice").lab_id)
+    assert server is not None
+    label = f"label=labctl.server={server.id}"
+    container = sshd_container.docker("ps", "--quiet", "--filter", label).strip()
+    sshd_container.docker("pause", container)
+    try:
+        yield
+    finally:
+        sshd_container.docker("unpause", container)
+
+
 def type_on_server(school: School, script: str) -> None:
     """Run a script in the account that Jupyter's files belong to."""
     seat = school.staff.folder.find_seat("alice")
@@ -247,8 +262,12 @@ def test_from_the_join_file_to_the_end_of_the_server(page: Page, school: School)
     page.get_by_role("button", name="Start the server").click()
     expect(page.locator("#server .state")).to_have_text("starting")
     require_state(page, "up")
-    with page.context.expect_page() as opened:
+    with hang_server(school), page.context.expect_page() as opened:
         page.get_by_role("link", name="Open Jupyter").click()
+        failed = opened.value.get_by_role("heading", name="Jupyter could not be started")
+        expect(failed).to_be_visible(timeout=PAGE_MS)
+    keep_picture(opened.value, "student-service-failed")
+    opened.value.get_by_role("link", name="Try again").click()
     confirm_service(opened.value, school)
     expect(opened.value.locator("h1")).to_have_text("In place of Jupyter")
     opened.value.close()

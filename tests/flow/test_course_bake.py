@@ -130,6 +130,22 @@ def test_a_new_one_takes_the_old_ones_place(ml: Class) -> None:
     }
 
 
+def test_the_old_one_is_used_until_a_new_one_is_ready(ml: Class) -> None:
+    bake(ml.staff())
+    as_local(ml)
+    before = find_baked_image(ml.folder)
+    ml.reporter.answers.append(False)
+    with pytest.raises(PolicyError, match="nothing was started"):
+        bake(ml.staff())
+    assert before is not None
+    assert find_baked_image(ml.folder) == before
+    # The server to bake boots from the provider's own image all the same.
+    for uses_baked_image in (True, False):
+        course = ml.staff().course(plain=True, uses_baked_image=uses_baked_image)
+        image = course.config.server.provider_settings["local"].image
+        assert image == (before.image_id if uses_baked_image else "")
+
+
 def test_one_that_failed_is_never_booted_from(ml: Class) -> None:
     assert isinstance(ml.cloud, BakingCloud)
     ml.cloud.fails = "failed: no room"

@@ -100,8 +100,13 @@ def test_a_misspelled_run_is_corrected(
     context = run_lab.context()
     runs.refresh(context, context.get_server())
     output = labctl(run_lab, "cancel", typed)
-    assert output.err.startswith(f"labctl: there is no run {typed}; did you mean night?\n")
-    assert "did you mean" not in labctl(run_lab, "cancel", "morning").err
+    question = f"labctl: there is no run {typed}; did you mean night?\n"
+    assert output.err == f"{question}  next: labctl cancel night\n"
+    for before, after in [(("exec",), ("--", "ls", typed)), (("logs", "-n", "5"), ())]:
+        words = " ".join([*before, "night", *after])
+        output = labctl(run_lab, *before, typed, *after)
+        assert output.err == f"{question}  next: labctl {words}\n"
+    assert labctl(run_lab, "cancel", "morning").err.endswith("next: labctl status --refresh\n")
 
 
 def test_a_cancel_names_the_runs_that_are_still_active(
@@ -123,7 +128,7 @@ def test_a_cancel_names_the_runs_that_are_still_active(
 def _describe_results(run: str) -> str:
     return (
         f"labctl pull {run}    download its checkpoints and logs\n"
-        "docs/resume.md    continue from them in a new run\n"
+        "A new run can continue from them: see docs/resume.md.\n"
     )
 
 

@@ -476,7 +476,8 @@ def test_a_service_that_does_not_start_says_what_to_do(
         patch.setattr(forward, "answers", False)
         wait_until(has_failed)
     assert "The server cannot pull x:1" in failures[0]
-    assert "Reload this page to try again." in failures[0]
+    assert "Jupyter could not be started" in failures[0]
+    assert f'href="/services/{LAB_ID}/jupyter">Try again</a>' in failures[0]
     assert "tell your instructor" in failures[0]
     assert "/srv/courses" not in failures[0]
     # It is tried again.

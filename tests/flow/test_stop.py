@@ -101,7 +101,7 @@ def test_after_a_canceled_run_the_way_to_continue_is_named(
 ) -> None:
     add_active_run(paid, monkeypatch)
     _print_stopped(power.stop(paid.context()))
-    line = "  docs/resume.md    continue from a canceled run's checkpoints in a new run\n"
+    line = "A new run can continue from a canceled run's checkpoints: see docs/resume.md.\n"
     assert capsys.readouterr().out.endswith(line)
 
 

@@ -351,6 +351,26 @@ def test_start_extend_and_end_are_the_keepers_own_requests(school: School) -> No
     assert "You have no server now" in page or "you have no server now" in page
 
 
+def test_a_machine_that_runs_is_not_up_until_it_is_prepared(school: School) -> None:
+    visitor = school.enter("liskov")
+    school.work.gate.clear()
+    status, page = act(visitor, "/server/start")
+    assert status == 303
+    assert 'class="said' not in page, "the live part says it, until it is over"
+    lab = school.bed.serve_up(4).lab_id  # the machine runs, and Docker is not installed there yet
+    wait_until(lambda: "T4" in visitor.ask("/")[2])
+    page = visitor.ask("/")[2]
+    assert 'class="state starting"' in page
+    for path in (f"/services/{lab}/jupyter", f"/terminal/{lab}", "/server/extend"):
+        assert path not in page
+    status, headers, _ = visitor.ask(f"/services/{lab}/jupyter")
+    assert (status, headers["refresh"]) == (200, "2")
+    assert visitor.ask(f"/terminal/{lab}")[0] == 404
+    school.work.gate.set()
+    wait_until(lambda: f"/services/{lab}/jupyter" in visitor.ask("/")[2])
+    assert 'class="state running"' in visitor.ask("/")[2]
+
+
 def test_a_server_that_staff_started_is_to_be_used_not_started(school: School) -> None:
     visitor = school.enter("liskov")
     school.bed.serve_up(4)
@@ -377,24 +397,6 @@ def test_a_server_that_could_not_start_is_explained(school: School) -> None:
     act(visitor, "/server/start")
     wait_until(lambda: "no machine left. zone a" in visitor.ask("/")[2])
     assert "Start my server" in visitor.ask("/")[2]
-
-
-def test_a_machine_that_runs_is_not_offered_before_it_is_prepared(school: School) -> None:
-    """Its record is there before its host key: nothing could open Jupyter on it yet."""
-    visitor = school.enter("liskov")
-    school.work.gate.clear()
-    act(visitor, "/server/start")
-    assert school.work.making.wait(60)
-    seats = [seat.name for seat in school.bed.folder.list_seats()]
-    school.bed.serve_up(seats.index("liskov"))
-    wait_until(lambda: "<dt>Machine</dt>" in visitor.ask("/")[2])
-    page = visitor.ask("/")[2]
-    assert "This takes some minutes" in page
-    assert "Open Jupyter" not in page
-    (claim,) = school.request_handler.list_claims("liskov", "liskov")
-    assert visitor.ask(f"/services/{claim.lab_id}/jupyter")[0] == 404
-    school.work.gate.set()
-    wait_until(lambda: "Open Jupyter" in visitor.ask("/")[2])
 
 
 def test_a_server_that_cannot_be_saved_says_why_and_what_to_do(school: School) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from broker_bed import ALICE, BOB
+from broker_bed import ALICE, BOB, CAROL, SETTINGS, make_bed
+from engine_socket import Answer, EngineSocket, engine_socket
 
 from labctl.agent.broker import cgroup, slurm_jobs
 from labctl.agent.broker.account_containers import AccountContainer
+from labctl.agent.broker.account_networks import AccountNetworks
 from labctl.agent.broker.gpu_leases import GpuIdentity, list_leases
 from labctl.agent.broker.http import HttpRefusal
-from labctl.agent.broker.rules import GPUS, JOB
+from labctl.agent.broker.rules import ATTEMPT, GPUS, JOB, OWNER, AccountShare
 from labctl.agent.broker.slurm_jobs import RunningJob
 
 ALL_BYTES = cgroup.read_total_memory_bytes()
@@ -59,22 +65,38 @@ def test_a_job_runs_as_long_as_slurm_has_a_record_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_jobs, "JOBS", tmp_path)
-    (tmp_path / "17").write_text(f"{ALICE.uid} 0,2\n")
-    (tmp_path / "18").write_text(f"{ALICE.uid} \n")
-    assert slurm_jobs.read_job("17") == RunningJob("17", ALICE.uid, gpus=("0", "2"))
-    assert slurm_jobs.read_job("18") == RunningJob("18", ALICE.uid)
+    (tmp_path / "17").write_text(f"{ALICE.uid} 0,2 a1\n")
+    (tmp_path / "18").write_text(f"{ALICE.uid}  b2\n")
+    assert slurm_jobs.read_job("17") == RunningJob("17", ALICE.uid, gpus=("0", "2"), attempt="a1")
+    assert slurm_jobs.read_job("18") == RunningJob("18", ALICE.uid, attempt="b2")
     assert slurm_jobs.read_job("19") is None
-    assert not slurm_jobs.has_ended({JOB: "17"}, ALICE.uid)
-    assert not slurm_jobs.has_ended({JOB: ""}, ALICE.uid)
-    slurm_jobs.require_running({JOB: "17"}, ALICE)
-    for labels, account in (({JOB: "19"}, ALICE), ({JOB: "17"}, BOB)):
+    # As an earlier version recorded it
+    (tmp_path / "20").write_text(f"{ALICE.uid} 0\n")
+    (tmp_path / "21").write_text(f"{ALICE.uid} \n")
+    assert slurm_jobs.read_job("20") == RunningJob("20", ALICE.uid, gpus=("0",))
+    assert slurm_jobs.read_job("21") == RunningJob("21", ALICE.uid)
+    for labels in ({JOB: "17", ATTEMPT: "a1"}, {JOB: "20"}, {JOB: "21", ATTEMPT: ""}):
+        slurm_jobs.require_running(labels, ALICE, needs_job=True)
+    for labels, account in (
+        ({JOB: "19"}, ALICE),
+        ({JOB: "17", ATTEMPT: "a1"}, BOB),
+        ({JOB: "17", ATTEMPT: "a0"}, ALICE),
+        ({JOB: "17"}, ALICE),
+    ):
         with pytest.raises(HttpRefusal, match="has ended, and its containers with it"):
-            slurm_jobs.require_running(labels, account)
+            slurm_jobs.require_running(labels, account, needs_job=True)
     # A record that cannot be read ends no container.
     (tmp_path / "17").unlink()
     (tmp_path / "17").mkdir()
     with pytest.raises(OSError, match="directory"):
-        slurm_jobs.has_ended({JOB: "17"}, ALICE.uid)
+        slurm_jobs.has_ended({JOB: "17"}, ALICE.uid, needs_job=True)
+
+
+def test_a_container_from_before_slurm_ends_where_a_job_is_needed() -> None:
+    assert slurm_jobs.has_ended({JOB: ""}, ALICE.uid, needs_job=True)
+    assert not slurm_jobs.has_ended({JOB: ""}, ALICE.uid, needs_job=False)
+    with pytest.raises(HttpRefusal, match="this container is in no job of Slurm"):
+        slurm_jobs.require_running({}, ALICE, needs_job=True)
 
 
 @pytest.mark.parametrize(
@@ -181,4 +203,165 @@ def test_a_control_group_that_is_gone_is_not_taken_for_one_without_limits(
     assert caught.value.status == 409
     with pytest.raises(HttpRefusal, match="its job has just ended"):
         slurm_jobs.prepare_start(job.cgroup)
-    slurm_jobs.prepare_start("labctl-job7.slice")
+    assert slurm_jobs.prepare_start("labctl-job7.slice") == {}
+    slurm_jobs.require_same_group("labctl-job7.slice", {})
+
+
+@pytest.mark.parametrize(
+    ("existing", "file"),
+    [
+        ("pids", "pids/slurm/uid_1000/job_7/pids.max"),
+        ("slurm/uid_1000/job_7", "slurm/uid_1000/job_7/pids.max"),
+    ],
+)
+def test_all_containers_of_a_job_share_a_limit_of_processes(
+    existing: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(slurm_jobs, "JOBS", tmp_path)
+    (tmp_path / existing).mkdir(parents=True)
+    if existing != "pids":
+        (tmp_path / "cgroup.controllers").touch()
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()  # as the kernel makes it
+    job = RunningJob("7", os.getuid(), "/slurm/uid_1000/job_7")
+    parent = slurm_jobs.set_job_limits(job, AccountShare(1, 1.0, 400), "cgroupfs")
+    assert parent == job.cgroup
+    assert path.read_text() == "400"
+
+
+class JobBed:
+    """A broker that needs jobs, with a container of alice in her job 7, which has not started."""
+
+    def __init__(self, served: EngineSocket, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.record = folder / "jobs" / "7"
+        self.group = folder / "cgroup" / "memory" / "slurm" / "job_7"
+        self.group.mkdir(parents=True)
+        self.record.parent.mkdir()
+        self.record.write_text(f"{ALICE.uid} 0 first\n")
+        patch.setattr(slurm_jobs, "JOBS", self.record.parent)
+        patch.setattr(cgroup, "ROOT", folder / "cgroup")
+        self.bed = make_bed(served, folder, patch)
+        self.bed.settings = SETTINGS._replace(needs_job=True)
+        self.bed.start_broker()
+        self.add("c", {JOB: "7", ATTEMPT: "first"}, "created")
+        self.answer = served.answers
+        self.at_start: Callable[[], object] = lambda: None
+        served.answers = self.intercept
+
+    def add(self, name: str, labels: dict[str, str], state: str = "running") -> None:
+        self.bed.engine.containers[name] = {
+            "Id": name,
+            "Names": [f"/u{ALICE.uid}.{name}"],
+            "Name": f"/u{ALICE.uid}.{name}",
+            "State": state,
+            "Created": 1.0,
+            "Labels": {OWNER: str(ALICE.uid), **labels},
+            "HostConfig": {"CgroupParent": "/slurm/job_7"},
+        }
+
+    def intercept(self, method: str, path: str, body: Any) -> Answer | None:
+        if path.endswith("/start"):
+            self.at_start()
+        return self.answer(method, path, body)
+
+    def start(self) -> tuple[int, Any]:
+        return self.bed.ask(ALICE, "POST", "/containers/c/start")
+
+    @property
+    def containers(self) -> set[str]:
+        return set(self.bed.engine.containers)
+
+
+@pytest.fixture
+def job_bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobBed]:
+    with engine_socket() as served:
+        yield JobBed(served, tmp_path, monkeypatch)
+
+
+def test_a_container_that_starts_in_its_job_stays(job_bed: JobBed) -> None:
+    assert job_bed.start()[0] == 200
+    job_bed.bed.keeping.run_round()
+    assert job_bed.containers == {"c"}
+
+
+def test_a_container_whose_job_ends_while_it_starts_is_removed(job_bed: JobBed) -> None:
+    job_bed.at_start = job_bed.record.unlink
+    status, reply = job_bed.start()
+    assert status == 409
+    assert "job 7 of Slurm has ended" in reply["message"]
+    assert job_bed.containers == set()
+
+
+def test_a_container_in_a_group_that_runc_made_again_is_removed(job_bed: JobBed) -> None:
+    """Slurm's last step has ended, the allocation goes on: nothing would limit the container."""
+
+    def make_again() -> None:
+        job_bed.group.rename(job_bed.group.with_name("ended"))
+        job_bed.group.mkdir()
+
+    job_bed.at_start = make_again
+    status, reply = job_bed.start()
+    assert status == 409
+    assert "the last step of the job of Slurm ended" in reply["message"]
+    assert job_bed.containers == set()
+    assert not job_bed.group.exists(), "the next container would have no limits there either"
+
+
+def test_a_container_does_not_survive_a_new_start_of_its_job(job_bed: JobBed) -> None:
+    job_bed.add("late", {JOB: "7", ATTEMPT: "first"})
+    job_bed.record.write_text(f"{ALICE.uid} 0 second\n")
+    job_bed.add("new", {JOB: "7", ATTEMPT: "second"})
+    assert job_bed.start()[0] == 409
+    job_bed.bed.keeping.run_round()
+    assert job_bed.containers == {"new"}
+
+
+def test_containers_from_before_the_switch_to_slurm_end(job_bed: JobBed) -> None:
+    job_bed.add("old", {})
+    job_bed.bed.keeping.run_round()
+    assert job_bed.containers == {"c"}
+
+
+class NetworkEngine:
+    """An engine that has addresses for two networks, and removes those that no container uses."""
+
+    def __init__(self) -> None:
+        self.networks = {"labctl-u71003": "71003", "labctl-u71004": "71004"}
+        self.lock = threading.Lock()
+
+    def answer(self, method: str, path: str, body: Any) -> Answer | None:
+        words = urlsplit(path).path.split("/")[2:]
+        with self.lock:
+            if words[0] != "networks":
+                return None
+            if words == ["networks"]:
+                rows = [{"Id": n, "Labels": {OWNER: uid}} for n, uid in self.networks.items()]
+                return 200, rows
+            if words == ["networks", "create"]:
+                if len(self.networks) == 2:
+                    return 500, {"message": "all predefined address pools have been fully used"}
+                self.networks[body["Name"]] = body["Labels"][OWNER]
+                return 201, {"Id": body["Name"]}
+            if words[1] not in self.networks:
+                return 404, {"message": "no such network"}
+            if method == "DELETE":
+                del self.networks[words[1]]
+                return 204, b""
+            return 200, {}
+
+
+def test_a_network_stays_while_its_account_starts_a_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the engine would not find it (404) when it starts the container."""
+    networks, fake = AccountNetworks(), NetworkEngine()
+    with engine_socket() as served:
+        monkeypatch.setenv("DOCKER_HOST", served.host)
+        served.answers = fake.answer
+        with networks.hold(BOB), networks.hold(ALICE):
+            assert set(fake.networks) == {"labctl-u71003", "labctl-u71001"}
+        with networks.hold(CAROL):
+            assert "labctl-u71004" in fake.networks
+        assert "labctl-u71003" not in fake.networks

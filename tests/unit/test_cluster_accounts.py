@@ -18,7 +18,7 @@ from labctl.commands.cluster_accounts import (
     parse_owners,
     parse_uids,
 )
-from labctl.courses.class_cluster import choose_gpus, shorten_node_name
+from labctl.courses.class_cluster import choose_gpus, shorten_machine_name
 from labctl.errors import PolicyError
 from labctl.model import Offer
 
@@ -85,8 +85,8 @@ def test_a_job_gets_a_gpu_also_if_the_controller_has_none() -> None:
 
 
 def test_machines_whose_names_begin_alike_have_labs_of_their_own() -> None:
-    assert shorten_node_name("gpu2.lab.example") == "gpu2-lab-example"
+    assert shorten_machine_name("gpu2.lab.example") == "gpu2-lab-example"
     names = [f"gpu-machine-number-{number}.lab.example" for number in range(100)]
-    short = {shorten_node_name(name) for name in names}
+    short = {shorten_machine_name(name) for name in names}
     assert len(short) == len(names)
     assert max(map(len, short)) <= 20

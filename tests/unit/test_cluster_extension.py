@@ -38,11 +38,11 @@ def test_a_node_that_does_not_answer_does_not_keep_others_from_more_time(
     names = ("gpu1", "gpu2", "gpu3", "gpu4")
     cluster = ClassCluster(None, None, names)  # type: ignore[arg-type]
     nodes = [(None, SimpleNamespace(offer=SimpleNamespace(type=name))) for name in names[1:]]
-    monkeypatch.setattr(cluster, "list_nodes", lambda _: nodes)
+    monkeypatch.setattr(cluster, "list_others", lambda _: nodes)
     events: list[Event] = []
     shared: Any = SimpleNamespace(reporter=SimpleNamespace(emit=events.append))
     for _ in range(2):  # the second time, nothing is missing
-        cluster.extend_nodes(shared, WatchRecord(ttl_left_s=3 * HOUR_S), cluster.nodes)
+        cluster.extend_others(shared, WatchRecord(ttl_left_s=3 * HOUR_S), cluster.other_machines)
         assert left_s["gpu3"] == pytest.approx(3 * HOUR_S, abs=5)
         assert left_s["gpu4"] == 5 * HOUR_S
     texts = [event.text for event in events if isinstance(event, Note)]
@@ -69,7 +69,7 @@ def test_a_node_that_answers_and_cannot_be_used_is_set_aside(
     machine = MachineAccounts(hostname="", uids={}, homes={}, enabled=frozenset())
     session.roots = dict.fromkeys(cluster.names, lambda script: "")
     session.machines = dict.fromkeys(cluster.names, machine)
-    servers: list[Any] = list(cluster.bring_up_nodes(None, session))  # type: ignore[arg-type]
+    servers: list[Any] = list(cluster.bring_up_others(None, session))  # type: ignore[arg-type]
     assert servers == ["server gpu3"]
-    assert session.nodes == ("gpu3",)
+    assert session.other_machines == ("gpu3",)
     assert session.failures["gpu2"].what == "the disk of gpu2 is full"

@@ -112,6 +112,28 @@ def test_the_include_goes_with_the_last_server(connections: Connections, user_co
     assert connections.user_config.resolve_alias("digits").port == 2222
 
 
+def test_a_config_that_labctl_created_goes_with_the_last_server(
+    connections: Connections, user_config: Path
+) -> None:
+    connections.write(server())
+    connections.forget("box-1")
+    assert not user_config.exists()
+    user_config.touch()  # an empty file of the user
+    connections.write(server())
+    connections.forget("box-1")
+    assert user_config.read_bytes() == b""
+
+
+def test_a_config_that_the_user_has_filled_stays(
+    connections: Connections, user_config: Path
+) -> None:
+    connections.write(server())
+    with user_config.open("a") as file:
+        file.write("Host box\n")
+    connections.forget("box-1")
+    assert user_config.read_text() == "Host box\n"
+
+
 def test_the_include_stays_if_a_server_appears_meanwhile(
     connections: Connections, user_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

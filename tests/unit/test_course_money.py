@@ -192,14 +192,16 @@ def test_class_hours_are_those_of_the_clocks_there(config: CourseConfig) -> None
 
 
 def test_a_plan_tells_every_key_that_changed() -> None:
-    before = read_keys(b"course: a\nserver: {gpu: T4}\nhours: [{days: [mon]}]\n")
+    before = read_keys(b"course: a\nserver: {gpu: T4}\nhours: [{days: [mon, wed]}]\n")
     after = read_keys(b"course: a\nserver: {gpu: A100, spot: never}\n")
     assert [(one.key, one.before, one.after) for one in list_changes(before, after)] == [
         ("server.gpu", "T4", "A100"),
         ("server.spot", "", "never"),
-        ("hours", '[{"days":["mon"]}]', ""),
+        ("hours", '[{"days": ["mon", "wed"]}]', ""),  # a terminal breaks the line at a space
     ]
     assert list_changes(after, after) == []
+    (text,) = list_changes({}, {"a": "[draft"})
+    assert text.after == "[draft"
 
 
 def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_what_may_not_be_meant_is_said(config: CourseConfig, tmp_path: Path) -> 
     told = list_cautions(msgspec.structs.replace(config, grading=grading), 0.0)
     assert "the grading server's provider is local" in " ".join(told)
     assert describe_server_limits(config) == (
-        "after 8 h (12 h with `extend`), after 30 min without work, at $20.00"
+        "after 8 h (12 h with `extend`), after 30 min without work or at $20.00"
     )
 
 

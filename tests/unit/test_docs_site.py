@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from chromium import open_browser
+
+from labctl.cli.groups import cli
 
 ROOT = Path(__file__).parents[2]
 PHONE_PX = 390
@@ -63,3 +68,24 @@ def test_dead_links_and_pages_without_a_menu_stop_the_build(tmp_path: Path) -> N
     assert done.returncode == 1
     for words in ("nowhere.md", "#nowhere-else", "other.md"):
         assert words in done.stderr
+
+
+def list_commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[str]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from list_commands(command, (*words, name))
+        else:
+            yield " ".join((*words, name))
+
+
+def test_every_command_and_page_has_a_picture_or_a_reason_to_have_none() -> None:
+    listed = tomllib.loads((ROOT / "scripts" / "pictures.toml").read_text())
+    pages = [path.name for path in (ROOT / "templates" / "dashboard").glob("*.html.j2")]
+    for kind, names in (
+        ("commands", [*list_commands(cli)]),
+        ("pages", [name.removesuffix(".html.j2") for name in pages]),
+    ):
+        without = [name for group in listed[f"{kind}-without"].values() for name in group]
+        assert sorted([*listed[kind], *without]) == sorted(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from html import unescape
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def test_every_screen_and_page_has_a_picture(tmp_path: Path) -> None:
     shown = [name for page in ROOT.glob("docs/*.md") for name in list_pictures(page)]
     assert shown
     assert set(shown) <= set(pictures)
+    listed = tomllib.loads((ROOT / "scripts" / "pictures.toml").read_text())
+    assert {*listed["commands"].values(), *listed["pages"].values()} <= set(pictures)
     pages = [tmp_path / name for name in pictures if name.endswith(".png")]
     contents = {page.read_bytes() for page in pages}
     assert len(contents) == len(pages) > 0  # no two show the same page

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.commands.root import NO_ROOT, as_root
+from labctl.commands.root import NO_ROOT_EXIT_CODE, as_root
 
 
 def run(tmp_path: Path, uid: int, script: str, *words: str) -> tuple[int, bytes]:
@@ -28,4 +28,4 @@ def test_root_needs_no_sudo_whatever_its_account_is_called(tmp_path: Path) -> No
 def test_an_account_without_root_is_distinct_from_a_script_that_fails(
     tmp_path: Path, uid: int
 ) -> None:
-    assert run(tmp_path, uid, "echo 'as root'") == (NO_ROOT, b"")
+    assert run(tmp_path, uid, "echo 'as root'") == (NO_ROOT_EXIT_CODE, b"")

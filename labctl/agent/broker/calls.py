@@ -25,6 +25,7 @@ from ..host.paths import read_boottime_s, read_text
 from . import account_images, cgroup, image_archive, networks, slurm_jobs
 from . import mounts as broker_mounts
 from .account_containers import list_containers
+from .account_networks import AccountNetworks
 from .claims import ContainerClaim
 from .concurrency import AccountLimit
 from .gpu_leases import GpuReader, find_holder, list_leases, list_node_groups
@@ -75,6 +76,7 @@ class Calls:
         self._disk = ImageDisk(settings.disk_free_bytes)
         self._uploads = AccountLimit(MOST_UPLOADS, f"sends at most {MOST_UPLOADS} images")
         self._pulls = Pulls(settings.image_bytes, self._disk.require_room)
+        self._networks = AccountNetworks()
         self._execs: dict[int, threading.Lock] = defaultdict(threading.Lock)
 
     def pass_plain(self, account: BrokerAccount, request: Request, _ref: str) -> None:
@@ -159,7 +161,7 @@ class Calls:
             if grant.gpus:
                 labels.update({GPUS: ",".join(grant.gpus), ENDS: f"{grant.ends_s:.0f}"})
             if job:
-                labels[JOB] = job.id
+                labels.update(slurm_jobs.list_labels(job))
             if wanted.port:
                 labels[SOCKET] = str(networks.find_socket_path(account, name))
             memory = build_volume_mounts(image, wanted.binds, share)
@@ -173,7 +175,7 @@ class Calls:
                 gpu_groups=list_node_groups() if grant.gpus else [],
                 labels=labels,
                 share=share,
-                network=networks.ensure_network(account),
+                network=self._networks.ensure(account),
                 parent=self._cgroup_parent(account, job, share),
             )
             reply = self._create_container(name, container)
@@ -188,11 +190,12 @@ class Calls:
         container = self._inspect_own(account, ref)
         if container.State.Status not in ("created", "running"):
             raise HttpRefusal(409, "a container on a shared server can be started only once")
-        slurm_jobs.require_running(container.labels, account)
-        networks.ensure_network(account)  # it may have been removed as unused since `create`
-        if container.labels.get(JOB):
-            slurm_jobs.prepare_start(container.HostConfig.CgroupParent)
-        engine.call("POST", f"/containers/{container.Id}/start")
+        self._require_job(account, container)
+        with self._networks.hold(account):  # it may have been removed as unused since `create`
+            if container.labels.get(JOB):
+                self._start_in_job(account, container)
+            else:
+                engine.call("POST", f"/containers/{container.Id}/start")
         with self.keeping.claims.lock:
             broker_mounts.release(container.Name.lstrip("/"))
         with suppress(OSError):  # the account may have changed its own directory
@@ -208,7 +211,7 @@ class Calls:
             )
         with self._execs[account.uid]:
             container = self._inspect_own(account, ref)
-            slurm_jobs.require_running(container.labels, account)
+            self._require_job(account, container)
             if len(container.ExecIDs or ()) >= MOST_EXECS:
                 message = f"a container runs at most {MOST_EXECS} commands at once"
                 raise LimitRefusal(409, message)
@@ -296,6 +299,23 @@ class Calls:
         if not self.settings.needs_job:
             return None
         return slurm_jobs.find_job(networks.read_peer(request.link)[0], account)
+
+    def _require_job(self, account: BrokerAccount, container: Container) -> None:
+        needs_job = self.settings.needs_job
+        slurm_jobs.require_running(container.labels, account, needs_job=needs_job)
+
+    def _start_in_job(self, account: BrokerAccount, container: Container) -> None:
+        """Start a container, and remove it if its job has ended meanwhile."""
+        parent = container.HostConfig.CgroupParent
+        inodes = slurm_jobs.prepare_start(parent)
+        engine.call("POST", f"/containers/{container.Id}/start")
+        try:
+            self._require_job(account, container)
+            slurm_jobs.require_same_group(parent, inodes)
+        except HttpRefusal:
+            engine.remove_container(container.Id)
+            cgroup.remove_new(parent, inodes)
+            raise
 
     def _choose_gpus(self, job: RunningJob, wanted: list[str]) -> list[str]:
         return slurm_jobs.choose_gpus(job, wanted, self._gpus.identify() if wanted else [])

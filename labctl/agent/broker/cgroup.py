@@ -7,13 +7,17 @@ them together.
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from typing import Mapping
 
 from ..host.paths import read_text
 from .http import HttpRefusal
 from .rules import AccountShare
 
 ROOT = Path("/sys/fs/cgroup")
+# The trees of cgroup v1 in which Slurm limits a job.
+LIMITING = ("memory", "cpuset", "devices")
 PERIOD_US = 100_000
 EVEN = 1024
 
@@ -30,10 +34,14 @@ def set_account_limits(uid: int, share: AccountShare, driver: str) -> str:
     return path
 
 
-def set_slice(name: str, share: AccountShare) -> str:
-    """Set the limits of a slice of systemd; return its name."""
+def set_slice(name: str, share: AccountShare, allowed_cpus: str = "") -> str:
+    """Set the limits of a slice of systemd; return its name.
+
+    With cgroup v1, systemd does not apply `allowed_cpus`.
+    """
     words = [f"MemoryMax={share.memory_bytes}", f"TasksMax={share.pids}", "MemorySwapMax=0"]
     words += [f"CPUQuota={round(share.cpus * 100)}%", "CPUWeight=100"]
+    words += [f"AllowedCPUs={allowed_cpus}"] if allowed_cpus else []
     line = ["systemctl", "set-property", "--runtime", name, *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -84,6 +92,20 @@ def _set_v2(path: str, share: AccountShare) -> None:
         _write(folder, file, value)
 
 
+def limit_processes(path: str, pids: int) -> None:
+    """Limit the number of processes in a control group of Slurm, which does not do so itself."""
+    if (ROOT / "cgroup.controllers").exists():
+        folder = Path(f"{ROOT}{path}")
+        if not folder.is_dir():
+            raise _make_gone_refusal(path)
+        _write(folder.parent, "cgroup.subtree_control", "+pids")
+    elif (ROOT / "pids").is_dir():
+        folder = Path(f"{ROOT}/pids{path}")
+    else:
+        return
+    _write(folder, "pids.max", str(pids))
+
+
 def _write(folder: Path, file: str, value: str) -> None:
     """Write a cgroup file, if this kernel has it."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -106,14 +128,41 @@ def read_memory_limit(path: str) -> int:
     raise _make_gone_refusal(path)
 
 
-def count_cpus(path: str) -> int:
-    """Return the number of processors that a control group may use. Refusal if it is gone."""
+def read_cpus(path: str) -> str:
+    """Return the processors that a control group may use, such as 0-3,8. Refusal if it is gone."""
     for file in (f"{ROOT}{path}/cpuset.cpus.effective", f"{ROOT}/cpuset{path}/cpuset.cpus"):
         text = read_text(Path(file)).strip()
-        if text:  # such as "0-3,8"
-            ranges = [part.partition("-") for part in text.split(",")]
-            return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+        if text:
+            return text
     raise _make_gone_refusal(path)
+
+
+def count_cpus(path: str) -> int:
+    """Return the number of processors that a control group may use. Refusal if it is gone."""
+    ranges = [part.partition("-") for part in read_cpus(path).split(",")]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+
+
+def read_inodes(path: str) -> dict[str, int]:
+    """Return the inode of each directory by which a control group limits. Refusal if it is gone.
+
+    A group that was removed and made again has other ones.
+    """
+    inodes = {}
+    for folder in (f"{ROOT}{path}", *(f"{ROOT}/{name}{path}" for name in LIMITING)):
+        with suppress(FileNotFoundError):
+            inodes[folder] = Path(folder).stat().st_ino
+    if not inodes:
+        raise _make_gone_refusal(path)
+    return inodes
+
+
+def remove_new(path: str, inodes: Mapping[str, int]) -> None:
+    """Remove a control group that was made again without limits since `read_inodes`, if empty."""
+    for folder in (f"{ROOT}{path}", *(f"{ROOT}/{name}{path}" for name in LIMITING)):
+        with suppress(OSError):
+            if Path(folder).stat().st_ino != inodes.get(folder):
+                Path(folder).rmdir()
 
 
 def _make_gone_refusal(path: str) -> HttpRefusal:

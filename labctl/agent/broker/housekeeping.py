@@ -161,10 +161,14 @@ class Housekeeping:
         problems.lines.update(self._failed_ends)
 
     def _end_jobs(self, problems: Problems, containers: list[AccountContainer]) -> None:
-        """Remove the containers of ended jobs. Slurm's epilog has done so, unless it failed."""
+        """Remove the containers of ended jobs. Slurm's epilog has done so, unless it failed.
+
+        When Slurm begins to give out the GPUs, this ends the containers from before.
+        """
         for container in containers:
             with problems.guard(f"ending the job of {container.name or container.id}"):
-                if slurm_jobs.has_ended(container.labels, container.uid):
+                needs_job = self._settings.needs_job
+                if slurm_jobs.has_ended(container.labels, container.uid, needs_job=needs_job):
                     engine.remove_container(container.id)
 
     def _start_ending(self, container: AccountContainer) -> None:

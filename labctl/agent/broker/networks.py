@@ -1,4 +1,4 @@
-"""Networks of accounts, the firewall around them, and Unix sockets of their services.
+"""The firewall around the networks of accounts, and Unix sockets of their services.
 
 Each account's containers have a bridge of their own. On the machine itself only root can reach the
 bridges, so a service is available only through its socket in the account's directory.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
 import socket
 import struct
@@ -17,14 +16,13 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from ...wire.watchdog import IMDS_HOST
 from ..host import engine
 from ..host.paths import read_text
 from ..reply import Failure
-from .http import CHUNK, HttpRefusal
-from .rules import OWNER, BrokerAccount
+from .http import CHUNK
+from .rules import BrokerAccount
 
 BRIDGE = "lc"
 PLACE = Path("/run/labctl/accounts")
@@ -70,54 +68,6 @@ def install_firewall() -> None:
 def _iptables(table: str, action: str, chain: str, *words: str) -> subprocess.CompletedProcess[str]:
     line = ["iptables", "--wait", "-t", table, action, chain, *words]
     return subprocess.run(line, capture_output=True, text=True, check=False)
-
-
-def ensure_network(account: BrokerAccount) -> str:
-    """Return the account's own network, created if it does not exist."""
-    name = f"labctl-u{account.uid}"
-    body = {
-        "Name": name,
-        "CheckDuplicate": True,
-        "Driver": "bridge",
-        "Options": {"com.docker.network.bridge.name": f"{BRIDGE}{account.uid}"},
-        "Labels": {OWNER: str(account.uid)},
-    }
-    try:
-        engine.call("GET", f"/networks/{name}")
-    except engine.EngineRequestError as absent:
-        if absent.status != 404:
-            raise
-        try:
-            _create_network(body)
-        except engine.EngineRequestError:
-            # The engine has addresses for about 30 networks, and a class may have more accounts.
-            _remove_unused_networks()
-            try:
-                _create_network(body)
-            except engine.EngineRequestError as refused:
-                raise HttpRefusal(
-                    500, f"could not create a network for {account.name}: {refused.message}"
-                ) from None
-    return name
-
-
-def _create_network(body: dict[str, object]) -> None:
-    """Create a network; one that another request has created meanwhile is fine."""
-    try:
-        engine.call("POST", "/networks/create", body)
-    except engine.EngineRequestError as refused:
-        if refused.status != 409:
-            raise
-
-
-def _remove_unused_networks() -> None:
-    """Remove the networks of accounts that have no running container."""
-    filters = quote(json.dumps({"label": [OWNER]}))
-    try:
-        engine.call("POST", f"/networks/prune?filters={filters}")
-    except engine.EngineRequestError as refused:
-        if refused.status != 409:  # another request removes them now
-            raise
 
 
 def find_socket_path(account: BrokerAccount, container: str) -> Path:

@@ -28,8 +28,10 @@ ENDS = "labctl.lease-ends"
 SOCKET = "labctl.service-socket"
 SOURCES = "labctl.sources"
 JOB = "labctl.slurm-job"
+# Which of the starts of its job a container belongs to: Slurm may start a job again.
+ATTEMPT = "labctl.slurm-attempt"
 # Labels that only the broker sets. It always sets all of them, to override those of an image.
-OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES, JOB)
+OWN_LABELS = (OWNER, GPUS, ENDS, SOCKET, SOURCES, JOB, ATTEMPT)
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,120}")
 ID = re.compile(r"[0-9a-f]{12,64}")
 TARGET = re.compile(r"/(lab(/[\w.-]+)+|etc/passwd|run/labctl-[a-z]+(/[\w.-]+)*)")

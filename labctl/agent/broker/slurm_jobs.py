@@ -21,11 +21,15 @@ from . import cgroup
 from .detection import JOBS
 from .gpu_leases import GpuIdentity
 from .http import HttpRefusal
-from .rules import JOB, AccountShare, BrokerAccount
+from .rules import ATTEMPT, JOB, AccountShare, BrokerAccount
 
 OUTSIDE = (
     "on this server a container is a part of a job of Slurm, and this command is in none: "
     "start it with srun, for example `srun --pty bash`, or in a script for sbatch"
+)
+WITHOUT_JOB = (
+    "this container is in no job of Slurm, and on this server it must be in one: "
+    "make a new one in a job, for example in `srun --pty bash`"
 )
 NO_GPU = "this job of Slurm has no GPU: ask for one, for example with `srun --gres=gpu:1`"
 DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -37,12 +41,16 @@ CGROUPS = (
 
 
 class RunningJob(NamedTuple):
-    """A job on this machine: the path of its control group, and the minor numbers of its GPUs."""
+    """A job on this machine: the path of its control group, and the minor numbers of its GPUs.
+
+    `attempt` is another word each time that Slurm starts the job; "" before labctl recorded it.
+    """
 
     id: str
     uid: int
     cgroup: str = ""
     gpus: tuple[str, ...] = ()
+    attempt: str = ""
 
 
 def find_job(pid: int, account: BrokerAccount) -> RunningJob:
@@ -74,10 +82,13 @@ def read_job(job_id: str) -> RunningJob | None:
     OSError if its record cannot be read.
     """
     try:
-        uid, _, gpus = (JOBS / job_id).read_text(encoding="ascii").strip().partition(" ")
+        text = (JOBS / job_id).read_text(encoding="ascii")
     except FileNotFoundError:
         return None
-    return RunningJob(job_id, int(uid), gpus=tuple(gpus.split(",")) if gpus else ())
+    uid, gpus, attempt = [*text.rstrip("\n").split(" "), "", ""][:3]
+    return RunningJob(
+        job_id, int(uid), gpus=tuple(gpus.split(",")) if gpus else (), attempt=attempt
+    )
 
 
 def record_containers(job: RunningJob) -> None:
@@ -85,16 +96,29 @@ def record_containers(job: RunningJob) -> None:
     (JOBS / f"{job.id}.containers").touch()
 
 
-def has_ended(labels: Mapping[str, str], uid: int) -> bool:
-    """Tell whether a container of an account was part of a job that has ended."""
-    job = read_job(labels[JOB]) if labels.get(JOB) else None
-    return bool(labels.get(JOB)) and (job is None or job.uid != uid)
+def list_labels(job: RunningJob) -> dict[str, str]:
+    """Return the labels of a container that say which job it is a part of."""
+    return {JOB: job.id, ATTEMPT: job.attempt}
 
 
-def require_running(labels: Mapping[str, str], account: BrokerAccount) -> None:
+def has_ended(labels: Mapping[str, str], uid: int, *, needs_job: bool) -> bool:
+    """Tell whether a container of an account was part of a job that has ended.
+
+    Also of one that Slurm has started again. With `needs_job`, a container without a job is from
+    before Slurm gave out the GPUs, and ends, too.
+    """
+    if not labels.get(JOB):
+        return needs_job
+    job = read_job(labels[JOB])
+    return job is None or job.uid != uid or job.attempt != labels.get(ATTEMPT, "")
+
+
+def require_running(labels: Mapping[str, str], account: BrokerAccount, *, needs_job: bool) -> None:
     """Refuse (409) a container whose job has ended."""
-    if has_ended(labels, account.uid):
-        raise HttpRefusal(409, f"job {labels[JOB]} of Slurm has ended, and its containers with it")
+    if has_ended(labels, account.uid, needs_job=needs_job):
+        job_id = labels.get(JOB)
+        message = f"job {job_id} of Slurm has ended, and its containers with it"
+        raise HttpRefusal(409, message if job_id else WITHOUT_JOB)
 
 
 def choose_gpus(job: RunningJob, wanted: list[str], gpus: list[GpuIdentity]) -> list[str]:
@@ -142,23 +166,35 @@ def set_job_limits(job: RunningJob, share: AccountShare, driver: str) -> str:
     """Return the CgroupParent of the job's containers. `driver` is the engine's cgroup driver.
 
     systemd does not manage Slurm's control groups: with it, the containers of a job have a slice of
-    their own, with the same limits again.
+    their own, with the same limits again. Slurm does not limit the number of processes.
     """
     record_containers(job)
     if driver == "systemd":
-        return cgroup.set_slice(f"labctl-job{job.id}.slice", share)
+        cpus = cgroup.read_cpus(job.cgroup)
+        return cgroup.set_slice(f"labctl-job{job.id}.slice", share, cpus)
+    cgroup.limit_processes(job.cgroup, share.pids)
     return job.cgroup
 
 
-def prepare_start(parent: str) -> None:
+def prepare_start(parent: str) -> dict[str, int]:
     """Prepare the CgroupParent of a container, the control group of its job or a slice of systemd.
 
     Refusal (409) if it is gone, as after the last step of an allocation that goes on: runc would
-    make it again, without limits.
+    make it again, without limits. Returns what `require_same_group` needs after the start.
     """
-    if parent.startswith("/"):
-        cgroup.read_memory_limit(parent)
-        _allow_device_files(parent)
+    if not parent.startswith("/"):
+        return {}
+    inodes = cgroup.read_inodes(parent)
+    _allow_device_files(parent)
+    return inodes
+
+
+def require_same_group(parent: str, inodes: Mapping[str, int]) -> None:
+    """Refuse (409) a container whose job's control group was removed while it started."""
+    if inodes and not inodes.items() <= cgroup.read_inodes(parent).items():
+        raise HttpRefusal(
+            409, "the last step of the job of Slurm ended while the container started"
+        )
 
 
 def _allow_device_files(job_cgroup: str) -> None:

@@ -51,6 +51,11 @@ class MountPoint(NamedTuple):
     Source: str = ""
 
 
+class Network(NamedTuple):
+    Id: str
+    Labels: Optional[Dict[str, str]] = None
+
+
 class PortBinding(NamedTuple):
     HostIp: str = ""
     HostPort: str = ""

@@ -103,6 +103,11 @@ class Grade(Value, frozen=True):
         return outdated_text(self.stamp.number, outdated)
 
     @property
+    def is_held_back(self) -> bool:
+        """Whether the score waits for marks of the submission that counts; not once released."""
+        return self.score is not None and not self.released and bool(self.outdated_marks)
+
+    @property
     def items_to_mark(self) -> tuple[str, ...]:
         """The items without a mark, and those of `outdated_marks`."""
         todo = {*list_unmarked(self.items), *self.outdated_marks}
@@ -149,6 +154,13 @@ def add_marks(grade: Grade, graded_points: float, items: tuple[RubricItem, ...])
 def excuse(grade: Grade, text: str) -> Grade:
     """Return the grade of an excused student: no score, and the reason."""
     return msgspec.structs.replace(grade, score=None, problem=text, excused=True)
+
+
+def hold_back(grade: Grade) -> Grade:
+    """Return the grade; without its score if it `is_held_back`."""
+    if not grade.is_held_back:
+        return grade
+    return msgspec.structs.replace(grade, score=None, problem=grade.outdated_marks_text)
 
 
 def count_missing(grade: Grade) -> Grade:

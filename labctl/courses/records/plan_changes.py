@@ -51,10 +51,18 @@ def read_keys(data: bytes) -> dict[str, str]:
 def list_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[KeyChange]:
     """Return the changes in the order of the present file; removed keys come last."""
     return [
-        KeyChange(key=key, before=before.get(key, ""), after=after.get(key, ""))
+        KeyChange(key=key, before=_space(before.get(key, "")), after=_space(after.get(key, "")))
         for key in dict.fromkeys([*after, *before])
         if before.get(key, "") != after.get(key, "")
     ]
+
+
+def _space(value: str) -> str:
+    """Return a value with spaces between the items of a list, so that a line can break there."""
+    try:
+        return msgspec.json.format(value, indent=0) if value[:1] in ("[", "{") else value
+    except msgspec.DecodeError:  # a text that begins like a list
+        return value
 
 
 def describe_queue(config: CourseConfig) -> str:
@@ -189,7 +197,7 @@ def describe_server_limits(config: CourseConfig) -> str:
     parts = [f"after {duration_text(limits.ttl)} ({duration_text(limits.max_ttl)} with `extend`)"]
     parts += [f"after {duration_text(idle_s)} without work"] if idle_s else []
     parts += [f"at {dollars_text(limits.budget)}"] if limits.budget is not None else []
-    return ", ".join(parts)
+    return list_text(parts, "or")
 
 
 def describe_removed_machine(name: str) -> str:

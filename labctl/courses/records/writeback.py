@@ -41,11 +41,16 @@ Rows = list[Sequence[str]]
 
 
 class GradeExport(Value, frozen=True):
-    """The table with grades, and notes to read before uploading it."""
+    """The table with grades, and notes to read before uploading it.
+
+    `held_back` are the students without a score there, since their marks are for an older
+    submission.
+    """
 
     data: bytes
     format: str
     notes: tuple[str, ...] = ()
+    held_back: tuple[str, ...] = ()
 
 
 class _Marks(Value, frozen=True):

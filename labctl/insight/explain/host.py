@@ -72,8 +72,7 @@ def check_other_load(material: RunData) -> Iterator[Answer]:
         what=f"other work took {load.other_cores:.1f} of the server's {cores} cores",
         why="the run shares the CPU with it, so loading data and computing take longer",
         evidence=tuple(evidence),
-        next="run one job at a time, or use another server\n"
-        "labctl top   # shows what runs there now",
+        next="run one job at a time, or use another server\nlabctl top   # shows what runs there",
         source=LABCTL,
     )
 
@@ -94,7 +93,7 @@ def check_shared_gpu(material: RunData) -> Iterator[Answer]:
         what=f"the run shared its GPU with {names_text(names, MOST_NAMED)}",
         why="programs on one GPU take turns and share its memory, so each of them is slower",
         evidence=(from_telemetry(f"in at least half of {len(samples)} samples"),),
-        next="use a GPU that no other program uses\nlabctl top   # shows what is on the GPU now",
+        next="use a GPU that no other program uses\nlabctl top   # shows what is on the GPU",
         source=LABCTL,
     )
 

@@ -16,7 +16,7 @@ ON_A_SERVER = frozenset(("forward", "profile", "run"))
 # With these, `labctl run` gets a server itself.
 GETS_SERVER = frozenset(("--recover", "--up"))
 AnyAnswer = TypeVar("AnyAnswer", Finding, Unknown)
-IN_NEXT_RUN = "in the next run, since this run's server has ended:"
+IN_NEXT_RUN = "this run's server has ended; during the next run:"
 
 
 class ServerCommands(Value, frozen=True):

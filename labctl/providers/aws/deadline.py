@@ -31,7 +31,7 @@ def schedule_name(lab_id: str, instance_id: str) -> str:
 
 def describe_missing_setup(role: str) -> str:
     """Say which setting is missing before timers can be set; "" if none is."""
-    return "" if role else f"server.aws.scheduler_role is not set: {POLICY_PAGE}, Permissions"
+    return "" if role else f"server.aws.scheduler_role is not set (see {POLICY_PAGE})"
 
 
 def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None:

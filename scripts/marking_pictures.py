@@ -1,4 +1,4 @@
-"""The picture of the page on which staff marks; `pictures.py` sets the path for its imports."""
+"""The pictures of the pages on which staff marks; `pictures.py` sets the path for its imports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from playwright.sync_api import Browser, expect
 
 from labctl.courses.commenting import add_comment
 from labctl.courses.marking import give_mark
+from labctl.courses.records.regrade_requests import draft_request_line
 
 CODE = Path(__file__).parents[1] / "templates" / "image-classifier" / "train.py"
 COMMENTED_LINE = 7
 
 
-def draw_marking_page(file: Path, scratch: Path, browser: Browser) -> None:
-    """Draw a submission beside the rubric, with a comment on a line of its code."""
+def draw_marking_pages(folder: Path, scratch: Path, browser: Browser) -> None:
+    """Draw a submission beside the rubric, with a comment on its code, and a regrade request."""
     scratch.mkdir()
     bed = make_marking(scratch)
     students = [one.id for one in bed.folder.list_students()[:3]]
@@ -27,6 +28,8 @@ def draw_marking_page(file: Path, scratch: Path, browser: Browser) -> None:
     give_mark(bed.folder, "hw3", student, "code", "25", by="ann", note="Clear names.")
     place = ("train.py", COMMENTED_LINE)
     add_comment(bed.folder, "hw3", student, place, "Good: says how to stop it.", by="ann")
+    question = "Why 25? My function names follow the course's guide."
+    bed.folder.ledger.append_all([draft_request_line("hw3", student, 1, question)])
     stop = threading.Event()
     url = bed.start(stop)
     try:
@@ -40,7 +43,10 @@ def draw_marking_page(file: Path, scratch: Path, browser: Browser) -> None:
             shown.keyboard.press("Enter")
             shown.locator("#kind-code").click()
             expect(shown.locator(".note")).to_be_visible()
-            shown.screenshot(path=file)
+            shown.screenshot(path=folder / "marking.png")
+            shown.goto(f"{base}regrades")
+            expect(shown.locator("#page")).to_contain_text(question)
+            shown.screenshot(path=folder / "regrades.png")
     finally:
         stop.set()
         bed.state.close()
