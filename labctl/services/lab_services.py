@@ -23,7 +23,7 @@ from labctl.services.background_forwards import (
     stop_forward,
 )
 from labctl.services.port_forward import Forwarding, ForwardSpec
-from labctl.shell import words
+from labctl.shell import command
 from labctl.state.disks import STOPPED
 from labctl.sync import lab_files
 from labctl.wire.runs import CLEAR_RUNS
@@ -107,7 +107,7 @@ def _make_unknown_error(name: str, known: Sequence[str], beside: Sequence[str]) 
         f"unknown service {name!r}",
         why=f"{question}available: {listed}, and any port number of the server; "
         "services: in lab.yaml adds others",
-        hint=words("labctl", "forward", *_replace(name, near or known[0], beside)).render(),
+        hint=command("labctl", "forward", *_replace(name, near or known[0], beside)).render(),
     )
 
 

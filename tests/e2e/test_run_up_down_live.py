@@ -33,8 +33,9 @@ def start_job(lab: LabDirectory, run: str, *options: str) -> Process:
 
 
 def read_ssh_config(lab: LabDirectory) -> str:
-    """The ssh_config of the lab's user, who has no other lab."""
-    return (Path(lab.environ["HOME"]) / ".ssh" / "config").read_text()
+    """The ssh_config of the lab's user, who has no other lab; "" without one."""
+    file = Path(lab.environ["HOME"]) / ".ssh" / "config"
+    return file.read_text() if file.exists() else ""
 
 
 def require_no_server(lab: LabDirectory) -> None:
