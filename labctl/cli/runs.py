@@ -312,7 +312,7 @@ def write_log(block: bytes) -> None:
 
 def _note_keeper(lab: Lab, run: Run) -> str:
     """Name the keeper that watches over the run, if it has one; return its host."""
-    keeper = recovery_lock.find_keeper(lab.context, run.id)
+    keeper = lab.keeper and recovery_lock.find_keeper(lab.context, run.id)
     if keeper:
         print_message(f"The keeper at {keeper} watches over it; you can turn this machine off.")
     return keeper

@@ -13,7 +13,7 @@ from lab_world import LAB_ID, Recorded, world
 
 from labctl.config import set_secret, trust
 from labctl.config.member_ids import make_member_id
-from labctl.errors import BusyError, NotFoundError, PolicyError, UsageError
+from labctl.errors import BusyError, CapacityError, NotFoundError, PolicyError, UsageError
 from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, check_lab, describe_kept_labs
 from labctl.keeper.recovery_worker import recover_lab
 from labctl.lifecycle import (
@@ -21,14 +21,17 @@ from labctl.lifecycle import (
     down,
     gang_keeper,
     gang_outcome,
+    gang_restart,
     gang_runs,
     kept_labs,
     reconcile,
+    spending_policy,
 )
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run, RunState, Server
 from labctl.runs import runs
 from labctl.state import State
+from labctl.state.ledgers import CANCELED
 
 SECOND_ID = make_member_id(LAB_ID, 1)
 RESTARTS = 2
@@ -278,6 +281,31 @@ def test_after_the_run_all_servers_are_swept(two: Pair) -> None:
     assert two.state.list_servers() == []
     assert [event.lab_id for event in two.state.list_events(kind=SWEPT)] == [SECOND_ID, LAB_ID]
     assert check(two, swept=True) == SWEPT
+
+
+def test_a_server_that_cannot_be_replaced_now_is_an_error_and_tried_again(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker must not wait for a free machine: `labctl down` would wait for the worker."""
+    monkeypatch.setattr(gang_restart, "is_reachable", lambda *_: True)
+    context = two.lab.context()
+    spending_policy.record_price_limit(context, context.get_server(), "night")
+    two.hand_over()
+    put_parts(two, 143, 0)
+    lost = second(two).id
+    two.cloud.terminate(lost)
+    two.state.drop_server(lost)
+    two.cloud.create_error = CapacityError("no machine left")
+    kept = kept_labs.find_kept_lab(two.places, NAME)
+    with pytest.raises(CapacityError):
+        recover_lab(two.kept(), kept)
+    assert check(two) == TROUBLE
+    assert not two.state.list_events(lab_id=LAB_ID, kind="recovered")
+    # What its user cancels meanwhile is not tried again.
+    two.state.record(CANCELED, lab_id=LAB_ID, run_id="night")
+    two.cloud.create_error = None
+    recover_lab(two.kept(), kept)
+    assert len(two.cloud.machines) == 1
 
 
 def test_every_server_gets_the_secrets_of_the_lab(two: Pair) -> None:
