@@ -132,6 +132,25 @@ def test_spent_minutes_are_said_in_words(bed: CourseBed, box: Sshd) -> None:
     assert re.search(r"^bob +Bob +1 of 1$", shown, re.MULTILINE), shown
 
 
+def test_whoever_has_used_less_is_next(bed: CourseBed, box: Sshd) -> None:
+    """Bob has used more, and asks first."""
+    with keeping(bed, SeatOperations(make_staff(bed, "keeper"))):
+        for name in ("bob", "alice"):
+            bed.labctl(name, "up", "--yes", cwd=join(bed, name))
+    node = box.sh("sinfo -h -o %n").split()[0]
+    box.sh(f"scontrol update nodename={node} state=drain reason=test")
+    try:
+        for name in ("bob", "alice"):
+            box.sh(f"runuser -u lab-{name} -- sbatch -D /tmp -o /dev/null -t 1 --wrap true")
+        waiting = dict(line.split() for line in box.sh("squeue -h -t PD -o '%u %Q'").splitlines())
+        assert int(waiting["lab-alice"]) > int(waiting["lab-bob"]), waiting
+        order = box.sh("squeue -h -t PD --sort=-p -o %u").split()
+        assert order == ["lab-alice", "lab-bob"]
+    finally:
+        box.sh("scancel -u lab-alice,lab-bob")
+        box.sh(f"scontrol update nodename={node} state=resume")
+
+
 def test_a_student_who_leaves_loses_the_association(bed: CourseBed, box: Sshd) -> None:
     (bed.folder / "ml" / "roster.csv").write_text(ROSTER.format(alice="no"))
     # As after a fault of the machine: `course up` starts what does not run.
