@@ -314,6 +314,15 @@ def test_names_on_several_servers_do_not_steer_the_terminal() -> None:
     assert "\x1b" not in overview(140, 0, msgspec.structs.replace(NOW, runs=(run,), gpus=(gpu,)))
 
 
+def test_a_question_mark_shows_the_keys_and_hides_them_again() -> None:
+    foot = top.Foot(top.HINT)
+    texts = [foot.text]
+    for _ in range(2):
+        foot.switch()
+        texts.append(foot.text)
+    assert texts == [top.HINT, top.KEYS, top.HINT]
+
+
 def test_a_lost_link_is_said_beside_the_last_picture() -> None:
     text = drawn(seen(NOW), 80, msgspec.structs.replace(ABOUT, cut="link lost, again in 2 s"))
     assert "link lost, again in 2 s" in text
