@@ -72,6 +72,7 @@ with lazy_imports(__name__):
         forget,
         gang,
         gang_follow,
+        gang_keeper,
         gang_probe,
         gang_push,
         gang_restart,
@@ -193,6 +194,8 @@ class Lab:
             _require_same_command(recorded, tuple(command))
         elif recorded is not None:
             run_server.require_not_ended(self.context, recorded)
+        if gang.has_several_servers(self.context):
+            gang_keeper.require_one_watcher(self.context, id, recover=recover, keeper=keeper)
         run_server.check_inputs(self.context, tuple(command), id, keeper)
         self._warn_of_command(command, push=True)
 
@@ -232,8 +235,10 @@ class Lab:
         self.require_approval()
         check_files(self.config)
         if gang.has_several_servers(self.context):
-            gang_runs.require_supported(self.context, tty=tty, keeper=keeper, gpus=gpus)
-            return self._run_on_several(tuple(command), id, follow, push, recover, on_start, on_log)
+            gang_runs.require_supported(self.context, tty=tty, gpus=gpus)
+            return self._run_on_several(
+                tuple(command), id, follow, push, recover, keeper, on_start, on_log
+            )
         if recover and (follow or keeper) and id and self._is_unfinished(id):
             self._report_found(id, tuple(command), on_start)
             self._hand_over(keeper, id)
@@ -246,7 +251,7 @@ class Lab:
         server = self.context.get_server()
         if keeper:
             host = keeper_host.KeeperHost(self.context, keeper)
-            export_lab.check_export(self.context, host, server)
+            export_lab.check_export(self.context, host)
         adoption.renew(self.context, server)
         spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty, gpus)
         self._warn_of_command(command, push=push)
@@ -277,15 +282,20 @@ class Lab:
         follow: bool,
         push: bool,
         recover: bool,
+        keeper: str,
         on_start: Callable[[Run, bool], None],
         on_log: Callable[[bytes], None],
     ) -> LabRun:
         """Do what `run` does, on all servers of the lab."""
         context = self.context
         run_specs.require_valid(context, command, run_id or "new")
+        gang_keeper.require_one_watcher(context, run_id, recover=recover, keeper=keeper)
+        if keeper:
+            export_lab.check_export(context, keeper_host.KeeperHost(context, keeper))
         recorded = context.state.get_run(self.id, run_id) if run_id else None
         if recorded is not None and gang_runs.needs_restart(context, recorded, recover=recover):
             _require_same_command(recorded, command)
+            gang_keeper.require_not_kept(context, run_id)
             on_start(recorded, True)
             reason = "its start was interrupted" if not recover else "restarted by its user"
             run = gang_restart.restart(context, run_id, reason, recovers=recover).run
@@ -296,6 +306,9 @@ class Lab:
             )
         if recover:
             spending_policy.record_price_limit(context, context.get_server(), run.id)
+        if keeper:
+            with gang_runs.hold_watch(context, f"run --keeper {keeper}"):
+                self._hand_over(keeper, run.id)
         if follow:
             run = gang_follow.follow(context, run.id, recovers=recover, on_log=on_log)
         return LabRun(self, run)

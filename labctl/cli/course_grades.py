@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.course import open_course
-from labctl.cli.course_options import WHY, find_acting_person, print_grace
+from labctl.cli.course_options import MOST_NAMES, WHY, find_acting_person, print_grace
 from labctl.cli.course_tests import print_student_tests
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN, json_option, yes_option
@@ -36,8 +36,6 @@ with lazy_imports(__name__):
     from labctl.courses import allowances, totals
 
 FORMATS = ("own", "canvas", "moodle", "classroom", "nbgrader", "csv")
-# students whom a message names
-MOST_NAMES = 12
 
 
 @click.command("due", short_help="Move a due time for one student, or list extensions.")

@@ -24,6 +24,8 @@ with lazy_imports(__name__):
 
 # characters of a name in a table
 MAX_NAME = 24
+# students whom a message names
+MOST_NAMES = 12
 # columns from which on tables have whole names, and the length of a name below
 WIDE, NARROW_NAME = 100, 14
 F = TypeVar("F", bound=Callable[..., Any])

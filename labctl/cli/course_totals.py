@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.course_options import MOST_NAMES
 from labctl.cli.grade_tables import print_totals
 from labctl.cli.screen import print_json
 from labctl.cli.wrapping import print_message
@@ -21,10 +22,6 @@ from labctl.text import names_text
 if TYPE_CHECKING:
     from labctl.courses.records.course_total import DroppedGrade, GroupTotal
     from labctl.courses.records.folder import CourseFolder
-
-
-# students whom a message names
-MOST_NAMES = 12
 
 
 class DroppedReport(Value, frozen=True):
@@ -93,7 +90,7 @@ def _note_outdated_marks(totals: list[StudentTotal], names: list[str]) -> None:
         if grade.is_held_back
     ]
     if outdated:
-        text = "these count, although their marks are for an older submission"
+        text = "counted, though marked for an older submission"
         print_message(f"{text}: {names_text(outdated, MOST_NAMES)}")
 
 

@@ -18,6 +18,7 @@ from labctl.cli.screen import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.commands.systemd import UNIT, keep_unit
 from labctl.config import Paths, copy_environment, find_paths
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.workers import RecoveryWorkers
@@ -25,7 +26,7 @@ from labctl.lazy import lazy_imports
 from labctl.lifecycle import kept_labs
 from labctl.model import make_record
 from labctl.state import State
-from labctl.state.ledgers import list_lines
+from labctl.state.ledgers import CANCELED, list_lines
 from labctl.text import add_next
 from labctl.wire.codec import encode, from_json_values
 from labctl.wire.kept_labs import (
@@ -34,6 +35,7 @@ from labctl.wire.kept_labs import (
     GreetLabKeeperReply,
     ImportLabReply,
     KeeperReportRecord,
+    NoteCancelReply,
     RecoverRunsReply,
     SendRunReply,
 )
@@ -41,6 +43,9 @@ from labctl.wire.mirrors import StoredFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from labctl.lifecycle.keeper_host import MemberReport
+    from labctl.lifecycle.kept_labs import KeptLab
 
 with lazy_imports(__name__):
     from labctl.keeper import labs as keeper_labs
@@ -58,6 +63,7 @@ with lazy_imports(__name__):
 @click.option("--add", is_flag=True, hidden=True)
 @click.option("--describe", "--told", "describe", metavar="LAB", hidden=True)
 @click.option("--give", nargs=2, metavar="LAB RUN", hidden=True)
+@click.option("--cancel", nargs=2, metavar="LAB RUN", hidden=True)
 @click.option("--attend", metavar="LAB", hidden=True)
 @click.pass_context
 def keep_command(
@@ -70,6 +76,7 @@ def keep_command(
     add: bool,
     describe: str | None,
     give: tuple[str, str] | None,
+    cancel: tuple[str, str] | None,
     attend: str | None,
 ) -> None:
     """Run the keeper: watch over labs that other machines have handed over to this one.
@@ -92,6 +99,8 @@ def keep_command(
         context.print_reply(lambda: _describe_lab(context, describe))
     elif give:
         _send_run_files(context, *give)
+    elif cancel:
+        context.print_reply(lambda: _note_cancel(context, *cancel))
     elif attend:
         context.print_reply(lambda: _recover_runs(context, attend))
     elif drop:
@@ -164,13 +173,34 @@ def _import_lab(context: KeepContext) -> ImportLabReply:
 
 def _describe_lab(context: KeepContext, name: str) -> DescribeKeptLabReply:
     lab = kept_labs.find_kept_lab(context.paths, name)
+    others = list_lab_ids(lab.lab_id)[1:]
     report = keeper_host.KeeperReport(
         lines=tuple(list_lines(context.state, lab.lab_id)),
         runs=tuple(kept_labs.list_recorded_runs(context.state, lab)),
         round=kept_labs.read_checks(context.paths).get(lab.name),
         running=keeper_labs.is_running(context.paths),
+        members=tuple(
+            member
+            for lab_id in others
+            if (member := _report_member(context, lab, lab_id)).lines or member.runs
+        ),
     )
     return DescribeKeptLabReply(make_record(KeeperReportRecord, report))
+
+
+def _report_member(context: KeepContext, lab: KeptLab, lab_id: str) -> MemberReport:
+    """Report what is known of one of the lab's servers beside the first, which it may not have."""
+    lines = tuple(list_lines(context.state, lab_id))
+    parts = (context.state.get_run(lab_id, run_id) for run_id in lab.runs)
+    return keeper_host.MemberReport(
+        lab_id=lab_id, lines=lines, runs=tuple(part for part in parts if part)
+    )
+
+
+def _note_cancel(context: KeepContext, name: str, run: str) -> NoteCancelReply:
+    lab = kept_labs.find_kept_lab(context.paths, name)
+    context.state.record(CANCELED, lab_id=lab.lab_id, run_id=run)
+    return NoteCancelReply()
 
 
 def _send_run_files(context: KeepContext, name: str, run: str) -> None:
@@ -255,14 +285,14 @@ def _list_labs(context: KeepContext, json_: bool) -> None:
         return
     rows = []
     for lab in labs:
-        server, last = lab.server, lab.round
+        last = lab.round
         rows.append(
             (
                 lab.name,
                 ", ".join(_run_state(run) for run in lab.runs),
                 f"{age_text(last.at)} ago" if last else "never",
                 last.state if last else "",
-                server.id if server else "no server",
+                ", ".join(server.id for server in lab.servers) or "no server",
             )
         )
     print_table(rows, ("LAB", "RUNS", "CHECKED", "RESULT", "SERVER"))

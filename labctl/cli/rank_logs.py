@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from labctl.cli import runs as run_commands
 from labctl.cli.wrapping import print_message
-from labctl.errors import NotFoundError, UsageError
+from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.lab import Lab
 from labctl.lifecycle import gang
-from labctl.lifecycle.fleet import run_for_each
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.servers.job_queue import build_job_request, count_gpus
@@ -61,43 +62,64 @@ def count_processes(lab: Lab) -> int:
 def _print_all_logs(lab: Lab, run_id: str, tail: int) -> None:
     """Print the logs of all processes, rank by rank, with the rank before each line.
 
-    The first error of a server that does not answer is raised after the others' logs.
+    Each is printed as it arrives: together they may be larger than this machine's memory. The first
+    error of a server that does not answer is raised after the others' logs.
     """
     processes = count_processes(lab)
-    members = [gang.select_server(lab.context, rank) for rank in range(lab.config.server.count)]
-
-    def fetch_logs(context: LabContext) -> list[bytes]:
-        return [_fetch_log(context, run_id, process, tail) for process in range(processes)]
-
-    outcomes = run_for_each(members, fetch_logs)
-    for number, outcome in enumerate(outcomes):
-        for process, log in enumerate(outcome.value or ()):
-            rank = number * processes + process
-            run_commands.write_log(_prefix_lines(log, rank))
-            if not log and rank:
-                print_message(f"rank {rank} of run {run_id} has no output")
-    for outcome in outcomes:
-        if outcome.error is not None:
-            raise outcome.error
+    errors: list[LabError] = []
+    for number in range(lab.config.server.count):
+        context = gang.select_server(lab.context, number)
+        try:
+            for process in range(processes):
+                _print_prefixed_log(context, run_id, number * processes + process, process, tail)
+        except LabError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
-def _fetch_log(context: LabContext, run_id: str, process: int, tail: int) -> bytes:
-    """Return what a process has printed; nothing if it was not started."""
-    log = bytearray()
+def _print_prefixed_log(
+    context: LabContext, run_id: str, rank: int, process: int, tail: int
+) -> None:
+    """Print what a process has printed, or that it has printed nothing or was not started."""
+    lines = _PrefixedLines(b"[%d] " % rank, run_commands.write_log)
     server = context.get_server()
     try:
         runs.watch(
-            context, server, run_id, tail=tail, follow=False, process=process, on_log=log.extend
+            context, server, run_id, tail=tail, follow=False, process=process, on_log=lines.feed
         )
     except NotFoundError:
         if process == 0:
             raise
-    return bytes(log)
+        print_message(f"rank {rank} of run {run_id} was not started")
+        return
+    finally:
+        lines.finish()
+    if lines.is_empty:
+        print_message(f"rank {rank} of run {run_id} has no output")
 
 
-def _prefix_lines(log: bytes, rank: int) -> bytes:
-    lines = log.removesuffix(b"\n").split(b"\n") if log else []
-    return b"".join(b"[%d] %s\n" % (rank, line) for line in lines)
+class _PrefixedLines:
+    """Writes a prefix before each line of a log that arrives in pieces, and ends the last line."""
+
+    def __init__(self, prefix: bytes, write: Callable[[bytes], None]) -> None:
+        self.is_empty = True
+        self._prefix = prefix
+        self._write = write
+        self._is_line_begun = False
+
+    def feed(self, block: bytes) -> None:
+        if not block:
+            return
+        self.is_empty = False
+        start = b"" if self._is_line_begun else self._prefix
+        self._is_line_begun = not block.endswith(b"\n")
+        body, end = (block, b"") if self._is_line_begun else (block[:-1], b"\n")
+        self._write(start + body.replace(b"\n", b"\n" + self._prefix) + end)
+
+    def finish(self) -> None:
+        if self._is_line_begun:
+            self._write(b"\n")
 
 
 def _print_log(lab: Lab, run_id: str, server: int, process: int, follow: bool, tail: int) -> None:

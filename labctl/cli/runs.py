@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl import config
     from labctl.cli import fan_out, results, run_server
-    from labctl.lifecycle import cancel
+    from labctl.lifecycle import cancel, recovery_lock
     from labctl.servers import adoption, gang
 
 
@@ -254,6 +254,8 @@ def _finish(ctx: click.Context, lab: Lab, run: Run, json_: bool) -> int:
         print_json({"run": run, **list_timings(ctx)})
     else:
         print_run(run)
+        if not run.has_ended:
+            _note_keeper(lab, run)
         print_new_files(lab, run)
         if run.exit_code == 0:
             print_message(f"labctl pull {run.id}    download its results")
@@ -308,14 +310,20 @@ def write_log(block: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def _note_keeper(lab: Lab, run: Run) -> str:
+    """Name the keeper that watches over the run, if it has one; return its host."""
+    keeper = lab.keeper and recovery_lock.find_keeper(lab.context, run.id)
+    if keeper:
+        print_message(f"The keeper at {keeper} watches over it; you can turn this machine off.")
+    return keeper
+
+
 def _print_still_running(lab: Lab, run: Run, *, recovers: bool) -> None:
     cost = price_or_free_text(gang.sum_prices(lab.context))
     print_message(f"\nrun {run.id} is still running ({cost})")
-    if lab.keeper:
-        note = f"The keeper at {lab.keeper} watches over it; you can turn this machine off."
-        print_message(note)
+    keeper = _note_keeper(lab, run)
     follow = (f"labctl logs -f {run.id}", "follow the log again")
-    if recovers and not lab.keeper:
+    if recovers and not keeper:
         # Only this command recovers the run; `logs -f` would let it end with its server.
         follow = (f"labctl run --recover --id {run.id}", "follow it again, and recover it")
     lines = (

@@ -11,6 +11,7 @@ from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.interrupt import wait_until_interrupted
 from labctl.cli.options import json_option, open_lab, yes_option
+from labctl.cli.own_command import split_words
 from labctl.cli.screen import print_json
 from labctl.cli.wrapping import print_message
 from labctl.errors import UsageError
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
     from labctl.wire.services import ServiceRequest
 
 with lazy_imports(__name__):
+    from labctl import shell
     from labctl.runs import runs
     from labctl.services import model_serving
+
+
+# the words after `--`, in the context of the command
+IMAGE_ARGS = "labctl.serve.args"
 
 
 class ServeOptions(NamedTuple):
@@ -43,7 +49,15 @@ class ServeOptions(NamedTuple):
     yes: bool = False
 
 
-@click.command("serve")
+class ServeCommand(click.Command):
+    """Notes the words after `--`, which click puts among those before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, ctx.meta[IMAGE_ARGS] = split_words(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command("serve", cls=ServeCommand)
 @click.argument("words", nargs=-1, metavar="[RUN] [-- ARGS...]", shell_complete=complete_runs)
 @click.option("--checkpoint", default="", metavar="NAME", help="Serve this checkpoint of the run.")
 @click.option("--push", is_flag=True, help="Use the code on this machine instead of the run's.")
@@ -79,6 +93,13 @@ def serve_command(
     options = ServeOptions(**values)
     lab = open_lab(ctx, yes=options.yes, quiet=json_)
     if words and not options.image and not options.stop:
+        if args := ctx.meta[IMAGE_ARGS]:
+            call = ("labctl", "serve", "--image", "IMAGE", "--port", "8000", "--", *args)
+            raise UsageError(
+                "ARGS need --image",
+                why="the words after -- become the command of an image",
+                hint=shell.command(*call).render(),
+            )
         runs.find_run(lab.context, words[0])  # a misspelled name before a missing server
     server = lab.context.get_server()
     if options.stop:

@@ -84,7 +84,7 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         click.echo(f"  watched by the keeper at {status.keeper}")
     _print_kept(status.kept)
     if why and server is not None:
-        _print_decisions(watch_reports.parse_watch(status.watch))
+        _print_decisions(watch_reports.parse_watch(status.watch), status.is_unguarded)
     elif status.runs and not why:
         runs, hidden = _select_runs(status.runs, server, all_)
         _print_runs(runs, server, status.now, status.ended)
@@ -166,7 +166,8 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     up_s = status.now - server.created_at
     up = "" if server.state == "stopped" else f"up {duration_text(up_s)}, "
     print_message(f"  {up}{cost}", err=False)
-    click.echo(f"  runs are {_EXECUTORS[status.executor]}")
+    runs = _EXECUTORS.get(status.executor, f"jobs of {clean(status.executor)}")
+    click.echo(f"  runs are {runs}")
     _print_limits(status, price, is_stopped=server.state == "stopped")
     interrupted: InterruptedDown | None = status.interrupted_down
     if interrupted is not None:
@@ -276,10 +277,13 @@ def _print_mirror(mirror: MirrorStateRecord, now: float) -> None:
     print_message(text, err=False, fg="yellow")
 
 
-def _print_decisions(watch: WatchRecord | None) -> None:
+def _print_decisions(watch: WatchRecord | None, is_unguarded: bool) -> None:
     """Print the decisions in a table whose last column wraps, because each word of it counts."""
     if watch is None:
-        text = "This server has no watchdog. It gets one with its first limit: labctl up --idle 30m"
+        text = "No report of the watchdog is known."
+        if is_unguarded:
+            text = "This server has no watchdog. It gets one with its first limit: "
+            text += "labctl up --idle 30m"
         print_message(f"\n{text}", err=False)
         return
     rows = [

@@ -30,8 +30,19 @@ with lazy_imports(__name__):
 
     from labctl.cli import keys, top_all, top_screen
 
-FOOT = "q quits; ? lists the keys; runs continue"
+HINT = "q quits; ? lists the keys; runs continue"
 KEYS = "q or Ctrl-C: quit; runs continue    ?: hide this list"
+
+
+class Foot:
+    """The last line of a live view: a hint, or after ? the list of keys."""
+
+    def __init__(self, hint: str) -> None:
+        self._hint = hint
+        self.text = hint
+
+    def switch(self) -> None:
+        self.text = KEYS if self.text == self._hint else self._hint
 
 
 @click.command("top")
@@ -92,19 +103,16 @@ def _show_live(lab: Lab) -> None:
     about = top_screen.About(
         server=lab.context.get_server(),
         lab_id=lab.id,
-        foot=FOOT,
         bars=choose_bars(console.encoding),
     )
-
-    foot = FOOT
+    foot = Foot(HINT)
 
     def switch_foot() -> None:
-        nonlocal foot
-        foot = KEYS if foot == FOOT else FOOT
+        foot.switch()
         update_screen()
 
     def update_screen(cut: str = "") -> None:
-        shown_about = msgspec.structs.replace(about, cut=cut, foot=foot)
+        shown_about = msgspec.structs.replace(about, cut=cut, foot=foot.text)
         live.update(
             top_screen.render_server(history, shown_about, console.width, console.height),
             refresh=True,

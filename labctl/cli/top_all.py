@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +12,7 @@ import click
 from labctl.cli import top
 from labctl.cli.options import stop_drawing
 from labctl.cli.screen import print_json
+from labctl.errors import AuthenticationError, HostKeyError
 from labctl.insight.top import ServerMetrics, follow_always
 from labctl.lazy import lazy_imports
 from labctl.lifecycle import gang
@@ -35,7 +35,7 @@ with lazy_imports(__name__):
     from labctl.cli import top_overview
 
 REFRESHES_PER_S = 2
-FOOT = f"{top.FOOT}; --server N shows one"
+HINT = f"{top.HINT}; --server N shows one"
 
 
 def print_once(ctx: click.Context, lab: Lab, json_: bool) -> None:
@@ -55,7 +55,7 @@ def print_once(ctx: click.Context, lab: Lab, json_: bool) -> None:
         views = [_make_view(outcome.context) for outcome in outcomes]
         for view, outcome in zip(views, outcomes, strict=True):
             if outcome.value is not None:
-                view.history.add(outcome.value)
+                view.add(outcome.value)
             elif outcome.error is not None:
                 view.cut = outcome.error.what
         console = rich_console.Console(highlight=False)
@@ -91,7 +91,7 @@ def show_live(lab: Lab) -> None:
     ) as live:
 
         def show_help() -> None:
-            screen.switch_foot()
+            screen.foot.switch()
             live.refresh()
 
         try:
@@ -99,6 +99,8 @@ def show_live(lab: Lab) -> None:
                 gang.call_for_each(screen.members, screen.follow)
         except KeyboardInterrupt:
             return
+    if screen.errors:
+        raise screen.errors[0]
 
 
 class _OverviewScreen:
@@ -108,35 +110,57 @@ class _OverviewScreen:
         self.members = gang.build_members(lab.context)
         self._views: Sequence[ServerSamples] = [_make_view(one) for one in self.members]
         self._console = console
-        self._title = partial(_make_title, lab)
+        self._lab = lab
+        self._title = _make_title(lab)
         self._bars = top.choose_bars(console.encoding)
-        self._foot = FOOT
+        self.foot = top.Foot(HINT)
+        # of the servers that are not tried again
+        self.errors: list[LabError] = []
         self._lock = threading.Lock()
 
     def follow(self, context: LabContext) -> None:
+        """Show one server until it refuses the login or has another host key."""
         view = self._views[context.rank or 0]
 
         def add_sample(now: ServerMetrics) -> None:
+            if view.cut:
+                self._update_title()
             with self._lock:
-                view.history.add(now)
-                view.cut = ""
+                view.add(now)
 
         def show_cut(error: LabError, pause_s: float) -> None:
+            self._require_server()
+            self._update_title()
             with self._lock:
                 view.history.add_gap()
                 when = time.strftime("%H:%M:%S")
                 view.cut = f"{when} {error.what}; retrying in {pause_s:g} s"
 
-        follow_always(context, add_sample, show_cut)
+        try:
+            follow_always(context, add_sample, show_cut)
+        except (HostKeyError, AuthenticationError) as error:
+            self.errors.append(error)
+            with self._lock:
+                view.cut = f"{error.what}; not tried again"
 
-    def switch_foot(self) -> None:
-        self._foot = top.KEYS if self._foot == FOOT else FOOT
+    def _require_server(self) -> None:
+        """End the view with NotFoundError once none of the lab's servers is left to show."""
+        servers = [self._lab.context.state.get_lab_server(one.lab_id) for one in self.members]
+        if all(server is None or server.state == "stopped" for server in servers):
+            self._lab.context.get_server()
+
+    def _update_title(self) -> None:
+        """Compute the title anew: a server that was replaced may have another price.
+
+        Not while drawing: rich swallows errors there, and would query the records twice a second.
+        """
+        self._title = _make_title(self._lab)
 
     def render(self) -> RenderableType:
         width, height = self._console.size
         with self._lock:
             return top_overview.render_overview(
-                self._title(), self._views, width, height, foot=self._foot, bars=self._bars
+                self._title, self._views, width, height, foot=self.foot.text, bars=self._bars
             )
 
 

@@ -19,21 +19,22 @@ from labctl.cli.top_screen import (
     LEAST_BARS,
     NARROW,
     make_gpu_row,
+    make_run_row,
     make_table,
     memory_text,
-    name_container,
     rate_text,
     shorten,
-    steps_text,
     usage_text,
 )
 from labctl.insight.top import ContainerMetrics, ServerMetrics
-from labctl.text import bytes_text, duration_text
+from labctl.text import bytes_text
 
 SERVER_HEADINGS = ("SERVER", "NAME", "CORES", "MEMORY", "NET IN", "NET OUT", "DISK FREE")
 SERVER_OPTIONAL = ("DISK FREE", "NET OUT", "NET IN", "NAME", "MEMORY")
 RUN_HEADINGS = ("SERVER", "RUN", "WHO", "CORES", "MEMORY", "STEPS", "LEFT")
 RUN_OPTIONAL = ("WHO", "CORES", "MEMORY", "LEFT")
+# a sample comes every second: an older one is not current
+STALE_S = 10.0
 # rows that a table keeps in a low terminal
 LEAST_ROWS = 3
 MORE = "labctl top --server N   # shows one server and its processes"
@@ -48,11 +49,22 @@ class ServerSamples:
     lab_id: str
     history: History = field(default_factory=History)
     cut: str = ""
+    changed_at: float = field(default_factory=time.monotonic)
+
+    def add(self, now: ServerMetrics) -> None:
+        self.history.add(now)
+        self.cut = ""
+        self.changed_at = time.monotonic()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server does not answer, or sends nothing although the connection is open."""
+        return bool(self.cut) or time.monotonic() - self.changed_at > STALE_S
 
     @property
     def latest(self) -> ServerMetrics | None:
         """The latest sample, unless the server has stopped answering since."""
-        return None if self.cut else self.history.now
+        return None if self.is_silent else self.history.now
 
     @property
     def runs(self) -> list[ContainerMetrics]:
@@ -80,7 +92,11 @@ def render_overview(
         for one in views
         for gpu in (one.latest.gpus if one.latest else ())
     ]
-    runs = [_make_run_row(one, run, width, bars) for one in views for run in one.runs]
+    runs = [
+        (Text(str(one.rank)), *make_run_row(run, one.history, one.lab_id, bars, width))
+        for one in views
+        for run in one.runs
+    ]
     free_lines = height - len(above) - len(views) - 5
     runs, left_runs = _keep_first(runs, free_lines - 2, height)
     gpus, left_gpus = _keep_first(gpus, free_lines - len(runs) - 4, height)
@@ -110,7 +126,7 @@ def _make_server_row(view: ServerSamples, width: int, bars: str) -> tuple[Text, 
     begin = Text(str(view.rank), "bold"), Text(shorten(view.name, 16), "bold")
     now = view.latest
     if now is None:
-        state = Text("no answer", "yellow") if view.cut else Text("connecting", HEADING)
+        state = Text("no answer", "yellow") if view.is_silent else Text("connecting", HEADING)
         return (*begin, state, *[Text("-")] * (len(SERVER_HEADINGS) - 3))
     count = 0 if view.history.is_single_sample or width < NARROW else LEAST_BARS
     line = view.history.render_line("cpu", count, now.cores, bars)
@@ -123,19 +139,4 @@ def _make_server_row(view: ServerSamples, width: int, bars: str) -> tuple[Text, 
         Text(rate_text(now.net_in_bytes_per_s)),
         Text(rate_text(now.net_out_bytes_per_s)),
         Text("-" if now.disk_free_bytes is None else bytes_text(now.disk_free_bytes)),
-    )
-
-
-def _make_run_row(
-    view: ServerSamples, run: ContainerMetrics, width: int, bars: str
-) -> tuple[Text, ...]:
-    left_s = view.history.estimate_left_s(run)
-    return (
-        Text(str(view.rank)),
-        Text(shorten(name_container(run, view.lab_id), 16), "bold"),
-        Text(shorten(run.person, 8)),
-        Text(usage_text(run.cpu_cores, run.cores, "", ".1f")),
-        memory_text(run.memory_bytes, run.memory_limit_bytes),
-        steps_text(run, bars, 6 if width >= NARROW else 0),
-        Text(duration_text(left_s) if left_s is not None else "-"),
     )

@@ -36,6 +36,8 @@ GPU_OPTIONAL = ("CLOCK", "POWER", "NAME", "HELD BY", "TEMP")
 KINDS = ("RUN", "SERVICE", "CONTAINER")
 # memory used, as a share of its total, from which it is shown as a warning
 FULL = 0.95
+# of the runs' table, if a process uses a GPU
+GPU_MEMORY_COLUMN = 4
 HELD_BY = {"thermal": "heat", "power": "power", "hardware": "protection"}
 
 
@@ -228,14 +230,21 @@ def _render_runs(now: ServerMetrics, history: History, about: About, width: int)
     """Render the runs, and services and other containers below headings of their own."""
     groups = {kind: [one for one in now.runs if _find_kind(one) == kind] for kind in KINDS}
     kinds = [kind for kind in KINDS if groups[kind]]
-    gpu_heading = ("GPU MEM",) if any(process.gpus for process in now.processes) else ()
-    headings = (kinds[0], "WHO", "CORES", "MEMORY", *gpu_heading, "STEPS", "LEFT")
+    has_gpus = any(process.gpus for process in now.processes)
+    headings = [kinds[0], "WHO", "CORES", "MEMORY", "STEPS", "LEFT"]
+    if has_gpus:
+        headings.insert(GPU_MEMORY_COLUMN, "GPU MEM")
     empty = [Text()] * (len(headings) - 1)
     rows: list[Sequence[Text]] = []
     for kind in kinds:
         if rows:
             rows.append([Text(kind, HEADING), *empty])
-        rows += [_make_run_row(run, now, history, about, width) for run in groups[kind]]
+        for run in groups[kind]:
+            row = list(make_run_row(run, history, about.lab_id, about.bars, width))
+            if has_gpus:
+                processes = (one for one in now.processes if one.name == run.name)
+                row.insert(GPU_MEMORY_COLUMN, Text(_gpu_memory(processes)))
+            rows.append(row)
     return make_table(headings, rows, width, ("GPU MEM", "CORES", "WHO", "MEMORY", "LEFT"))
 
 
@@ -244,20 +253,18 @@ def _find_kind(container: ContainerMetrics) -> str:
     return run if container.run else service if container.service else other
 
 
-def _make_run_row(
-    run: ContainerMetrics, now: ServerMetrics, history: History, about: About, width: int
-) -> Sequence[Text]:
+def make_run_row(
+    run: ContainerMetrics, history: History, lab_id: str, bars: str, width: int
+) -> tuple[Text, ...]:
+    """Make the cells below RUN, WHO, CORES, MEMORY, STEPS and LEFT."""
     left = history.estimate_left_s(run)
-    has_gpus = any(process.gpus for process in now.processes)
-    gpu_memory = _gpu_memory(process for process in now.processes if process.name == run.name)
-    bars = 20 if width >= WIDE else 6 if width >= NARROW else 0
+    count = 20 if width >= WIDE else 6 if width >= NARROW else 0
     return (
-        Text(shorten(name_container(run, about.lab_id), 40 if width >= WIDE else 16), "bold"),
+        Text(shorten(name_container(run, lab_id), 40 if width >= WIDE else 16), "bold"),
         Text(shorten(run.person, 12 if width >= WIDE else 8)),
         Text(usage_text(run.cpu_cores, run.cores, "", ".1f")),
         memory_text(run.memory_bytes, run.memory_limit_bytes),
-        *((Text(gpu_memory),) if has_gpus else ()),
-        steps_text(run, about.bars, bars),
+        steps_text(run, bars, count),
         Text(duration_text(left) if left is not None else "-"),
     )
 

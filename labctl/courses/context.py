@@ -93,9 +93,10 @@ def build_seat_contexts(
     chosen = folder.list_seats() if seats is None else list(seats)
     shared = course or build_course_context(folder, paths, state, reporter)
     budgets = _SeatBudgets(folder, state, list(listed))
+    lab = _with_baked_image(folder)
     contexts = []
     for seat in chosen:
-        config = build_seat_config(folder, seat, budgets.need(seat))
+        config = build_seat_config(folder, lab, seat, budgets.need(seat))
         config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         contexts.append(shared.make_sibling(config, seat.lab_id, subject=make_subject(seat)))
     return contexts
@@ -109,9 +110,8 @@ def make_subject(seat: Seat) -> Subject:
     return Subject("seat", seat.name if seat.students else FORMER + seat.name)
 
 
-def build_seat_config(folder: CourseFolder, seat: Seat, need: Need) -> LabConfig:
+def build_seat_config(folder: CourseFolder, lab: LabConfig, seat: Seat, need: Need) -> LabConfig:
     """Return the course's lab as configured for a seat, rooted in the seat's own directory."""
-    lab = _with_baked_image(folder)
     return msgspec.structs.replace(
         lab,
         name=seat.lab,
@@ -208,10 +208,13 @@ OWN = ("check", "bake", "grading")
 
 
 def build_own_context(folder: CourseFolder, course: LabContext, purpose: str) -> LabContext:
-    """Build the context of a server of the course itself: no budget, the course's TTL."""
+    """Build the context of a server of the course itself: no budget, the course's TTL.
+
+    It boots from the image that `course` boots from.
+    """
     seat = build_own_seat(folder, purpose)
     need = msgspec.structs.replace(folder.config.lab.server.need, budget_usd=None)
-    config = build_seat_config(folder, seat, need)
+    config = build_seat_config(folder, course.config, seat, need)
     if config.submits_jobs:  # only the students' runs do
         server = msgspec.structs.replace(config.server, executor="docker")
         config = msgspec.structs.replace(config, server=server)

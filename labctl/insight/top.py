@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from labctl.errors import CommandError, ConnectError, LabError
+from labctl.errors import AuthenticationError, CommandError, ConnectError, HostKeyError, LabError
 from labctl.insight.telemetry import GpuSample
 from labctl.model import Server, Value
 from labctl.parallel import CanceledError, is_canceled
@@ -20,6 +20,8 @@ from labctl.wire.telemetry import TOP, TopRequest
 MOST_LINE_BYTES = 4 * 1024**2
 # of one of several servers: as long, at most, as the view takes to end
 LONGEST_PAUSE_S = 2.0
+# one sample takes half a second, and the driver of a broken GPU may never answer
+SAMPLE_TIMEOUT_S = 30.0
 
 
 class GpuMetrics(GpuSample, frozen=True):
@@ -111,9 +113,13 @@ class ServerMetrics(Value, frozen=True):
 
 
 def measure_now(context: LabContext) -> ServerMetrics:
-    """Measure the lab's server now, over half a second. CommandError without a sample."""
+    """Measure the lab's server now, over half a second.
+
+    CommandError without a sample, BusyError if it does not come in time.
+    """
     samples: list[ServerMetrics] = []
-    _stream(context, context.get_server(), TopRequest(samples=1), samples.append)
+    request = TopRequest(samples=1)
+    _stream(context, context.get_server(), request, samples.append, timeout_s=SAMPLE_TIMEOUT_S)
     if not samples:
         raise CommandError("the server sent no metrics", code=1, hint="labctl doctor")
     return samples[-1]
@@ -146,7 +152,7 @@ def follow(
         refresh_address(context, context.get_server())
 
     policy = ReconnectPolicy(ConnectError, on_cut=handle_cut)
-    policy(lambda: _stream_samples(context, interval_s, receive))
+    policy(lambda: _stream_samples(context, context.get_server(), interval_s, receive))
 
 
 def follow_always(
@@ -156,9 +162,16 @@ def follow_always(
 ) -> None:
     """Do what `follow` does for one of several servers, which must not end the view of the others.
 
-    Every LabError leads to another try, also before the first sample. Ends if its part (see
-    labctl.parallel) is canceled.
+    A LabError leads to another try, also before the first sample, but not a login that the server
+    refuses, which it may count, nor a wrong host key of a server that has not moved: these are
+    raised. `on_cut` may raise, too. Ends if its part (see labctl.parallel) is canceled.
     """
+    server: Server | None = None
+
+    def stream() -> None:
+        nonlocal server
+        server = context.get_server()
+        _stream_samples(context, server, 1.0, receive)
 
     def receive(now: ServerMetrics) -> None:
         policy.reset()
@@ -168,18 +181,32 @@ def follow_always(
         if is_canceled():
             raise CanceledError
         on_cut(error, pause_s)
-        if server := context.state.get_lab_server(context.lab_id):
+        if server is not None:
             refresh_address(context, server)
+        has_wrong_key = isinstance(error, HostKeyError) and not _has_moved(context, server)
+        if has_wrong_key or isinstance(error, AuthenticationError):
+            raise error
 
     policy = ReconnectPolicy(LabError, on_cut=handle_cut, longest_pause_s=LONGEST_PAUSE_S)
-    policy(lambda: _stream_samples(context, 1.0, receive))
+    policy(stream)
+
+
+def _has_moved(context: LabContext, server: Server | None) -> bool:
+    """Whether the lab's server on record is another one now, or has another address."""
+    current = context.state.get_lab_server(context.lab_id)
+    if current is None or server is None:
+        return False
+    return (current.id, current.endpoint) != (server.id, server.endpoint)
 
 
 def _stream_samples(
-    context: LabContext, interval_s: float, on_sample: Callable[[ServerMetrics], None]
+    context: LabContext,
+    server: Server,
+    interval_s: float,
+    on_sample: Callable[[ServerMetrics], None],
 ) -> None:
     """Stream samples; CommandError if the stream ends, which it does not by itself."""
-    _stream(context, context.get_server(), TopRequest(interval_s), on_sample)
+    _stream(context, server, TopRequest(interval_s), on_sample)
     raise CommandError(
         "the labctl agent on the server ended unexpectedly", code=0, hint="labctl top"
     )
@@ -190,12 +217,14 @@ def _stream(
     server: Server,
     request: TopRequest,
     on_sample: Callable[[ServerMetrics], None],
+    *,
+    timeout_s: float | None = None,
 ) -> None:
     lines = _SampleLines(on_sample)
     if has_job_queue(context):
         request = request._replace(job_of=context.lab_id)
     context.open_agent(server).stream(
-        TOP, request, on_reply=lambda opening: None, on_bytes=lines.feed
+        TOP, request, on_reply=lambda opening: None, on_bytes=lines.feed, timeout_s=timeout_s
     )
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 from labctl.config import Paths
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, LabError
 from labctl.events import AGREE_TO_PRICES, Event, Note, PolicyReporter, SilentReporter, Step
 from labctl.keeper.scheduler import Report, Scheduler, Task, hold_alone
+from labctl.lazy import lazy_imports
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.kept_labs import KeeperCheck, KeptLab
 from labctl.model import Run, Server, Value
@@ -25,6 +27,10 @@ from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.state.disks import has_expired, list_kept_disks
 from labctl.state.locks import hold_lock
+
+with lazy_imports(__name__):
+    # Few labs have several servers, and this process stays small.
+    from labctl.lifecycle import gang, gang_runs
 
 EVERY_S = 15.0
 ENDED_EVERY_S = 60.0
@@ -152,14 +158,13 @@ class Keeper:
         before = _describe_states(context, kept_lab)
         state = check_lab(context, kept_lab, swept=self._is_swept(name))
         if state == TROUBLE:
-            if _open_runs(context, kept_lab):
-                self._notify(
-                    name, "its server does not answer, or has lost a run: starting recovery"
-                )
+            if kept_labs.list_open_runs(context, kept_lab):
+                self._notify(name, _describe_trouble(context))
             self._attend(name)
-            all_over = not _open_runs(context, kept_lab)
-            has_no_server = context.state.get_lab_server(context.lab_id) is None
-            state = SWEPT if all_over and has_no_server else ENDED if all_over else WELL
+            all_over = not kept_labs.list_open_runs(context, kept_lab)
+            state = (
+                SWEPT if all_over and not _list_servers(context) else ENDED if all_over else WELL
+            )
         elif self._has_expired(name, context):
             self._attend(name)
         for run_id, text in _describe_states(context, kept_lab).items():
@@ -189,7 +194,8 @@ class Keeper:
             return False
         self._disks_due[name] = now + SWEPT_EVERY_S
         provider = context.config.server.provider
-        return has_expired(context.state, context.lab_id, provider)
+        members = kept_labs.build_members(context)
+        return any(has_expired(context.state, one.lab_id, provider) for one in members)
 
     def _is_swept(self, name: str) -> bool:
         before = self.checks.get(name)
@@ -211,25 +217,43 @@ def check_lab(context: LabContext, kept_lab: KeptLab, *, swept: bool = False) ->
 
     Without a store, the outputs of its runs are downloaded: a recovery continues from them.
     """
-    server = context.state.get_lab_server(context.lab_id)
-    if server is None:
-        disks = list_kept_disks(context.state, context.lab_id)
-        return SWEPT if swept and not disks and not _open_runs(context, kept_lab) else TROUBLE
+    members = kept_labs.build_members(context)
+    if not _list_servers(context):
+        disks = [disk for one in members for disk in list_kept_disks(context.state, one.lab_id)]
+        return (
+            SWEPT
+            if swept and not disks and not kept_labs.list_open_runs(context, kept_lab)
+            else TROUBLE
+        )
     try:
-        reply = runs.refresh(context, server)
-        on_server = {run.id for run in reply.runs}
-        if any(run_id not in on_server for run_id in _open_runs(context, kept_lab)):
-            return TROUBLE
-        if any(
-            run.state == "lost" and not run.stopped_by for run in _recorded_runs(context, kept_lab)
-        ):
-            return TROUBLE
+        on_servers = [_refresh_runs(one) for one in members]
     except LabError:
         # The recovery finds out whether it is the server, the connection or something temporary.
         return TROUBLE
+    open_runs = kept_labs.list_open_runs(context, kept_lab)
+    if any(_needs_recovery(members, on_servers, run_id) for run_id in open_runs):
+        return TROUBLE
     if not context.config.store:
-        _pull_outputs(context, kept_lab, on_server)
-    return WELL if _open_runs(context, kept_lab) else ENDED
+        _pull_outputs(members[0], kept_lab, on_servers[0])
+    return WELL if kept_labs.list_open_runs(context, kept_lab) else ENDED
+
+
+def _refresh_runs(context: LabContext) -> set[str]:
+    """Record the runs of one server of the lab, and return their ids; none without a server."""
+    server = context.state.get_lab_server(context.lab_id)
+    return {run.id for run in runs.refresh(context, server).runs} if server else set()
+
+
+def _needs_recovery(
+    members: Sequence[LabContext], on_servers: Sequence[set[str]], run_id: str
+) -> bool:
+    """Whether a server lacks its part of a run that is not over, or that part has failed."""
+    count = gang_runs.count_parts(members[0], run_id) if len(members) > 1 else 1
+    for one, run_ids in zip(members[:count], on_servers, strict=False):
+        part = one.state.get_run(one.lab_id, run_id)
+        if run_id not in run_ids or part is None or (part.has_ended and part.exit_code != 0):
+            return True
+    return False
 
 
 def _pull_outputs(context: LabContext, kept_lab: KeptLab, on_server: set[str]) -> None:
@@ -241,8 +265,7 @@ def _pull_outputs(context: LabContext, kept_lab: KeptLab, on_server: set[str]) -
     ]
     for run_id in run_ids:
         (pulled,) = outputs.pull(context, context.get_server(), [run_id])
-        run = context.state.get_run(context.lab_id, run_id)
-        if pulled.complete and run is not None and kept_labs.is_over(run):
+        if pulled.complete and kept_labs.is_over(context, run_id):
             _complete_mark(context, run_id).touch()
 
 
@@ -258,10 +281,16 @@ def _recorded_runs(context: LabContext, kept_lab: KeptLab) -> list[Run]:
     return kept_labs.list_recorded_runs(context.state, kept_lab)
 
 
-def _open_runs(context: LabContext, kept_lab: KeptLab) -> list[str]:
-    """List the runs that are not over."""
-    over = {run.id for run in _recorded_runs(context, kept_lab) if kept_labs.is_over(run)}
-    return [run_id for run_id in kept_lab.runs if run_id not in over]
+def _list_servers(context: LabContext) -> list[Server]:
+    members = kept_labs.build_members(context)
+    servers = [context.state.get_lab_server(one.lab_id) for one in members]
+    return [server for server in servers if server is not None]
+
+
+def _describe_trouble(context: LabContext) -> str:
+    if gang.has_several_servers(context):
+        return "a server does not answer, or a part of a run has failed: starting recovery"
+    return "its server does not answer, or has lost a run: starting recovery"
 
 
 def _describe_states(context: LabContext, kept_lab: KeptLab) -> dict[str, str]:
@@ -272,7 +301,10 @@ def _describe_states(context: LabContext, kept_lab: KeptLab) -> dict[str, str]:
 
 
 class KeptLabStatus(Value, frozen=True):
-    """A kept lab with its server, its runs (an id without a record) and the last check of it."""
+    """A kept lab with its server, its runs (an id without a record) and the last check of it.
+
+    `servers` are all of its servers, the first one first.
+    """
 
     name: str
     lab: str
@@ -281,6 +313,7 @@ class KeptLabStatus(Value, frozen=True):
     at: float
     spent_usd: float
     server: Server | None
+    servers: tuple[Server, ...]
     runs: tuple[Run | str, ...]
     round: KeeperCheck | None
 
@@ -297,6 +330,11 @@ def describe_kept_labs(places: Paths, state: State) -> list[KeptLabStatus]:
             at=kept_lab.at,
             spent_usd=kept_lab.spent_usd,
             server=state.get_lab_server(kept_lab.lab_id),
+            servers=tuple(
+                server
+                for lab_id in list_lab_ids(kept_lab.lab_id)
+                if (server := state.get_lab_server(lab_id)) is not None
+            ),
             runs=tuple(
                 state.get_run(kept_lab.lab_id, run_id) or run_id for run_id in kept_lab.runs
             ),

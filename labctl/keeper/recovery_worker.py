@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from labctl.errors import LabError
 from labctl.events import Note
-from labctl.lifecycle import kept_labs, recover
+from labctl.lifecycle import gang, gang_recovery, kept_labs, recover
 from labctl.lifecycle.kept_labs import KeptLab
 from labctl.lifecycle.server_loss import FailedChecks
 from labctl.model import Run
@@ -34,8 +34,20 @@ def recover_lab(
 
     The first error of a run is raised after all other runs were handled: a later try may succeed.
     """
+    has_several = gang.has_several_servers(context)
+    recover_runs = _recover_on_several if has_several else _recover_on_one
+    recover_runs(context, kept_lab, pause)
+    # That of the first server goes last: what the servers share goes with it.
+    for one in reversed(kept_labs.build_members(context)):
+        if not kept_labs.list_open_runs(context, kept_lab):
+            sweep(one)
+        # Even if a server is running, which the sweep leaves alone.
+        kept_disks.remove_expired(one)
+
+
+def _recover_on_one(context: LabContext, kept_lab: KeptLab, pause: Callable[[float], None]) -> None:
     silences = FailedChecks()
-    while open_runs := [run_id for run_id in kept_lab.runs if not _is_over(context, run_id)]:
+    while open_runs := kept_labs.list_open_runs(context, kept_lab):
         started_at = time.time()
         _open_firewall(context)
         first_error: LabError | None = None
@@ -43,28 +55,36 @@ def recover_lab(
         for run_id in open_runs:
             try:
                 run = recover.check_and_recover(context, run_id, silences, wait=True)
-                all_healthy = all_healthy and _is_healthy(run, started_at)
+                is_over = kept_labs.is_over(context, run_id)
+                all_healthy = all_healthy and (is_over or _is_healthy(run, started_at))
             except LabError as error:
                 first_error = first_error or error
         if first_error:
             raise first_error
-        if all_healthy and any(not _is_over(context, run_id) for run_id in open_runs):
-            kept_disks.remove_expired(context)
+        if all_healthy:
             return
-        if not all_healthy:
-            pause(POLL_S * random.uniform(0.8, 1.2))
-    sweep(context)
-    kept_disks.remove_expired(context)  # even if a server is running, which the sweep leaves alone
+        pause(POLL_S * random.uniform(0.8, 1.2))
 
 
-def _is_over(context: LabContext, run_id: str) -> bool:
-    run = context.state.get_run(context.lab_id, run_id)
-    return run is not None and kept_labs.is_over(run)
+def _recover_on_several(
+    context: LabContext, kept_lab: KeptLab, pause: Callable[[float], None]
+) -> None:
+    """Recover each run of a lab with several servers once; the next check sees the outcome."""
+    for one in kept_labs.build_members(context):
+        _open_firewall(one)
+    first_error: LabError | None = None
+    for run_id in kept_labs.list_open_runs(context, kept_lab):
+        try:
+            gang_recovery.check_and_recover(context, run_id, pause=pause)
+        except LabError as error:
+            first_error = first_error or error
+    if first_error:
+        raise first_error
 
 
 def _is_healthy(run: Run, since: float) -> bool:
-    """Tell whether a run is over, or its server has just reported it as not lost."""
-    return kept_labs.is_over(run) or (run.seen_at >= since and run.state != "lost")
+    """Tell whether the run's server has just reported it as not lost."""
+    return run.seen_at >= since and run.state != "lost"
 
 
 def _open_firewall(context: LabContext) -> None:

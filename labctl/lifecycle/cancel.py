@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
-from labctl.lifecycle import gang, gang_runs
+from labctl.lifecycle import gang, gang_keeper, gang_runs
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run, Server
 from labctl.runs import runs
@@ -23,6 +23,7 @@ def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
     """
     run = runs.find_run(context, run_id)
     if (count := gang_runs.count_parts(context, run.id)) > 1:
+        gang_keeper.note_cancel(context, run.id)
         return gang_runs.cancel(gang.build_members(context, count), run.id, grace_s)
     current = context.state.get_lab_server(context.lab_id)
     # The server does not know a run that ended on an earlier one; a lost run may have moved here.

@@ -17,9 +17,14 @@ from labctl.events import Note, Step
 from labctl.lifecycle import restore
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.kept_labs import OUTSIDE, KeptLab
-from labctl.lifecycle.lab_archive import LabExport, labctl_version, write_export
+from labctl.lifecycle.lab_archive import (
+    LabExport,
+    MemberExport,
+    labctl_version,
+    write_export,
+)
 from labctl.model import Server
-from labctl.servers import attempts, cost
+from labctl.servers import attempts, cost, gang
 from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.ledgers import HANDED
@@ -35,18 +40,19 @@ MACHINE_SETTINGS = ("wheelhouse",)
 Files = dict[str, tuple[Path, int, str]]
 
 
-def check_export(context: LabContext, keeper: KeeperHost, server: Server) -> KeeperInfo:
-    """Check that the keeper answers, has our version, and can reach such a server.
+def check_export(context: LabContext, keeper: KeeperHost) -> KeeperInfo:
+    """Check that the keeper answers, has our version, and can reach the lab's servers.
 
     Runs before anything is started, while a failure costs nothing.
     """
-    if _is_local_only(server) and not keeper.is_here:
-        raise UsageError(
-            f"{keeper.host} cannot keep {context.config.name}",
-            why=f"its server's address, {server.endpoint.host}, works only on this machine",
-            hint="use another provider in lab.yaml: server: {provider: aws}, or:\n"
-            "labctl run --recover",
-        )
+    for server in gang.list_servers(context):
+        if _is_local_only(server) and not keeper.is_here:
+            raise UsageError(
+                f"{keeper.host} cannot keep {context.config.name}",
+                why=f"its server's address, {server.endpoint.host}, works only on this machine",
+                hint="use another provider in lab.yaml: server: {provider: aws}, or:\n"
+                "labctl run --recover",
+            )
     return keeper.fetch_inventory()
 
 
@@ -63,7 +69,7 @@ def export_lab(context: LabContext, keeper: KeeperHost, server: Server, run_id: 
 
     If the keeper lacks something, that is an error, and nothing was exported.
     """
-    known = check_export(context, keeper, server)
+    known = check_export(context, keeper)
     step = Step(name=f"exporting {context.config.name} to {keeper.host}")
     context.reporter.emit(step)
     files, data = _list_files(context, run_id)
@@ -139,6 +145,8 @@ def _make_parcel(
     config, state = context.config, context.state
     secrets = read_secret_values(context.paths, context.lab_id, config, copy_environment())
     run = state.get_run(context.lab_id, run_id)
+    members = _export_members(context, run_id)
+    lab_ids = [context.lab_id, *(member.server.lab_id for member in members)]
     kept_lab = KeptLab(
         lab=config.name,
         lab_id=context.lab_id,
@@ -148,7 +156,7 @@ def _make_parcel(
         settings=_settings(config),
         data=data,
         ceiling_usd_per_hour=attempts.max_confirmed_usd_per_hour(server.offer),
-        spent_usd=cost.spent_usd(state, context.lab_id, time.time()),
+        spent_usd=sum(cost.spent_usd(state, lab_id, time.time()) for lab_id in lab_ids),
         files={path: (size, sha256) for path, (_, size, sha256) in files.items()},
     )
     return LabExport(
@@ -159,7 +167,20 @@ def _make_parcel(
         ledger=tuple(ledgers.list_lines(state, context.lab_id)),
         secrets={name: value.reveal() for name, value in secrets.items()},
         key=context.identity.read_text() if context.identity.is_file() else "",
+        members=tuple(members),
     )
+
+
+def _export_members(context: LabContext, run_id: str) -> list[MemberExport]:
+    """Export the lab's servers beside the first one, each with its part of the run."""
+    state = context.state
+    others = [] if context.rank is not None else gang.list_servers(context)[1:]
+    exported = []
+    for server in others:
+        part = state.get_run(server.lab_id, run_id)
+        lines = tuple(ledgers.list_lines(state, server.lab_id))
+        exported.append(MemberExport(server=server, runs=(part,) if part else (), ledger=lines))
+    return exported
 
 
 def _settings(config: LabConfig) -> dict[str, str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from labctl.errors import BusyError, LabError, PolicyError
 from labctl.events import Note, Question, report_wait
-from labctl.lifecycle import down, gang
+from labctl.lifecycle import down, gang, reconcile
 from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Server
 from labctl.runs import runs
@@ -44,10 +44,14 @@ def down_all(
     """
     # `up` holds the same lock while it creates servers.
     with context.state.lock(f"{context.lab_id}-servers", "down", wait_s=wait_s):
+        # An unreachable keeper is a refusal, so it must come before the question.
+        reconcile.merge_keeper_records(context, required=not discard)
         listed = _list_at_provider(context)
         members = [_choose_directory(one) for one in gang.list_every_member(context, listed)]
         servers = _find_servers(members, listed, discard=discard, wait_s=wait_s)
         _require_consent(context, members, servers, discard, consent)
+        # Before the first server goes: the keeper would replace it.
+        reconcile.release_keeper(context, discard=discard)
 
         def agree(one: LabContext, server: Server, running: list[str], loses: bool) -> None:
             """PolicyError for a server that was found only after the question."""

@@ -5,23 +5,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
-from labctl.errors import LockHeldError
-from labctl.events import Note
-from labctl.lifecycle import gang, gang_restart, gang_runs
+from labctl.errors import LabError, LockHeldError, NotFoundError
+from labctl.events import Note, SilentReporter, report_wait
+from labctl.lifecycle import gang, gang_outcome, gang_restart, gang_runs, reconcile
+from labctl.lifecycle.fleet import run_for_each
 from labctl.lifecycle.follow import FIRST_PAUSE_S, LONGEST_PAUSE_S, TEMPORARY, mirror_outputs
 from labctl.lifecycle.gang_restart import Restart
 from labctl.lifecycle.gang_watch import GangWatch, PartFailure
+from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import ServerGoneError
-from labctl.model import Run
-from labctl.retry import retry_on
+from labctl.model import Run, Server
+from labctl.retry import poll_until, retry_on
 from labctl.runs import runs
+from labctl.servers import adoption
 from labctl.servers.context import LabContext
 
-# Kind of the ledger's line about a run that was started again on all of its servers.
-RESTARTED = "restarted"
+# seconds between two questions to the keeper, while it may be starting the run again
+KEEPER_POLL_S = 5.0
+
+
+class NextAttempt(NamedTuple):
+    """Where the log of the next attempt begins (byte); None if no further attempt will come."""
+
+    log_offset: int | None
 
 
 def follow(
@@ -36,18 +47,81 @@ def follow(
 
     After a failure the run starts again from its last checkpoint, as often as `restarts` under
     `launch:` says. With `recovers`, a lost server is replaced, which does not count as a restart.
-    If another process follows a run of the lab, that one does all this, and this one only follows
-    the log.
+    If another process follows a run of the lab, or a keeper watches over the run, that one does all
+    this, and this one only follows the log.
     """
     try:
-        with context.state.lock(f"{context.lab_id}-watch", f"follow {run_id}", wait_s=0.0):
-            follower = _Follower(context, run_id, recovers, on_log)
-            with mirror_outputs(follower.first, run_id):
-                return follower.follow(tail)
+        with gang_runs.hold_watch(context, f"follow {run_id}"):
+            if not (keeper := find_keeper(context, run_id)):
+                follower = _Follower(context, run_id, recovers, on_log)
+                with mirror_outputs(follower.first, run_id):
+                    return follower.follow(tail)
     except LockHeldError as error:
         context.reporter.emit(Note(text=f"{error.what}; this one only shows the log"))
         first = gang.build_members(context)[0]
         return runs.watch(first, first.get_server(), run_id, tail=tail, on_log=on_log)
+    text = f"the keeper at {keeper} watches over {run_id}; this only shows its log"
+    context.reporter.emit(Note(text=text))
+    return _follow_beside_keeper(context, keeper, run_id, on_log, tail)
+
+
+def _follow_beside_keeper(
+    context: LabContext,
+    keeper: str,
+    run_id: str,
+    on_log: Callable[[bytes], None],
+    tail: int,
+) -> Run:
+    """Follow the log of a run that a keeper starts again, through all of its attempts."""
+    first = gang.build_members(context)[0]
+    offset = 0
+    while True:
+        with suppress(ServerGoneError, NotFoundError):  # the keeper replaces the server
+            runs.watch(
+                first,
+                first.get_server(),
+                run_id,
+                offset=offset,
+                tail=tail,
+                on_log=on_log,
+                on_cut=_require_same_server,
+            )
+        with report_wait(context.reporter, f"waiting for the keeper at {keeper}"):
+            find = partial(_find_next_attempt, context, run_id)
+            attempt = poll_until(find, pause_s=KEEPER_POLL_S)
+        if attempt is None or attempt.log_offset is None:
+            return gang_outcome.save_outcome(first, run_id)
+        offset, tail = attempt.log_offset, 0
+
+
+def _require_same_server(context: LabContext, server: Server) -> None:
+    """Record the server's address; ServerGoneError if the lab has another server, or none."""
+    try:
+        current = adoption.adopt(context)
+    except LabError:
+        return  # this machine may be offline; the next lost connection tries again
+    if current is None or current.id != server.id:
+        raise ServerGoneError(f"the server {server.id} is gone")
+
+
+def _find_next_attempt(context: LabContext, run_id: str) -> NextAttempt | None:
+    """Find the attempt that the keeper has started; None while it may still start one."""
+    quiet = msgspec.structs.replace(context, reporter=SilentReporter())
+    if not reconcile.merge_keeper_records(quiet):
+        return NextAttempt(None)  # the keeper has dropped the lab
+    offsets: dict[int, int] = {}
+
+    def fetch(one: LabContext) -> None:
+        server = adoption.adopt(one)
+        record = runs.fetch_run(one, server, run_id) if server else None
+        if server and record and not runs.record_run(one, server, record).has_ended:
+            offsets[one.rank or 0] = record.log_offset
+
+    # What the keeper reported counts for a server that does not answer.
+    run_for_each(gang.build_members(quiet, gang_runs.count_parts(context, run_id)), fetch)
+    if gang_outcome.is_over(context, run_id):
+        return NextAttempt(None)
+    return NextAttempt(offsets[0]) if 0 in offsets else None
 
 
 def follow_log(
@@ -83,14 +157,16 @@ class _Follower:
             run, failure = self._follow_attempt(offset, tail)
             if failure is None or failure.is_final:
                 return run
-            if not self._can_restart(failure):
-                return self._save_failure(run, failure)
+            if not gang_outcome.can_restart(
+                self.context, self.run_id, failure, recovers=self.recovers
+            ):
+                return gang_outcome.save_failure(self.context, run, failure)
             text = f"{failure.reason}; starting {self.run_id} again"
             self.context.reporter.emit(Note(text=text, level="warning"))
             restarted = self._restart(failure)
             if restarted is None:
                 return runs.find_run(self.first, self.run_id)
-            self._record(failure, restarted)
+            gang_outcome.record_restart(self.context, self.run_id, failure, restarted)
             offset, tail = restarted.log_offset, 0
 
     def _follow_attempt(self, offset: int, tail: int) -> tuple[Run, PartFailure | None]:
@@ -109,16 +185,6 @@ class _Follower:
                 )
             failure = watch.await_end()
         return runs.find_run(self.first, self.run_id), failure
-
-    def _can_restart(self, failure: PartFailure) -> bool:
-        if failure.is_lost:
-            return self.recovers
-        if failure.run is not None and failure.run.is_auxiliary:
-            return False
-        done = self.context.state.list_events(
-            lab_id=self.context.lab_id, run_id=self.run_id, kind=RESTARTED
-        )
-        return len(done) < self.context.config.launch.restarts
 
     def _restart(self, failure: PartFailure) -> Restart | None:
         """Start the run again, also after a while; None if its user has canceled it meanwhile."""
@@ -149,24 +215,3 @@ class _Follower:
 
     def _is_canceled(self) -> bool:
         return gang_runs.is_canceled_since(self.context, self.run_id, self.started_at)
-
-    def _record(self, failure: PartFailure, restarted: Restart) -> None:
-        """Write the new attempt to the ledger."""
-        detail = {"told": failure.reason, "step": restarted.step}
-        self.context.state.record(
-            "recovered" if failure.is_lost else RESTARTED,
-            lab_id=self.context.lab_id,
-            server_id=restarted.run.server_id,
-            run_id=self.run_id,
-            detail=detail,
-        )
-
-    def _save_failure(self, run: Run, failure: PartFailure) -> Run:
-        """Record that the run failed because one of its parts did; return it."""
-        code = failure.run.exit_code if failure.run else None
-        state = "lost" if failure.is_lost else "exited"
-        result = msgspec.structs.replace(
-            run, state=state, exit_code=code or 1, summary=failure.reason
-        )
-        self.context.state.save_run(result)
-        return result

@@ -6,8 +6,8 @@ at which the processes meet, so that a repeated start uses the same one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from labctl.errors import ConnectError, LabError, NotFoundError, UsageError
@@ -17,6 +17,7 @@ from labctl.model import Run, Server
 from labctl.runs import first_run, provenance, run_specs, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
+from labctl.state.ledgers import CANCELED
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
 from labctl.text import names_text
@@ -24,8 +25,8 @@ from labctl.wire.runs import GangMember, RunSpec, StartRunReply
 
 # seconds between SIGTERM and SIGKILL: the others can save nothing, since they wait for one another
 GRACE_S = 10
-# Kinds of the ledger's lines about a run: on how many servers it is, and that its user canceled it.
-PARTS, CANCELED = "parts", "parts canceled"
+# Kind of the ledger's line that says on how many servers a run is.
+PARTS = "parts"
 # Creates, or finds, a server's part of a run.
 CreatePart = Callable[[LabContext, Server, RunSpec, GangMember], GangMember]
 
@@ -40,16 +41,24 @@ def require_one_server(context: LabContext, what: str, instead: str) -> None:
         )
 
 
-def require_supported(context: LabContext, *, tty: bool, keeper: str, gpus: int) -> None:
+def require_supported(context: LabContext, *, tty: bool, gpus: int) -> None:
     """UsageError for options of `labctl run` that only a run on one server can have."""
-    recover = "labctl run --recover   # this machine must stay on"
     for option, is_set, instead in (
         ("-it", tty, "labctl run"),
-        ("--keeper", bool(keeper), recover),
         ("--gpus", bool(gpus), f"write `launch: {{with: torchrun, per_server: {gpus}}}`"),
     ):
         if is_set:
             require_one_server(context, option, instead)
+
+
+@contextmanager
+def hold_watch(context: LabContext, what: str) -> Iterator[None]:
+    """Hold the lock of the one process here that ends, restarts and recovers the lab's runs.
+
+    LockHeldError, without a wait, if another process has it.
+    """
+    with context.state.lock(f"{context.lab_id}-watch", what, wait_s=0.0):
+        yield
 
 
 def count_parts(context: LabContext, run_id: str) -> int:
@@ -213,7 +222,7 @@ def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Ru
 
 
 def is_canceled_since(context: LabContext, run_id: str, at: float) -> bool:
-    """Whether a user has canceled the run after `at` (Unix time)."""
+    """Whether a user has canceled the run here after `at` (Unix time)."""
     lines = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=CANCELED, limit=1)
     return bool(lines) and lines[0].at >= at
 

@@ -50,7 +50,8 @@ class GangWatch:
     """Checks the parts regularly in a thread, from the beginning of a `with` block to its end.
 
     `failure` is the first one seen. It is set once the parts on the other servers have been ended.
-    `is_done` is set once all parts have ended well.
+    `is_done` is set once all parts have ended well, `all_answer` if every server has answered the
+    last check.
     A server counts as lost if its provider says so, or if it does not answer for `silence_s`. Only
     the time in which another one answers counts, since the network of this machine may be down.
     """
@@ -58,6 +59,7 @@ class GangWatch:
     def __init__(self, members: Sequence[LabContext], run_id: str, silence_s: float) -> None:
         self.failure: PartFailure | None = None
         self.is_done = False
+        self.all_answer = False
         self._members = list(members)
         self._run_id = run_id
         self._silence_s = silence_s
@@ -97,13 +99,16 @@ class GangWatch:
 
     def _poll(self) -> None:
         while not self._pause():
-            if failure := self._find_confirmed_failure():
-                others = [one for one in self._members if one.rank != failure.rank]
-                gang_runs.end_parts(others, self._run_id, failure.reason)
-                self.failure = failure
+            if self.end_if_failed() or self.is_done:
                 return
-            if self.is_done:
-                return
+
+    def end_if_failed(self) -> PartFailure | None:
+        """Check every part once; after a failure, end the parts on the other servers."""
+        if failure := self._find_confirmed_failure():
+            others = [one for one in self._members if one.rank != failure.rank]
+            gang_runs.end_parts(others, self._run_id, failure.reason)
+            self.failure = failure
+        return failure
 
     def _pause(self) -> bool:
         """Wait until all parts must be checked again; return whether the watch is over."""
@@ -127,6 +132,7 @@ class GangWatch:
         A server that has not answered for `silence_s` has failed.
         """
         outcomes = run_for_each(self._members, self._check_part)
+        self.all_answer = all(outcome.error is None for outcome in outcomes)
         parts = [outcome.value for outcome in outcomes if outcome.value is not None]
         failures = [part for part in parts if isinstance(part, PartFailure)]
         ended = [part for part in parts if isinstance(part, Run) and part.has_ended]

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,20 +14,22 @@ import msgspec
 
 from labctl.config import Paths, set_secret, trust
 from labctl.config.identity import replace_file
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, ConnectError, NotFoundError, UsageError
 from labctl.events import Reporter, Step
 from labctl.lifecycle import kept_labs
 from labctl.lifecycle.kept_labs import KeptLab
 from labctl.lifecycle.lab_archive import LabExport, LabExportReader, labctl_version
-from labctl.model import Server
+from labctl.model import Run, Server
 from labctl.retry import retry_on
-from labctl.servers import accounts
+from labctl.servers import accounts, gang
 from labctl.servers.accounts import ENDED
 from labctl.servers.context import LabContext
 from labctl.servers.cost import record_start
 from labctl.servers.firewall import admit
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.state import State, ledgers
+from labctl.state.ledgers import LedgerLine
 from labctl.stores.lab_store import open_lab_store
 from labctl.wire.kept_labs import ImportedLab, KeeperInfo
 
@@ -87,13 +89,13 @@ def import_lab(
             arrived = unpacking.extract_files(staging)
             lab = _complete(paths, name, staging, parcel.kept_lab, arrived)
             context = kept_labs.make_context(lab, paths, state, reporter, environ, root=staging)
-            server = _test_access(context, parcel, staging)
+            servers = _test_access(context, parcel, staging)
             (staging / "lab-key").unlink(missing_ok=True)
             _install(paths, name, staging)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         kept = kept_labs.make_context(lab, paths, state, reporter, environ)
-        _store_records(kept, parcel, server)
+        _store_records(kept, parcel, servers)
     return ImportedLab(name=name, runs=lab.runs, running=running)
 
 
@@ -106,9 +108,15 @@ def _check(parcel: LabExport) -> str:
             hint=f"pipx install --force labctl=={parcel.version}",
         )
     try:
-        return parcel.kept_lab.name
+        name = parcel.kept_lab.name
     except ValueError as error:
         raise UsageError(str(error)) from None
+    foreign = {one.server.lab_id for one in parcel.members} - set(
+        list_lab_ids(parcel.kept_lab.lab_id)
+    )
+    if foreign:
+        raise UsageError(f"the exported lab has servers of another lab: {sorted(foreign)!a}")
+    return name
 
 
 def _complete(
@@ -131,29 +139,38 @@ def _complete(
     return merged
 
 
-def _test_access(context: LabContext, parcel: LabExport, staging: Path) -> Server:
-    """Find the server at the provider, log in to it, and write to the store; return the server."""
-    context.reporter.emit(Step(name=f"looking up the server at {context.provider.name}"))
-    accounts.require_same_account(context, [parcel.server])
-    server = context.provider.find(parcel.server.id)
-    if server is None or server.state in ENDED:
-        raise NotFoundError(
-            f"{context.provider.name} does not list server {parcel.server.id} for this machine",
-            why="the server has ended, or this machine uses another account or region",
-            hint="labctl status --refresh   # on the laptop",
-        )
-    context.reporter.emit(Step(name="logging in to the server"))
+def _test_access(context: LabContext, parcel: LabExport, staging: Path) -> list[Server]:
+    """Find the servers at the provider, log in to them, and write to the store; return them."""
+    exported = [parcel.server, *(member.server for member in parcel.members)]
+    accounts.require_same_account(context, exported)
     key = staging / "lab-key"
     if parcel.key:
         replace_file(key, parcel.key.encode())
     has_own_key = bool(parcel.key) and not context.logs_in_as_user
-    _log_in(context, server, server.endpoint.identity or (str(key) if has_own_key else ""))
+    servers = []
+    for one in exported:
+        context.reporter.emit(Step(name=f"looking up {one.alias} at {context.provider.name}"))
+        server = _find_server(context, one)
+        context.reporter.emit(Step(name=f"logging in to {one.alias}"))
+        _log_in(context, server, server.endpoint.identity or (str(key) if has_own_key else ""))
+        servers.append(server)
     if context.config.store:
         context.reporter.emit(Step(name=f"testing {context.config.store}"))
         store = open_lab_store(context)
         body = {"version": 1, "keeper": context.place, "at": time.time()}
         store.write("keeper.json", msgspec.json.encode(body))
         store.read("keeper.json")
+    return servers
+
+
+def _find_server(context: LabContext, exported: Server) -> Server:
+    server = context.provider.find(exported.id)
+    if server is None or server.state in ENDED:
+        raise NotFoundError(
+            f"{context.provider.name} does not list server {exported.id} for this machine",
+            why="the server has ended, or this machine uses another account or region",
+            hint="labctl status --refresh   # on the laptop",
+        )
     return server
 
 
@@ -215,7 +232,7 @@ def _link(path: Path, link: Path) -> None:
         shutil.copy2(path, link)
 
 
-def _store_records(context: LabContext, parcel: LabExport, server: Server) -> None:
+def _store_records(context: LabContext, parcel: LabExport, servers: Sequence[Server]) -> None:
     """Store the key, the secrets, the trust in lab.yaml, and the records of servers and runs."""
     if parcel.key:
         context.identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -224,12 +241,23 @@ def _store_records(context: LabContext, parcel: LabExport, server: Server) -> No
     for name, value in parcel.secrets.items():
         set_secret(context.paths, context.lab_id, name, value)
     trust(context.paths, context.config)
-    ledgers.import_lines(context.state, context.lab_id, parcel.ledger)
+    first, *others = servers
+    _store_server(context, first, parcel.runs, parcel.ledger)
+    for server, member in zip(others, parcel.members, strict=True):
+        rank = list_lab_ids(context.lab_id).index(server.lab_id)
+        _store_server(gang.build_member(context, rank), server, member.runs, member.ledger)
+
+
+def _store_server(
+    context: LabContext, server: Server, runs: Sequence[Run], lines: Sequence[LedgerLine]
+) -> None:
+    """Store the records of one of the lab's servers, and of the runs on it."""
+    ledgers.import_lines(context.state, context.lab_id, lines)
     ours = context.assign_alias(server, context.state.get_server(server.id))
     context.state.save_server(ours)
     context.connections.write(ours)
     record_start(context.state, ours)
-    for run in parcel.runs:
+    for run in runs:
         before = context.state.get_run(context.lab_id, run.id)
         if before is None or before.seen_at <= run.seen_at:
             context.state.save_run(run)

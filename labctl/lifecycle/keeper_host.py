@@ -31,10 +31,12 @@ from labctl.wire.kept_labs import (
     DROP_KEPT_LAB,
     GREET_LAB_KEEPER,
     IMPORT_LAB,
+    NOTE_CANCEL,
     SEND_RUN,
     ImportedLab,
     KeeperInfo,
     KeptLabRequest,
+    NoteCancelRequest,
     SendRunRequest,
 )
 from labctl.wire.verbs import Empty, Reply, Request, Verb
@@ -51,13 +53,25 @@ PREFIX = (
 )
 
 
+class MemberReport(Value, frozen=True):
+    """What a keeper knows of one of a lab's other servers: ledger and runs, by its own lab id."""
+
+    lab_id: str
+    lines: tuple[LedgerLine, ...] = ()
+    runs: tuple[Run, ...] = ()
+
+
 class KeeperReport(Value, frozen=True):
-    """What a keeper knows of a lab: ledger, runs, and its last check (None before the first)."""
+    """What a keeper knows of a lab: ledger, runs, and its last check (None before the first).
+
+    `members` are the servers beside the first one.
+    """
 
     lines: tuple[LedgerLine, ...] = ()
     runs: tuple[Run, ...] = ()
     round: KeeperCheck | None = None
     running: bool = False
+    members: tuple[MemberReport, ...] = ()
 
 
 class KeeperHost:
@@ -119,6 +133,10 @@ class KeeperHost:
             return parse_record(KeeperReport, record)
         except MessageError as error:
             raise self._make_protocol_error(0, str(error)) from None
+
+    def note_cancel(self, run_id: str) -> None:
+        """Tell the keeper that the user cancels the run, so that it does not start it again."""
+        self._request(NOTE_CANCEL, NoteCancelRequest(self.name, run_id))
 
     def drop(self) -> None:
         """Make the keeper forget the lab; BusyError during a recovery."""

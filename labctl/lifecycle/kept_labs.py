@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import LabConfig, Paths, load_lab
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.events import Reporter
 from labctl.lazy import lazy_imports
@@ -24,9 +25,11 @@ from labctl.model import NAME_PATTERN, Run, Value
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import read_provider_traits
 from labctl.state import State
+from labctl.state.ledgers import HANDED
 from labctl.state.locks import hold_lock
 
 with lazy_imports(__name__):
+    from labctl.lifecycle import gang, gang_outcome, gang_runs
     from labctl.servers import connections as server_connections
 
 RECORD = "keep.json"
@@ -137,6 +140,7 @@ def make_context(
         owner=lab.by.partition("@")[0],
         place=f"{socket.gethostname()}-keeper",
         in_process=True,
+        is_keeper=True,
     )
 
 
@@ -170,9 +174,22 @@ def list_recorded_runs(state: State, lab: KeptLab) -> list[Run]:
     return [run for run_id in lab.runs if (run := state.get_run(lab.lab_id, run_id)) is not None]
 
 
-def is_over(run: Run) -> bool:
+def build_members(context: LabContext) -> list[LabContext]:
+    """Build a context for each server of a kept lab; that of the lab itself if it has one."""
+    return gang.list_every_member(context) if gang.has_several_servers(context) else [context]
+
+
+def is_over(context: LabContext, run_id: str) -> bool:
     """Whether nothing is left to recover: the run ended by itself, or a limit stopped it."""
-    return run.state in ("exited", "cancelled") or bool(run.stopped_by)
+    if context.config.server.count > 1 and gang_runs.count_parts(context, run_id) > 1:
+        return gang_outcome.is_over(context, run_id)
+    run = context.state.get_run(context.lab_id, run_id)
+    return run is not None and (run.state in ("exited", "cancelled") or bool(run.stopped_by))
+
+
+def list_open_runs(context: LabContext, lab: KeptLab) -> list[str]:
+    """List the lab's runs that are not over."""
+    return [run_id for run_id in lab.runs if not is_over(context, run_id)]
 
 
 def read_checks(paths: Paths) -> dict[str, KeeperCheck]:
@@ -225,8 +242,11 @@ def drop(paths: Paths, state: State, name: str) -> KeptLab:
 
 def _forget(paths: Paths, state: State, lab: KeptLab) -> None:
     """Delete the records of the lab's servers, and the key that logs in to them."""
+    if state.list_events(lab_id=lab.lab_id, kind=HANDED, limit=1):
+        return  # they are those of its user too, who exported the lab to this account itself
     connections = server_connections.Connections(paths.ssh_dir, None)
-    for server in state.list_servers(lab.lab_id):
+    servers = [one for lab_id in list_lab_ids(lab.lab_id) for one in state.list_servers(lab_id)]
+    for server in servers:
         connections.close(server)
         connections.forget(server.id)
         state.drop_server(server.id)

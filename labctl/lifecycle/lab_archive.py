@@ -40,11 +40,19 @@ def labctl_version() -> str:
     return metadata.version("labctl")
 
 
+class MemberExport(Value, frozen=True):
+    """One of the other servers of a lab that has several, with what the laptop knows of it."""
+
+    server: Server
+    runs: tuple[Run, ...] = ()
+    ledger: tuple[LedgerLine, ...] = ()
+
+
 class LabExport(Value, frozen=True):
     """An exported lab. `kept_lab.files` also names the files that the archive leaves out.
 
     `key` is the private key for its servers, "" if labctl has none. `runs` and `ledger` are what
-    the laptop knows.
+    the laptop knows. `members` are the lab's servers beside the first one.
     """
 
     version: str
@@ -54,6 +62,7 @@ class LabExport(Value, frozen=True):
     ledger: tuple[LedgerLine, ...] = ()
     secrets: dict[str, str] = msgspec.field(default_factory=dict)
     key: str = ""
+    members: tuple[MemberExport, ...] = ()
 
 
 def write_export(stream: BinaryIO, parcel: LabExport, files: Mapping[str, Path]) -> None:

@@ -50,12 +50,13 @@ class LabStatus(Value, frozen=True):
     was not queried, and `why` says why it did not answer. `provider_problem` is why a course's
     keeper did not answer, "" if it did; its part is as last known then. `watch` is the last report
     of the server's watchdog, {} before the first, with its last "decisions" if they were asked for,
-    and `watched_at` its Unix second. `executor` is how runs are started. `interrupted_down` is the
-    last one on this server. `stopped` is the disk of a server that is stopped, and `stop_reasons`
-    are the limits that may have stopped it: more than one if its last report does not tell them
-    apart, none if labctl did. `kept` are the lab's disks that outlived a server. `ended` maps
-    server ids to the reason that the provider gave for their end, and `last_end` is that of the
-    last server. `runs` begin with the newest.
+    and `watched_at` its Unix second. `is_unguarded` is whether the server just answered and has no
+    watchdog, since it has no limit, no price and no store. `executor` is how runs are started.
+    `interrupted_down` is the last one on this server. `stopped` is the disk of a server that is
+    stopped, and `stop_reasons` are the limits that may have stopped it: more than one if its last
+    report does not tell them apart, none if labctl did. `kept` are the lab's disks that outlived a
+    server. `ended` maps server ids to the reason that the provider gave for their end, and
+    `last_end` is that of the last server. `runs` begin with the newest.
     """
 
     lab: str
@@ -74,6 +75,7 @@ class LabStatus(Value, frozen=True):
     clocks: Clocks | None
     watch: dict[str, Any]
     watched_at: float | None
+    is_unguarded: bool
     interrupted_down: InterruptedDown | None
     cost_usd: float
     stopped: StoppedDisk | None

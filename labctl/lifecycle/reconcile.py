@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from labctl.config.member_ids import list_lab_ids
 from labctl.errors import (
     BusyError,
     ConnectError,
@@ -28,7 +29,7 @@ from labctl.servers import adoption, disk_retention, kept_disks
 from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.disks import list_kept_disks
-from labctl.state.ledgers import BACK
+from labctl.state.ledgers import BACK, LedgerLine
 from labctl.sync.local_results import RECORD, read_pulled_run
 from labctl.sync.pull import PulledRun
 from labctl.text import add_next, names_text
@@ -55,13 +56,11 @@ def merge_keeper_records(context: LabContext, *, required: bool = False) -> str:
         text = f"cannot reach the keeper at {host}: {error.what}; using this machine's records"
         context.reporter.emit(Note(text=text, level="warning"))
         return host
-    # This machine loads images by the ids that it recorded itself: another id could be any image.
-    lines = [line for line in report.lines if line.kind != BUILT_EVENT]
-    ledgers.import_lines(context.state, context.lab_id, lines)
-    for run in report.runs:
-        recorded = context.state.get_run(context.lab_id, run.id)
-        if recorded is None or recorded.seen_at < run.seen_at:
-            context.state.save_run(run)
+    _import_records(context, context.lab_id, report.lines, report.runs)
+    own_ids = list_lab_ids(context.lab_id)[1:]
+    for member in report.members:
+        if member.lab_id in own_ids:
+            _import_records(context, member.lab_id, member.lines, member.runs)
     if report.round is not None and report.round.error:
         text = f"the keeper at {host} reports: {report.round.error}"
         context.reporter.emit(Note(text=text, level="warning"))
@@ -70,6 +69,19 @@ def merge_keeper_records(context: LabContext, *, required: bool = False) -> str:
         text = add_next(f"labctl keep is not running on {host}", hint)
         context.reporter.emit(Note(text=text, level="warning"))
     return host
+
+
+def _import_records(
+    context: LabContext, lab_id: str, lines: Sequence[LedgerLine], keeper_runs: Sequence[Run]
+) -> None:
+    """Add what the keeper knows of one of the lab's servers to this machine's records."""
+    # This machine loads images by the ids that it recorded itself: another id could be any image.
+    safe_lines = [line for line in lines if line.kind != BUILT_EVENT]
+    ledgers.import_lines(context.state, lab_id, safe_lines)
+    for run in keeper_runs:
+        recorded = context.state.get_run(lab_id, run.id)
+        if run.lab_id == lab_id and (recorded is None or recorded.seen_at < run.seen_at):
+            context.state.save_run(run)
 
 
 def _record_end(context: LabContext, host: str) -> None:

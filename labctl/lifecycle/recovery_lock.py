@@ -39,9 +39,17 @@ class RecoveryLockedError(BusyError):
     """Another watcher is recovering this run."""
 
 
-def find_keeper(context: LabContext) -> str:
-    """Return the host of the keeper that this lab was exported to, "" if none keeps it."""
-    exports = context.state.list_events(lab_id=context.lab_id, kind=HANDED, limit=1)
+def find_keeper(context: LabContext, run_id: str = "") -> str:
+    """Return the host of the keeper that this lab was exported to, "" if none keeps it.
+
+    With `run_id`, only if that run was exported. The keeper itself has no other keeper, although it
+    shares the records of a user who exported the lab to their own account.
+    """
+    if context.is_keeper:
+        return ""
+    exports = context.state.list_events(
+        lab_id=context.lab_id, run_id=run_id or None, kind=HANDED, limit=1
+    )
     returns = context.state.list_events(lab_id=context.lab_id, kind=BACK, limit=1)
     if not exports or (returns and returns[0].at >= exports[0].at):
         return ""

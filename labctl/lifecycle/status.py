@@ -99,6 +99,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> Lab
         clocks=_read_clocks(context, server, watch, now) if server else None,
         watch=watch,
         watched_at=watched_at,
+        is_unguarded=bool(machine and server and not watch and guard.is_unguarded(context, server)),
         interrupted_down=_find_interrupted_down(context, server) if server else None,
         cost_usd=round(sum(spent_usd(context.state, one, now) for one in lab_ids), 4),
         stopped=find_stopped_disk(context.state, server),

@@ -153,7 +153,9 @@ def _start(
 
 def read_secrets(context: LabContext) -> dict[str, str]:
     """Return the values of lab.yaml's secrets; they are sent on standard input only."""
-    values = read_secret_values(context.paths, context.lab_id, context.config, copy_environment())
+    # The other servers of a lab that has several get the secrets of the lab.
+    lab_id = context.group if context.rank else context.lab_id
+    values = read_secret_values(context.paths, lab_id, context.config, copy_environment())
     return {name: value.reveal() for name, value in values.items()}
 
 

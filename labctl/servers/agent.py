@@ -159,11 +159,12 @@ class AgentClient:
         *,
         on_reply: Callable[[Opening], None],
         on_bytes: Callable[[bytes], None],
+        timeout_s: float | None = None,
     ) -> Reply:
         """Call a streaming verb: an opening reply, then bytes as they arrive, then a closing reply.
 
         Returns the closing reply. If it never comes, the transport raises LinkLostError (the link
-        died), or this raises CommandError (the agent died).
+        died), or this raises CommandError (the agent died). BusyError after `timeout_s`.
         """
         line, stdin = _build_line(verb.name), _encode_line(request)
         splitter = _ReplyParser(
@@ -177,7 +178,11 @@ class AgentClient:
 
         def run() -> int:
             return self.transport.stream(
-                line, stdin=stdin, on_stdout=splitter.feed, on_stderr=add_errors
+                line,
+                stdin=stdin,
+                on_stdout=splitter.feed,
+                on_stderr=add_errors,
+                timeout_s=timeout_s,
             )
 
         code = run()

@@ -44,8 +44,9 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     `saver_s` is how long before a limit the server's runs must stop, so that a keeper can fetch
     what the server cannot save by itself; 0 without a keeper. `has_results` is False for a server
     whose files are not needed, such as a server for grading. `in_process` keeps connections to
-    servers inside this process. `rank` is that of the server that this context is about, if the lab
-    has several; None for all of them. `subject` knows the commands that the user types.
+    servers inside this process. `is_keeper` says that this is the keeper that a lab was handed over
+    to. `rank` is that of the server that this context is about, if the lab has several; None for
+    all of them. `subject` knows the commands that the user types.
     `shared_provider` and `shared_connections` are those of another context, used by this one too.
     """
 
@@ -62,6 +63,7 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     saver_s: float = 0.0
     has_results: bool = True
     in_process: bool = False
+    is_keeper: bool = False
     rank: int | None = None
     subject: Subject = LAB
     shared_provider: Provider | None = None

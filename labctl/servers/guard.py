@@ -52,13 +52,10 @@ def arm(
         return _watch_foreign(context, server, context.provider)
     if isinstance(context.provider, SubmitsJobs):
         return None
-    need, price = deadlines.get_server_need(context, server), server.offer.price_usd_per_hour
-    limited = any(
-        (need.ttl_s, need.idle_s, need.budget_usd is not None, ceiling_s, context.config.store)
-    )
-    before = context.state.list_events(server_id=server.id, kind=EVENT)
-    if not (limited or price or before or always):
+    if not (always or ceiling_s or _has_reason_to_guard(context, server)):
         return None
+    need, price = deadlines.get_server_need(context, server), server.offer.price_usd_per_hour
+    before = context.state.list_events(server_id=server.id, kind=EVENT)
     budget = need.budget_usd if budget_left_usd is None else budget_left_usd
     limits = _derive_limits(need, price, budget, ceiling_s)
     disk = _decide_disk(context, server, deadlines.span_s(need, price, budget))
@@ -81,6 +78,26 @@ def arm(
     if not deadlines.is_timer_denied(context, server):
         deadlines.move_timer(context, server, watch)
     return watch
+
+
+def is_unguarded(context: LabContext, server: Server) -> bool:
+    """Whether the server has no watchdog because nothing calls for one: no limit, price or store.
+
+    Servers that somebody else guards, and those whose runs are jobs of a cluster, are not.
+    """
+    if isinstance(context.provider, Guarded | SubmitsJobs):
+        return False
+    return not _has_reason_to_guard(context, server)
+
+
+def _has_reason_to_guard(context: LabContext, server: Server) -> bool:
+    """Whether the server has a limit, a price or a store, or had a watchdog armed before."""
+    need = deadlines.get_server_need(context, server)
+    if any((need.ttl_s, need.idle_s, need.budget_usd is not None, context.config.store)):
+        return True
+    if server.offer.price_usd_per_hour:
+        return True
+    return bool(context.state.list_events(server_id=server.id, kind=EVENT, limit=1))
 
 
 def _has_changed(event: LedgerEntry, limits: GuardLimits) -> bool:

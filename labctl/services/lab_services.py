@@ -75,8 +75,8 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
 def require_service(config: LabConfig, name: str, beside: Sequence[str] = ()) -> int:
     """Return the port of a service of lab.yaml or of a number, 0 for one that labctl knows.
 
-    UsageError if there is no such service; its hint has all names of `beside`, which `name` is one
-    of, with the right one in its place.
+    UsageError if there is no such service. Its hint is a command with all names of `beside`, in
+    which the nearest service replaces `name`.
     """
     if own := config.services.get(name):
         return own.port

@@ -16,8 +16,10 @@ from labctl.state import LedgerEntry, State
 
 HANDED = "handed"
 BACK = "taken-back"
+# A user has canceled a run on several servers.
+CANCELED = "parts canceled"
 # Kinds that concern only the machine that wrote them.
-OWN = (HANDED, BACK, "attempt", "watch")
+OWN = (HANDED, BACK, CANCELED, "attempt", "watch")
 SOURCE, NUMBER, AT = "from", "number", "at"
 
 

@@ -109,9 +109,11 @@ class Transport(ABC):
         stdin: Body = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
+        timeout_s: float | None = None,
     ) -> int:
         """Run `line`, pass on output as it arrives, return the exit code. Same errors as run."""
-        return self._execute(Execution(line, stdin, None, on_stdout, on_stderr or _ignore))[0]
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return self._execute(Execution(line, stdin, deadline, on_stdout, on_stderr or _ignore))[0]
 
     @abstractmethod
     def _execute(self, execution: Execution) -> tuple[int, bytes]:

@@ -45,10 +45,10 @@ POLL_S = 1.0
 class Standing(Value, frozen=True):
     """A student's hold on their seat's server, and why the last one could not start or ended.
 
-    `labs` are the labs of the student that use it, (id, name); without any, the server is the
-    team's or the staff's alone. `starting` lasts until the server is prepared and the student can
-    log in, which is later than its machine runs. `end_failure` says why the server could not be
-    saved and ended.
+    `labs` are the labs of the student that can use it, (id, name), or those that wait for it;
+    without any, the server is the team's or the staff's alone. `starting` lasts until the server is
+    prepared and the student can log in, which is later than its machine runs. `end_failure` says
+    why the server could not be saved and ended.
     """
 
     labs: tuple[tuple[str, str], ...] = ()
@@ -86,10 +86,10 @@ class StudentActions:
 
     def find_standing(self, student: str, seat: SeatView) -> Standing:
         held = self._find_held(seat.name, student)
-        is_ready = any(self._requests.is_ready(seat.name, claim) for claim in held)
+        ready = [claim for claim in held if self._requests.is_ready(seat.name, claim)]
         return Standing(
-            labs=label_labs({claim.lab_id: claim.lab for claim in held}),
-            starting=student in self._starting or (bool(held) and not is_ready),
+            labs=label_labs({claim.lab_id: claim.lab for claim in ready or held}),
+            starting=student in self._starting or (bool(held) and not ready),
             ending=not held and bool(self._requests.list_claims(seat.name, student)),
             problem=self._problems.get(student, ""),
             end_failure=self._find_end_failure(seat.name),

@@ -92,13 +92,25 @@ class KeeperCheckRecord(NamedTuple):
     next_at: float = 0.0
 
 
+class MemberReportRecord(NamedTuple):
+    """What the keeper knows of one of the lab's other servers, by the server's own lab id."""
+
+    lab_id: str
+    lines: Tuple[LedgerLineRecord, ...] = ()
+    runs: Tuple[KeptRunRecord, ...] = ()
+
+
 class KeeperReportRecord(NamedTuple):
-    """What the keeper knows of the lab; `round` is None before the first check."""
+    """What the keeper knows of the lab; `round` is None before the first check.
+
+    `members` are the servers beside the first one.
+    """
 
     lines: Tuple[LedgerLineRecord, ...] = ()
     runs: Tuple[KeptRunRecord, ...] = ()
     round: Optional[KeeperCheckRecord] = None
     running: bool = False
+    members: Tuple[MemberReportRecord, ...] = ()
 
 
 @with_keys(report="told")
@@ -124,6 +136,17 @@ class SendRunReply(NamedTuple):
     version: int = 1
 
 
+class NoteCancelRequest(NamedTuple):
+    """The user cancels the run: it must not start again."""
+
+    lab: str
+    run: str
+
+
+class NoteCancelReply(NamedTuple):
+    version: int = 1
+
+
 class DropKeptLabReply(NamedTuple):
     """The name of the lab that is no longer kept."""
 
@@ -140,5 +163,6 @@ GREET_LAB_KEEPER = Verb("hello", KeptLabRequest, GreetLabKeeperReply)
 IMPORT_LAB = Verb("add", Empty, ImportLabReply)
 DESCRIBE_KEPT_LAB = Verb("told", KeptLabRequest, DescribeKeptLabReply)
 SEND_RUN = Verb("give", SendRunRequest, SendRunReply)
+NOTE_CANCEL = Verb("cancel", NoteCancelRequest, NoteCancelReply)
 DROP_KEPT_LAB = Verb("drop", KeptLabRequest, DropKeptLabReply)
 RECOVER_RUNS = Verb("attend", KeptLabRequest, RecoverRunsReply)

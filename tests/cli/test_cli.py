@@ -846,9 +846,28 @@ def test_status_says_that_a_server_without_a_limit_has_no_watchdog(
     monkeypatch.setattr(Lab, "status", lambda self, **_: real(self))
     assert labctl("status", "--why").out == "digits: no server\n  next: labctl up\n"
     kept(home)
+    # It costs money, and does not answer: nobody knows that it has no watchdog.
+    last = labctl("status", "--why").out.splitlines()[-1]
+    assert last == "No report of the watchdog is known."
+    monkeypatch.setattr(
+        Lab, "status", lambda self, **_: msgspec.structs.replace(real(self), is_unguarded=True)
+    )
     last = labctl("status", "--why").out.splitlines()[-1]
     assert last.startswith("This server has no watchdog.")
     assert last.endswith("labctl up --idle 30m")
+
+
+def test_status_names_the_executor_of_another_provider(
+    labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Lab.status
+    monkeypatch.setattr(
+        Lab, "status", lambda self, **_: msgspec.structs.replace(real(self), executor="htcondor")
+    )
+    kept(home)
+    said = labctl("status")
+    assert said.code == 0
+    assert "  runs are jobs of htcondor\n" in said.out
 
 
 def test_orphans_shows_what_the_disk_of_a_stopped_server_costs(

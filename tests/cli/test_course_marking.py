@@ -239,7 +239,7 @@ def test_an_export_holds_back_marks_older_than_the_submission(
         "  next: labctl course mark essay --next\n"
     )
     totals = run("grades")
-    outdated = "these count, although their marks are for an older submission: alice (essay)\n"
+    outdated = "counted, though marked for an older submission: alice (essay)\n"
     assert (totals.out.count("25"), totals.err) == (4, outdated)
     with_reason = run("grades", "essay", "--format", "csv", "--rubric").out
     assert "marked before submission 1 arrived: text, talk" in with_reason

@@ -109,6 +109,14 @@ def test_pulled_checkpoints_with_a_pickle_are_never_sent(lab: Lab) -> None:
     assert "'model.safetensors' is a pickle" in refused.value.why
 
 
+def test_args_need_an_image(labctl: Any, lab: Lab) -> None:
+    for words in (("--", "--model", "x y"), ("night", "--", "8000")):
+        said = labctl("serve", *words)
+        assert said.code == 2
+        assert "labctl: ARGS need --image\n" in said.err
+    assert "next: labctl serve --image IMAGE --port 8000 -- 8000\n" in said.err
+
+
 def test_without_a_server_the_next_step_is_up(labctl: Any) -> None:
     said = labctl("serve")
     assert said.code == 4

@@ -7,6 +7,7 @@ import os
 import pty
 import sys
 import termios
+import time
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from rich.console import Console
 from labctl.cli import top
 from labctl.cli.keys import read_keys
 from labctl.cli.top_history import BARS, KEPT, PLAIN_BARS, History, render_sparkline
-from labctl.cli.top_overview import ServerSamples, render_overview
+from labctl.cli.top_overview import STALE_S, ServerSamples, render_overview
 from labctl.cli.top_screen import About, render_server
 from labctl.errors import ConnectError
 from labctl.insight.top import ContainerMetrics, GpuMetrics, GpuUse, ProcessMetrics, ServerMetrics
@@ -276,6 +277,27 @@ def test_several_servers_have_a_row_each(width: int) -> None:
     assert "labctl top --server N" in text
 
 
+def test_a_server_that_sends_no_samples_any_more_has_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection is open, and a call to the driver of its GPU does not return."""
+    views = [ServerSamples(0, "digits", OURS, seen(NOW, NOW)), ServerSamples(1, "digits-1", OURS)]
+    later = time.monotonic() + STALE_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    views[0].add(NOW)
+
+    def draw() -> list[str]:
+        out = io.StringIO()
+        Console(file=out, width=80).print(render_overview("digits", views, 80))
+        return [line for line in out.getvalue().splitlines() if "digits" in line][1:]
+
+    first, second = draw()
+    assert "7.2/48" in first
+    assert "no answer" in second
+    monkeypatch.setattr(time, "monotonic", lambda: later + STALE_S + 1)
+    assert all("no answer" in line for line in draw())
+
+
 def test_the_servers_stay_in_a_low_terminal_and_their_gpus_give_way() -> None:
     many = tuple(msgspec.structs.replace(T4, index=str(index)) for index in range(8))
     text = overview(80, 30, msgspec.structs.replace(NOW, gpus=many))
@@ -290,6 +312,15 @@ def test_names_on_several_servers_do_not_steer_the_terminal() -> None:
     run = msgspec.structs.replace(RUN, run="\x1b[2J", person="\x1b[2J")
     gpu = msgspec.structs.replace(T4, name="\x1b[2J", throttle=("\x1b[2J",))
     assert "\x1b" not in overview(140, 0, msgspec.structs.replace(NOW, runs=(run,), gpus=(gpu,)))
+
+
+def test_a_question_mark_shows_the_keys_and_hides_them_again() -> None:
+    foot = top.Foot(top.HINT)
+    texts = [foot.text]
+    for _ in range(2):
+        foot.switch()
+        texts.append(foot.text)
+    assert texts == [top.HINT, top.KEYS, top.HINT]
 
 
 def test_a_lost_link_is_said_beside_the_last_picture() -> None:

@@ -67,9 +67,12 @@ class Counted:
         stdin: bytes = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
+        timeout_s: float | None = None,
     ) -> int:
         self.round_trips += 1
-        return self.inner.stream(line, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr)
+        return self.inner.stream(
+            line, stdin=stdin, on_stdout=on_stdout, on_stderr=on_stderr, timeout_s=timeout_s
+        )
 
     def remote_shell(self) -> RemoteShell | None:
         return self.inner.remote_shell()

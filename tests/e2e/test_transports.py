@@ -133,6 +133,8 @@ def test_a_command_that_takes_too_long_is_given_up(transport: Transport) -> None
     with pytest.raises(BusyError) as caught:
         transport.run("sleep 60", timeout_s=0.5)
     assert not isinstance(caught.value, ConnectError)
+    with pytest.raises(BusyError):
+        transport.stream("sleep 60", on_stdout=lambda block: None, timeout_s=0.5)
 
 
 @real_transports

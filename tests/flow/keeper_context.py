@@ -105,7 +105,7 @@ class Pair:
 
 def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """A lab with a server and a run, and a machine with a keeper that knows nothing of it yet."""
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     made = Pair(lab, home, monkeypatch)
     own = kept_labs.make_context
 

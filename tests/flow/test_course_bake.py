@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ from course_context import Class, ClassCloud, a_class, roster
 from lab_world import Machine
 
 from labctl.courses import bake as baking
+from labctl.courses import servers
 from labctl.courses.bake import bake, drop_images
-from labctl.courses.context import BAKED, build_seat_contexts, find_baked_image
+from labctl.courses.context import (
+    BAKED,
+    build_own_context,
+    build_seat_contexts,
+    find_baked_image,
+)
 from labctl.errors import PolicyError, ProviderError
-from labctl.model import Resource, Value
+from labctl.model import CreateServerRequest, Offer, Resource, Server, Value
 from labctl.servers import machine_images
+from labctl.servers.context import LabContext
 from labctl.transports import Result
 
 
@@ -28,6 +36,15 @@ class BakingCloud(ClassCloud):
 
     settings_type = Settings
     fails = ""
+    image = ""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.booted_images: list[str] = []
+
+    def create(self, offer: Offer, request: CreateServerRequest) -> Server:
+        self.booted_images.append(self.image)
+        return super().create(offer, request)
 
     def bake(self, server_id: str, name: str, tags: dict[str, str]) -> str:
         self.calls.append("bake")
@@ -72,6 +89,16 @@ def ml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Class:
         return said(machine, line, stdin)
 
     monkeypatch.setattr(Machine, "_answer", as_root)
+    build = servers.build_course_context
+
+    def build_with_own_provider(*words: Any, **named: Any) -> LabContext:
+        """Each provider has its own settings; what they know of servers is shared."""
+        context = build(*words, **named)
+        provider = context.__dict__["provider"] = copy(one.cloud)
+        provider.image = context.config.server.provider_settings["local"].image
+        return context
+
+    monkeypatch.setattr(servers, "build_course_context", build_with_own_provider)
     monkeypatch.setattr(machine_images, "get_provider_class", lambda name: BakingCloud)
     counted = iter(range(100))
     monkeypatch.setattr(baking, "_stamp", lambda: f"{next(counted):03}")
@@ -131,6 +158,7 @@ def test_a_new_one_takes_the_old_ones_place(ml: Class) -> None:
 
 
 def test_the_old_one_is_used_until_a_new_one_is_ready(ml: Class) -> None:
+    assert isinstance(ml.cloud, BakingCloud)
     bake(ml.staff())
     as_local(ml)
     before = find_baked_image(ml.folder)
@@ -140,10 +168,18 @@ def test_the_old_one_is_used_until_a_new_one_is_ready(ml: Class) -> None:
     assert before is not None
     assert find_baked_image(ml.folder) == before
     # The server to bake boots from the provider's own image all the same.
-    for uses_baked_image in (True, False):
-        course = ml.staff().course(plain=True, uses_baked_image=uses_baked_image)
-        image = course.config.server.provider_settings["local"].image
-        assert image == (before.image_id if uses_baked_image else "")
+    bake(ml.staff())
+    assert ml.cloud.booted_images == ["", ""]
+
+
+def test_a_server_of_the_course_boots_as_the_course_does(ml: Class) -> None:
+    baked = bake(ml.staff())
+    as_local(ml)
+    staff = ml.staff()
+    for uses_baked_image, image_id in ((True, baked.image_id), (False, "")):
+        course = staff.course(plain=True, uses_baked_image=uses_baked_image)
+        own = build_own_context(staff.folder, course, "bake")
+        assert own.config.server.provider_settings["local"].image == image_id
 
 
 def test_one_that_failed_is_never_booted_from(ml: Class) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from lab_world import Labctl, RunMachine, World, unreachable
 
+from labctl.cli import rank_logs
+from labctl.errors import BusyError
+from labctl.lifecycle import up
 from labctl.model import Run
 from labctl.retry import ReconnectPolicy
 from labctl.runs import runs
@@ -108,3 +111,55 @@ def test_a_log_that_is_followed_without_a_network_prints_one_line(
     first, last = output.err.splitlines()
     assert first == "the run is still active, reconnecting in 0.01 s: no answer"
     assert last == "run r3: done"
+
+
+@pytest.fixture
+def ranked(lab: World) -> World:
+    """A lab with a run of four processes: the first printed nothing, the last was not started."""
+    text = "lab: digits\nrun: 'true'\nlaunch: {with: torchrun, per_server: 4}\n"
+    (lab.home / "lab" / "lab.yaml").write_text(text)
+    context = lab.context()
+    up.up(context)
+    logs = lab.machine.run_with("r1") / "logs"
+    (logs / "run.log").touch()
+    for process, log in ((1, b"step 1\n\nstep 2"), (2, b"ready\n")):
+        directory = logs / "ranks" / "x" / "attempt_0" / str(process)
+        directory.mkdir(parents=True)
+        (directory / "stdout.log").write_bytes(log)
+        (directory / "stderr.log").touch()
+    runs.refresh(context, context.get_server())
+    return lab
+
+
+def test_the_logs_of_all_processes_say_which_was_not_started(ranked: World, labctl: Labctl) -> None:
+    output = labctl(ranked, "logs", "--rank", "all")
+    assert output.out == "[1] step 1\n[1] \n[1] step 2\n[2] ready\n"
+    assert output.err == ("rank 0 of run r1 has no output\nrank 3 of run r1 was not started\n")
+    assert labctl(ranked, "logs", "--rank", "all", "-n", "1").out == "[1] step 2\n[2] ready\n"
+
+
+def test_each_log_is_printed_before_the_next_is_fetched(
+    ranked: World, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All logs together may be larger than the memory of this machine."""
+    answer = ranked.machine._answer
+
+    def fail_at_last(line: str, stdin: bytes) -> Result:
+        if line.split()[-1] == "follow" and b'"process":2' in stdin.replace(b" ", b""):
+            raise unreachable()
+        return answer(line, stdin)
+
+    monkeypatch.setattr(ranked.machine, "_answer", fail_at_last)
+    output = labctl(ranked, "logs", "--rank", "all")
+    assert output.out == "[1] step 1\n[1] \n[1] step 2\n"
+    assert "no answer" in output.err
+    assert output.code == BusyError.exit_code
+
+
+def test_a_line_that_arrives_in_pieces_has_one_rank_before_it() -> None:
+    written: list[bytes] = []
+    lines = rank_logs._PrefixedLines(b"[7] ", written.append)
+    for block in (b"a", b"b\nc", b"\n", b"\n", b"", b"d"):
+        lines.feed(block)
+    lines.finish()
+    assert b"".join(written) == b"[7] ab\n[7] c\n[7] \n[7] d\n"

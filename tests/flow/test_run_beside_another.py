@@ -10,6 +10,7 @@ from lab_world import LAB_ID, Labctl, RunMachine, World
 
 from labctl.cli.runs import _print_still_running
 from labctl.runs import runs
+from labctl.state.ledgers import HANDED
 
 BESIDE_R3 = (
     "run r3 is still running on this server; this run started beside it. "
@@ -143,7 +144,23 @@ def _describe_results(run: str) -> str:
 def test_ctrl_c_names_the_command_that_goes_on_recovering_the_run(
     busy_lab: World, capsys: pytest.CaptureFixture[str], recovers: bool, keeper: str, command: str
 ) -> None:
-    lab: Any = SimpleNamespace(context=busy_lab.context(), keeper=keeper)
-    (run,) = busy_lab.context().state.list_runs(LAB_ID)
+    context = busy_lab.context()
+    lab: Any = SimpleNamespace(context=context, keeper=keeper)
+    (run,) = context.state.list_runs(LAB_ID)
+    if keeper:
+        context.state.record(HANDED, lab_id=LAB_ID, run_id=run.id, detail={"keeper": keeper})
     _print_still_running(lab, run, recovers=recovers)
-    assert f"  {command}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"  {command}" in said
+    assert ("The keeper at lab-pi watches over it" in said) is bool(keeper)
+
+
+def test_a_run_that_was_not_handed_over_is_not_said_to_be_watched(
+    busy_lab: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = busy_lab.context()
+    context.state.record(HANDED, lab_id=LAB_ID, run_id="other", detail={"keeper": "lab-pi"})
+    lab: Any = SimpleNamespace(context=context, keeper="lab-pi")
+    (run,) = context.state.list_runs(LAB_ID)
+    _print_still_running(lab, run, recovers=False)
+    assert "watches over it" not in capsys.readouterr().err

@@ -61,6 +61,7 @@ class Wire:
         stdin: bytes = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
+        timeout_s: float | None = None,
     ) -> int:
         turn = self._next(str(line), stdin)
         if turn.first is not None:

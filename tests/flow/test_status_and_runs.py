@@ -45,6 +45,16 @@ def test_status_asks_nobody(lab: World) -> None:
     assert 0 <= said.cost_usd < 0.01
 
 
+@pytest.mark.parametrize("price", [0.0, 0.5])
+def test_status_says_that_nothing_calls_for_a_watchdog(lab: World, price: float) -> None:
+    lab.cloud.price = price
+    up.up(lab.context())
+    assert not read_status(lab.context(), refresh=False).is_unguarded
+    status = read_status(lab.context(), refresh=True, why=True)
+    assert status.reachable is True
+    assert status.is_unguarded is (price == 0)
+
+
 class ExplainingCloud(DiskCloud):
     reason = ""
 

@@ -366,6 +366,7 @@ def test_a_machine_that_runs_is_not_up_until_it_is_prepared(school: School) -> N
     status, headers, _ = visitor.ask(f"/services/{lab}/jupyter")
     assert (status, headers["refresh"]) == (200, "2")
     assert visitor.ask(f"/terminal/{lab}")[0] == 404
+    assert "/server/end" in page, "the machine costs money"
     school.work.gate.set()
     wait_until(lambda: f"/services/{lab}/jupyter" in visitor.ask("/")[2])
     assert 'class="state running"' in visitor.ask("/")[2]

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from lab_world import World
 
-from labctl.errors import CommandError, ConnectError, LinkLostError, NotFoundError
-from labctl.insight.top import ServerMetrics, follow, measure_now
+from labctl.errors import (
+    AuthenticationError,
+    CommandError,
+    ConnectError,
+    HostKeyError,
+    LabError,
+    LinkLostError,
+    NotFoundError,
+)
+from labctl.insight import top
+from labctl.insight.top import ServerMetrics, follow, follow_always, measure_now
 from labctl.lifecycle.up import up
 from labctl.servers.context import LabContext
 from labctl.shell import Command
@@ -32,9 +42,10 @@ def said(*samples: object, head: str = HEAD) -> Result:
 class Script(FakeTransport):
     """Says one of these a call; an error comes after what was said before it."""
 
-    def __init__(self, *replies: Result | tuple[str, ConnectError]) -> None:
+    def __init__(self, *replies: Result | tuple[str, LabError]) -> None:
         super().__init__()
         self.left = list(replies)
+        self.timeouts: list[float | None] = []
 
     def stream(
         self,
@@ -43,8 +54,10 @@ class Script(FakeTransport):
         stdin: bytes | memoryview = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None] | None = None,
+        timeout_s: float | None = None,
     ) -> int:
         assert str(line).endswith(" top")
+        self.timeouts.append(timeout_s)
         reply = self.left.pop(0)
         if isinstance(reply, Result):
             assert on_stderr is not None
@@ -56,7 +69,7 @@ class Script(FakeTransport):
         raise reply[1]
 
 
-def scripted(lab: World, *replies: Result | tuple[str, ConnectError]) -> LabContext:
+def scripted(lab: World, *replies: Result | tuple[str, LabError]) -> LabContext:
     """A lab with a server whose program says these, one a call."""
     context = lab.context()
     up(context)
@@ -118,6 +131,52 @@ def test_a_server_that_was_removed_meanwhile_ends_it(
 def test_a_link_that_never_was_is_an_error(lab: World) -> None:
     with pytest.raises(ConnectError, match="no route"):
         follow(scripted(lab, ("", ConnectError("no route"))), lambda now: None)
+
+
+@pytest.mark.parametrize("final", [HostKeyError("another key"), AuthenticationError("refused")])
+def test_one_of_several_is_tried_again_but_not_after_a_refused_login_or_a_wrong_key(
+    lab: World, monkeypatch: pytest.MonkeyPatch, final: LabError
+) -> None:
+    lost = LinkLostError("the link died")
+    sample = said({"at": 1.0, "cores": 2})
+    context = scripted(lab, ("", ConnectError("no route")), sample, ("", lost), ("", final), sample)
+    seen: list[float] = []
+    cuts: list[str] = []
+    monkeypatch.setattr("time.sleep", lambda pause_s: None)
+    with pytest.raises(type(final)):
+        follow_always(
+            context, lambda now: seen.append(now.at), lambda error, _: cuts.append(error.what)
+        )
+    assert seen == [1.0]
+    ended = "the labctl agent on the server ended unexpectedly"
+    assert cuts == ["no route", ended, "the link died", final.what]
+
+
+def test_a_wrong_key_at_an_old_address_is_tried_again_at_the_new_one(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = scripted(lab, ("", HostKeyError("another key")), said({"at": 3.0, "cores": 2}))
+    server = context.get_server()
+    endpoint = msgspec.structs.replace(server.endpoint, port=server.endpoint.port + 1)
+    lab.cloud.change(server.id, endpoint=endpoint)
+    monkeypatch.setattr("time.sleep", lambda pause_s: None)
+
+    def end(now: ServerMetrics) -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        follow_always(context, end, lambda error, pause_s: None)
+
+
+def test_a_sample_has_a_deadline_and_the_live_view_has_none(lab: World) -> None:
+    wire = Script(said({"at": 1.0, "cores": 2}), ("", ConnectError("no route")))
+    context = lab.context()
+    up(context)
+    context.connections.__dict__["open"] = lambda server: wire
+    measure_now(context)
+    with pytest.raises(ConnectError):
+        follow(context, lambda now: None)
+    assert wire.timeouts == [top.SAMPLE_TIMEOUT_S, None]
 
 
 def test_the_real_program_tells_of_this_machine(lab: World) -> None:

@@ -29,6 +29,7 @@ class Shell:
         stdin: bytes | Callable[[], Iterator[bytes]] = b"",
         on_stdout: Callable[[bytes], None],
         on_stderr: Callable[[bytes], None],
+        timeout_s: float | None = None,
     ) -> int:
         done = subprocess.run(
             ["sh", "-c", str(line)],

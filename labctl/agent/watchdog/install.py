@@ -61,7 +61,7 @@ from .state_files import (
 from .systemd_unit import ensure_unit
 from .wakeup import wake_watchdog
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 POLL_S = 0.02
 DECISIONS = 5
 

@@ -1,0 +1,319 @@
+"""A lab with several servers goes to a keeper with all of them; one machine alone acts on it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from keeper_context import HOST, NAME, Pair, cut, handed_to, pair
+from lab_world import LAB_ID, Recorded, world
+
+from labctl.config import set_secret, trust
+from labctl.config.member_ids import make_member_id
+from labctl.errors import BusyError, CapacityError, NotFoundError, PolicyError, UsageError
+from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, check_lab, describe_kept_labs
+from labctl.keeper.recovery_worker import recover_lab
+from labctl.lifecycle import (
+    cancel,
+    down,
+    gang_keeper,
+    gang_outcome,
+    gang_restart,
+    gang_runs,
+    kept_labs,
+    reconcile,
+    spending_policy,
+)
+from labctl.lifecycle.recovery_lock import find_keeper
+from labctl.model import Run, RunState, Server
+from labctl.runs import runs
+from labctl.state import State
+from labctl.state.ledgers import CANCELED
+
+SECOND_ID = make_member_id(LAB_ID, 1)
+RESTARTS = 2
+LAB_YAML = f"""\
+lab: digits
+run: [python, train.py]
+server: {{count: 2}}
+launch: {{restarts: {RESTARTS}}}
+"""
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """A lab with two servers and a run on both, which no keeper has yet."""
+    lab = world(tmp_path)
+    lab.cloud.settle_s = 0.0
+    root = lab.home / "lab"
+    (root / "lab.yaml").write_text(LAB_YAML)
+    (root / ".labctl").mkdir()
+    (root / ".labctl" / "lab.json").write_text(json.dumps({"id": LAB_ID}))
+    made = pair(lab, tmp_path / "keeper", monkeypatch)
+    state = lab.context().state
+    state.record(gang_runs.PARTS, lab_id=LAB_ID, run_id="night", detail={"count": 2})
+    save_part(state, 1, "running")
+    return made
+
+
+def save_part(
+    state: State, rank: int, run_state: str, code: int | None = None, by: str = ""
+) -> None:
+    """Put on record how the part of a server was last seen."""
+    lab_id = make_member_id(LAB_ID, rank)
+    server = state.get_lab_server(lab_id)
+    part = Run(
+        id="night",
+        lab_id=lab_id,
+        server_id=server.id if server else "srv",
+        state=msgspec.convert(run_state, RunState),
+        exit_code=code,
+        stopped_by=by,
+        seen_at=time.time(),
+    )
+    state.save_run(part)
+
+
+def second(two: Pair) -> Server:
+    server = two.lab.context().state.get_lab_server(SECOND_ID)
+    assert server is not None
+    return server
+
+
+def check(two: Pair, *, swept: bool = False) -> str:
+    kept = kept_labs.find_kept_lab(two.places, NAME)
+    return check_lab(two.kept(), kept, swept=swept)
+
+
+def put_parts(two: Pair, *codes: int) -> None:
+    """Have the parts of both servers ended with these exit codes."""
+    for rank, code in enumerate(codes):
+        name, lab_id = ("digits-1", SECOND_ID) if rank else ("digits", LAB_ID)
+        lab = two.lab.machine.home / "labctl" / name
+        own = lab / "runs" / "night" / ".labctl"
+        for directory in (lab / ".labctl", own):
+            directory.mkdir(parents=True, exist_ok=True)
+        (lab / ".labctl" / "id").write_text(lab_id)
+        record = {"id": "night", "lab_id": lab_id, "state": "exited", "exit_code": code}
+        (own / "record.json").write_text(json.dumps({**record, "told": f"exit code {code}"}))
+        (own / "spec.json").write_text('{"outputs": ["checkpoints", "logs"]}')
+
+
+# Going and coming back
+
+
+def test_the_keeper_gets_all_servers_with_their_parts_and_one_key(two: Pair) -> None:
+    laptop = two.lab.context().state
+    laptop.record("ready", lab_id=SECOND_ID, server_id=second(two).id)
+    two.hand_over()
+    kept = two.kept()
+    (first_member, second_member) = kept_labs.build_members(kept)
+    assert second_member.get_server().id == second(two).id
+    assert second_member.get_server().endpoint.identity == str(first_member.identity)
+    assert first_member.identity.read_bytes() == two.lab.context().identity.read_bytes()
+    assert [run.id for run in kept.state.list_runs(SECOND_ID)] == ["night"]
+    assert kept.state.list_events(lab_id=SECOND_ID, kind="ready")
+    assert gang_runs.count_parts(kept, "night") == 2
+    (listed,) = describe_kept_labs(two.places, two.state)
+    assert [server.id for server in listed.servers] == [
+        two.lab.context().get_server().id,
+        second(two).id,
+    ]
+    assert find_keeper(two.lab.context(), "night") == HOST
+    assert find_keeper(two.lab.context(), "other") == ""
+
+
+def test_a_server_that_the_keeper_cannot_see_leaves_nothing_there(two: Pair) -> None:
+    two.cloud.terminate(second(two).id)
+    with pytest.raises(NotFoundError, match="cannot keep this lab: cloud does not list server"):
+        two.hand_over()
+    assert handed_to(two.lab) == ""
+    assert not two.ward.exists()
+
+
+def test_what_happened_on_every_server_comes_back(two: Pair) -> None:
+    two.hand_over()
+    save_part(two.state, 1, "exited", 7)
+    two.state.record("created", lab_id=SECOND_ID, server_id="srv-new", detail={"price": 1})
+    laptop = two.lab.context()
+    assert reconcile.merge_keeper_records(laptop) == HOST
+    part = laptop.state.get_run(SECOND_ID, "night")
+    assert part is not None
+    assert part.exit_code == 7
+    assert laptop.state.list_events(lab_id=SECOND_ID, server_id="srv-new", kind="created")
+
+
+def test_dropped_nothing_of_any_server_stays_there(two: Pair) -> None:
+    two.hand_over()
+    kept_labs.drop(two.places, two.state, NAME)
+    assert two.state.list_servers() == []
+    assert not (two.places.keys_dir / LAB_ID).exists()
+
+
+def test_down_first_makes_the_keeper_forget_the_lab(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hand_over()
+    terminate = two.cloud.terminate
+
+    def check_and_terminate(server_id: str) -> None:
+        assert not two.ward.exists(), "the keeper would replace it"
+        terminate(server_id)
+
+    monkeypatch.setattr(two.cloud, "terminate", check_and_terminate)
+    two.error = cut()
+    with pytest.raises(PolicyError, match="cannot reach the keeper"):
+        down.down(two.lab.context(), discard=False)
+    assert len(two.cloud.machines) == 2
+    two.error = None
+    down.down(two.lab.context(), discard=True)
+    assert not two.cloud.machines
+    assert handed_to(two.lab) == ""
+
+
+# One machine acts
+
+
+def test_cancel_tells_the_keeper_or_says_that_it_could_not(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 1, 1)
+    two.error = cut()
+    reporter = Recorded()
+    cancel.cancel(two.lab.context(reporter), "night", 1)
+    assert f"cannot tell the keeper at {HOST}" in reporter.said
+    assert check(two) == TROUBLE
+    two.error = None
+    cancel.cancel(two.lab.context(), "night", 1)
+    assert check(two) == ENDED
+
+
+def test_this_machine_does_not_recover_what_a_keeper_recovers(two: Pair) -> None:
+    two.hand_over()
+    context = two.lab.context()
+    with pytest.raises(UsageError) as caught:
+        gang_keeper.require_one_watcher(context, "", recover=True, keeper="")
+    assert caught.value.hint == f"labctl run --recover --keeper {HOST}"
+    gang_keeper.require_one_watcher(context, "", recover=False, keeper="")
+    with pytest.raises(PolicyError, match="night is not started again from here"):
+        gang_keeper.require_not_kept(context, "night")
+    gang_keeper.require_not_kept(context, "other")
+
+
+def test_a_lab_whose_run_is_followed_here_is_not_handed_over(two: Pair) -> None:
+    context = two.lab.context()
+    with gang_runs.hold_watch(context, "follow night"), pytest.raises(BusyError) as caught:
+        gang_keeper.require_one_watcher(two.lab.context(), "", recover=True, keeper=HOST)
+    assert "cannot be handed over" in caught.value.what
+    gang_keeper.require_one_watcher(context, "", recover=True, keeper=HOST)
+
+
+def test_a_run_on_more_servers_than_lab_yaml_has_is_not_handed_over(two: Pair) -> None:
+    root = two.lab.home / "lab"
+    context = two.lab.context()
+    context.state.record(gang_runs.PARTS, lab_id=LAB_ID, run_id="wide", detail={"count": 4})
+    with pytest.raises(UsageError, match="wide cannot be handed over"):
+        gang_keeper.require_one_watcher(context, "wide", recover=True, keeper=HOST)
+    assert (root / "lab.yaml").exists()
+
+
+# Checks
+
+
+@pytest.mark.parametrize(
+    ("parts", "restarts", "is_over"),
+    [
+        ([("exited", 0), ("exited", 0)], 0, True),
+        ([("exited", 0), ("running", None)], 0, False),
+        # What a failure elsewhere has ended starts again.
+        ([("exited", 143), ("exited", 7)], 0, False),
+        ([("exited", 143), ("exited", 7)], RESTARTS, True),
+        # A lost server is replaced, however often the run has started again.
+        ([("exited", 143), ("lost", None)], RESTARTS, False),
+        ([("exited", 143), ("running", None)], RESTARTS, False),
+        ([("cancelled", 143), ("running", None)], 0, True),
+        ([("running", None), ("lost", None, "ttl")], 0, True),
+    ],
+)
+def test_a_run_is_over_when_no_attempt_can_follow(
+    two: Pair, parts: list[tuple[str, int | None]], restarts: int, is_over: bool
+) -> None:
+    context = two.lab.context()
+    for rank, part in enumerate(parts):
+        save_part(context.state, rank, *part)
+    for _ in range(restarts):
+        context.state.record(gang_outcome.RESTARTED, lab_id=LAB_ID, run_id="night")
+    assert gang_outcome.is_over(context, "night") is is_over
+    assert kept_labs.is_over(context, "night") is is_over
+
+
+def test_a_failed_part_needs_a_worker_until_no_restart_is_left(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 143, 7)
+    assert check(two) == TROUBLE
+    for _ in range(RESTARTS):
+        two.state.record(gang_outcome.RESTARTED, lab_id=LAB_ID, run_id="night")
+    assert check(two) == ENDED
+
+
+def test_a_missing_server_needs_a_worker_while_a_run_is_open(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 143, 0)
+    two.state.drop_server(second(two).id)
+    assert check(two) == TROUBLE
+    put_parts(two, 0, 0)
+    assert check(two) == TROUBLE, "nobody knows how the second part ended"
+    save_part(two.state, 1, "exited", 0)
+    assert check(two) == ENDED
+
+
+def test_after_the_run_all_servers_are_swept(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 0, 0)
+    assert check(two) == ENDED
+    for server in list(two.cloud.machines):
+        two.cloud.terminate(server)
+    two.lab.machine.error = cut()
+    assert check(two) == TROUBLE
+    recover_lab(two.kept(), kept_labs.find_kept_lab(two.places, NAME))
+    assert two.state.list_servers() == []
+    assert [event.lab_id for event in two.state.list_events(kind=SWEPT)] == [SECOND_ID, LAB_ID]
+    assert check(two, swept=True) == SWEPT
+
+
+def test_a_server_that_cannot_be_replaced_now_is_an_error_and_tried_again(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker must not wait for a free machine: `labctl down` would wait for the worker."""
+    monkeypatch.setattr(gang_restart, "is_reachable", lambda *_: True)
+    context = two.lab.context()
+    spending_policy.record_price_limit(context, context.get_server(), "night")
+    two.hand_over()
+    put_parts(two, 143, 0)
+    lost = second(two).id
+    two.cloud.terminate(lost)
+    two.state.drop_server(lost)
+    two.cloud.create_error = CapacityError("no machine left")
+    kept = kept_labs.find_kept_lab(two.places, NAME)
+    with pytest.raises(CapacityError):
+        recover_lab(two.kept(), kept)
+    assert check(two) == TROUBLE
+    assert not two.state.list_events(lab_id=LAB_ID, kind="recovered")
+    # What its user cancels meanwhile is not tried again.
+    two.state.record(CANCELED, lab_id=LAB_ID, run_id="night")
+    two.cloud.create_error = None
+    recover_lab(two.kept(), kept)
+    assert len(two.cloud.machines) == 1
+
+
+def test_every_server_gets_the_secrets_of_the_lab(two: Pair) -> None:
+    (two.lab.home / "lab" / "lab.yaml").write_text(f"{LAB_YAML}secrets: [TOKEN]\n")
+    context = two.lab.context()
+    set_secret(two.lab.places, LAB_ID, "TOKEN", "shown-nowhere")
+    trust(two.lab.places, context.config)
+    two.hand_over()
+    for own in (context, two.kept()):
+        for member in kept_labs.build_members(own):
+            assert runs.read_secrets(member) == {"TOKEN": "shown-nowhere"}
