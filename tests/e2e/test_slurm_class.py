@@ -147,7 +147,7 @@ def test_whoever_has_used_less_is_next(bed: CourseBed, box: Sshd) -> None:
         order = box.sh("squeue -h -t PD --sort=-p -o %u").split()
         assert order == ["lab-alice", "lab-bob"]
     finally:
-        box.sh("scancel -u lab-alice,lab-bob")
+        box.sh("scancel -u lab-alice; scancel -u lab-bob")
         box.sh(f"scontrol update nodename={node} state=resume")
 
 
