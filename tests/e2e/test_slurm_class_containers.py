@@ -181,6 +181,8 @@ def test_the_time_limit_ends_a_container_although_the_broker_is_down(
         wait_for(lambda: not list_containers(box), timeout_s=240)
     finally:
         box.sh("systemctl start labctl-broker")
+        listing = "runuser -u lab-alice -- docker -H unix:///run/labctl/broker.sock ps 2>&1 || true"
+        wait_for(lambda: "CONTAINER ID" in box.sh(listing))
     states = box.sh(f"sacct -n -X -P -j {job} --format=State")
     assert "TIMEOUT" in states
 
