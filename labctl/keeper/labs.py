@@ -233,6 +233,9 @@ def check_lab(context: LabContext, kept_lab: KeptLab, *, swept: bool = False) ->
     open_runs = kept_labs.list_open_runs(context, kept_lab)
     if any(_needs_recovery(members, on_servers, run_id) for run_id in open_runs):
         return TROUBLE
+    for run_id in kept_lab.runs:
+        if len(members) > 1 and run_id not in open_runs:
+            _end_remaining_parts(members, run_id)
     if not context.config.store:
         _pull_outputs(members[0], kept_lab, on_servers[0])
     return WELL if kept_labs.list_open_runs(context, kept_lab) else ENDED
@@ -254,6 +257,20 @@ def _needs_recovery(
         if run_id not in run_ids or part is None or (part.has_ended and part.exit_code != 0):
             return True
     return False
+
+
+def _end_remaining_parts(members: Sequence[LabContext], run_id: str) -> None:
+    """End the other parts of a run of which a limit has stopped one; they would wait for it.
+
+    A cancel ends all of them itself, after as long as its user lets them save.
+    """
+    if gang_runs.is_canceled_since(members[0], run_id, 0.0):
+        return
+    parts = [one.state.get_run(one.lab_id, run_id) for one in members]
+    known = [part for part in parts if part is not None]
+    stopped = next((part for part in known if part.stopped_by), None)
+    if stopped and any(part.state in ("starting", "running") for part in known):
+        gang_runs.end_parts(members, run_id, f"{stopped.stopped_by} ended {stopped.server_id}")
 
 
 def _pull_outputs(context: LabContext, kept_lab: KeptLab, on_server: set[str]) -> None:

@@ -104,16 +104,17 @@ def sweep(context: LabContext) -> None:
     Its own watchdog ends it, by its ttl, its idle time or its budget.
     """
     server = adopt(context)
+    listed = context.provider.servers()
     running = [
-        other.id
-        for other in context.provider.servers()
-        if other.lab_id == context.lab_id and other.state not in ENDED
+        other.id for other in listed if other.lab_id == context.lab_id and other.state not in ENDED
     ]
     if len(running) > 1:
         text = f"more than one server bills for this lab: {', '.join(sorted(running))}"
         context.reporter.emit(Note(text=f"{text}; labctl orphans ends them", level="warning"))
     if server is not None or running:
         return
+    if context.rank == 0 and end_server.has_siblings(context, listed):
+        return  # a later check sweeps what it shares with them
     end_server.sweep(context)
     kept_disks = len(list_kept_disks(context.state, context.lab_id))
     context.state.record(SWEPT, lab_id=context.lab_id, detail={"kept": kept_disks})

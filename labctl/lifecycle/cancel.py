@@ -7,11 +7,12 @@ from contextlib import suppress
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note
 from labctl.lifecycle import gang, gang_keeper, gang_runs
+from labctl.lifecycle.fleet import run_for_each
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run, Server
 from labctl.runs import runs
 from labctl.runs.active_runs import describe_remaining_runs
-from labctl.servers import accounts
+from labctl.servers import accounts, adoption
 from labctl.servers.context import LabContext
 from labctl.wire.runs import STATUS, StatusRequest
 
@@ -23,8 +24,12 @@ def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
     """
     run = runs.find_run(context, run_id)
     if (count := gang_runs.count_parts(context, run.id)) > 1:
-        gang_keeper.note_cancel(context, run.id)
-        return gang_runs.cancel(gang.build_members(context, count), run.id, grace_s)
+        members = gang.build_members(context, count)
+        if find_keeper(context, run.id):
+            gang_keeper.note_cancel(context, run.id)
+            # Where the provider does not answer, the servers on record are tried.
+            run_for_each(members, adoption.adopt)
+        return gang_runs.cancel(members, run.id, grace_s)
     current = context.state.get_lab_server(context.lab_id)
     # The server does not know a run that ended on an earlier one; a lost run may have moved here.
     is_final = run.has_ended and run.state != "lost"

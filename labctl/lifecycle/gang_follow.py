@@ -50,19 +50,20 @@ def follow(
     If another process follows a run of the lab, or a keeper watches over the run, that one does all
     this, and this one only follows the log.
     """
+    # Before the lock: a keeper in the user's own account holds it while it recovers the run.
+    if keeper := find_keeper(context, run_id):
+        text = f"the keeper at {keeper} watches over {run_id}; this only shows its log"
+        context.reporter.emit(Note(text=text))
+        return _follow_beside_keeper(context, keeper, run_id, on_log, tail)
     try:
         with gang_runs.hold_watch(context, f"follow {run_id}"):
-            if not (keeper := find_keeper(context, run_id)):
-                follower = _Follower(context, run_id, recovers, on_log)
-                with mirror_outputs(follower.first, run_id):
-                    return follower.follow(tail)
+            follower = _Follower(context, run_id, recovers, on_log)
+            with mirror_outputs(follower.first, run_id):
+                return follower.follow(tail)
     except LockHeldError as error:
         context.reporter.emit(Note(text=f"{error.what}; this one only shows the log"))
         first = gang.build_members(context)[0]
         return runs.watch(first, first.get_server(), run_id, tail=tail, on_log=on_log)
-    text = f"the keeper at {keeper} watches over {run_id}; this only shows its log"
-    context.reporter.emit(Note(text=text))
-    return _follow_beside_keeper(context, keeper, run_id, on_log, tail)
 
 
 def _follow_beside_keeper(

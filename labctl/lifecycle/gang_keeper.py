@@ -5,9 +5,9 @@ Two machines that restart the same run, or replace the same server, would undo e
 
 from __future__ import annotations
 
-from labctl.errors import BusyError, LabError, LockHeldError, PolicyError, UsageError
+from labctl.errors import BusyError, LabError, LockHeldError, NotFoundError, PolicyError, UsageError
 from labctl.events import Note
-from labctl.lifecycle import gang_runs
+from labctl.lifecycle import gang_runs, reconcile
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.servers.context import LabContext
@@ -60,13 +60,20 @@ def require_not_kept(context: LabContext, run_id: str) -> None:
 
 
 def note_cancel(context: LabContext, run_id: str) -> None:
-    """Tell the run's keeper, if it has one, that the run must not start again."""
+    """Tell the run's keeper, if it has one, that the run must not start again; merge its records.
+
+    The keeper may have replaced servers since.
+    """
     host = find_keeper(context, run_id)
     if not host:
         return
     try:
         KeeperHost(context, host).note_cancel(run_id)
+    except NotFoundError:
+        pass  # the merge says that the keeper no longer has the lab
     except LabError as error:
         text = f"cannot tell the keeper at {host} ({error.what}); it may start {run_id} again"
         hint = f"labctl cancel {run_id}   # again, once the keeper is reachable"
         context.reporter.emit(Note(text=add_next(text, hint), level="warning"))
+        return
+    reconcile.merge_keeper_records(context)

@@ -119,7 +119,7 @@ class KeeperHost:
     def add(self, parcel: memoryview) -> ImportedLab:
         """Send an exported lab. On an error, the keeper has kept nothing of it."""
         try:
-            return self._request(IMPORT_LAB, Empty(), stdin=parcel).taken
+            return self._request(IMPORT_LAB, Empty(), stdin=parcel, timeout_s=None).taken
         except LabError as error:
             what = f"the keeper at {self.host} cannot keep this lab: {error.what}"
             error.what = what
@@ -160,12 +160,21 @@ class KeeperHost:
         return self.context.connections.connect(self.endpoint)
 
     def _request(
-        self, verb: Verb[Request, Reply], request: Request, stdin: memoryview | bytes = b""
+        self,
+        verb: Verb[Request, Reply],
+        request: Request,
+        stdin: memoryview | bytes = b"",
+        *,
+        timeout_s: float | None = ANSWER_S,
     ) -> Reply:
         out, err = bytearray(), bytearray()
         with self._name_command():
             code = self._transport.stream(
-                _build_line(verb, request), stdin=stdin, on_stdout=out.extend, on_stderr=err.extend
+                _build_line(verb, request),
+                stdin=stdin,
+                on_stdout=out.extend,
+                on_stderr=err.extend,
+                timeout_s=timeout_s,
             )
         return self._parse_reply(verb, code, bytes(out), err.decode(errors="replace"))
 

@@ -53,7 +53,7 @@ def sweep(context: LabContext, server_id: str = "") -> Removal:
     several servers, everything stays while another one is alive, since they share it.
     """
     servers = context.provider.servers()
-    if context.rank == 0 and _has_siblings(context, servers):
+    if context.rank == 0 and has_siblings(context, servers):
         return Removal(server_id=server_id)
     ours = [s for s in servers if s.lab_id == context.lab_id]
     ending = [s for s in ours if s.state == "ending"]
@@ -62,7 +62,8 @@ def sweep(context: LabContext, server_id: str = "") -> Removal:
         return _sweep_resources(context, server_id, [s for s in ours if s not in ending])
 
 
-def _has_siblings(context: LabContext, servers: Iterable[Server]) -> bool:
+def has_siblings(context: LabContext, servers: Iterable[Server]) -> bool:
+    """Whether another server of the same lab is alive."""
     others = set(list_lab_ids(context.lab_id)) - {context.lab_id}
     return any(one.lab_id in others and one.state not in accounts.ENDED for one in servers)
 

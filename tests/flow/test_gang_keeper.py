@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,11 +15,13 @@ from lab_world import LAB_ID, Recorded, world
 from labctl.config import set_secret, trust
 from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, CapacityError, NotFoundError, PolicyError, UsageError
+from labctl.keeper import labs
 from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, check_lab, describe_kept_labs
 from labctl.keeper.recovery_worker import recover_lab
 from labctl.lifecycle import (
     cancel,
     down,
+    gang_follow,
     gang_keeper,
     gang_outcome,
     gang_restart,
@@ -27,11 +30,14 @@ from labctl.lifecycle import (
     reconcile,
     spending_policy,
 )
+from labctl.lifecycle.keeper_host import ANSWER_S
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run, RunState, Server
 from labctl.runs import runs
+from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.state.ledgers import CANCELED
+from labctl.transports.fake import FakeTransport
 
 SECOND_ID = make_member_id(LAB_ID, 1)
 RESTARTS = 2
@@ -317,3 +323,92 @@ def test_every_server_gets_the_secrets_of_the_lab(two: Pair) -> None:
     for own in (context, two.kept()):
         for member in kept_labs.build_members(own):
             assert runs.read_secrets(member) == {"TOKEN": "shown-nowhere"}
+
+
+# What a keeper has changed meanwhile
+
+
+def test_cancel_reaches_the_servers_that_the_keeper_has_put_in_place(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hand_over()
+    put_parts(two, 1, 1)
+    lost = two.cloud.machines.pop(second(two).id)
+    new = msgspec.structs.replace(lost, id="srv-new")
+    two.cloud.machines[new.id] = new
+    asked: list[str] = []
+
+    def note_server(one: LabContext, server: Server, run_id: str, *_: object) -> tuple[Run, bool]:
+        asked.append(server.id)
+        return runs.find_run(one, run_id), False
+
+    monkeypatch.setattr(runs, "cancel", note_server)
+    cancel.cancel(two.lab.context(), "night", 1)
+    assert "srv-new" in asked
+    assert lost.id not in asked
+
+
+def test_cancel_knows_when_the_keeper_no_longer_has_the_lab(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 1, 1)
+    kept_labs.drop(two.places, two.state, NAME)
+    reporter = Recorded()
+    cancel.cancel(two.lab.context(reporter), "night", 1)
+    assert f"{HOST} no longer keeps digits" in reporter.said
+    assert "may start night again" not in reporter.said
+    assert find_keeper(two.lab.context(), "night") == ""
+
+
+def test_a_request_to_the_keeper_has_a_limit_and_an_import_none(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, float | None] = {}
+    stream = FakeTransport.stream
+
+    def note_limit(self: FakeTransport, line: str, **named: Any) -> int:
+        limits[line.partition("labctl keep --")[2].split()[0]] = named.get("timeout_s")
+        return stream(self, line, **named)
+
+    monkeypatch.setattr(FakeTransport, "stream", note_limit)
+    two.hand_over()
+    put_parts(two, 1, 1)
+    cancel.cancel(two.lab.context(), "night", 1)
+    assert limits["cancel"] == ANSWER_S
+    assert limits["add"] is None
+
+
+def test_the_other_parts_end_when_a_limit_has_stopped_one(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hand_over()
+    put_parts(two, 0, 0)
+    save_part(two.state, 0, "running")
+    save_part(two.state, 1, "lost", None, "ttl")
+    monkeypatch.setattr(labs, "_refresh_runs", lambda _: {"night"})
+    ended = []
+    monkeypatch.setattr(gang_runs, "end_parts", lambda *words: ended.append(words[1:]))
+    assert check(two) == ENDED
+    ((run_id, reason),) = ended
+    assert run_id == "night"
+    assert reason.startswith("ttl ended ")
+
+
+def test_nothing_is_swept_while_a_server_beside_the_first_is_alive(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 0, 0)
+    assert check(two) == ENDED
+    two.cloud.terminate(two.lab.context().get_server().id)
+    recover_lab(two.kept(), kept_labs.find_kept_lab(two.places, NAME))
+    assert not two.state.list_events(kind=SWEPT)
+
+
+def test_beside_a_keeper_in_the_same_account_the_log_goes_on_during_a_recovery(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.hand_over()
+    outcome = two.lab.context().state.get_run(LAB_ID, "night")
+    monkeypatch.setattr(gang_follow, "_follow_beside_keeper", lambda *_: outcome)
+    context = two.lab.context()
+    with gang_runs.hold_watch(context, "recover night"):
+        run = gang_follow.follow(two.lab.context(), "night", recovers=False, on_log=lambda _: None)
+    assert run == outcome
