@@ -239,6 +239,8 @@ class Lab:
             return self._run_on_several(
                 tuple(command), id, follow, push, recover, keeper, on_start, on_log
             )
+        if keeper:
+            gang_keeper.require_enough_servers(self.context, id)
         if recover and (follow or keeper) and id and self._is_unfinished(id):
             self._report_found(id, tuple(command), on_start)
             self._hand_over(keeper, id)

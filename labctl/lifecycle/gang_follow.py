@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from labctl.errors import LabError, LockHeldError, NotFoundError
-from labctl.events import Note, SilentReporter, report_wait
+from labctl.events import Event, Note, PolicyReporter, RepeatedNote, SilentReporter, report_wait
 from labctl.lifecycle import gang, gang_outcome, gang_restart, gang_runs, reconcile
 from labctl.lifecycle.fleet import run_for_each
 from labctl.lifecycle.follow import FIRST_PAUSE_S, LONGEST_PAUSE_S, TEMPORARY, mirror_outputs
@@ -87,12 +87,16 @@ def _follow_beside_keeper(
                 on_log=on_log,
                 on_cut=_require_same_server,
             )
-        with report_wait(context.reporter, f"waiting for the keeper at {keeper}"):
+        with report_wait(context.reporter, _name_wait(keeper)):
             find = partial(_find_next_attempt, context, run_id)
             attempt = poll_until(find, pause_s=KEEPER_POLL_S)
         if attempt is None or attempt.log_offset is None:
             return gang_outcome.save_outcome(first, run_id)
         offset, tail = attempt.log_offset, 0
+
+
+def _name_wait(keeper: str) -> str:
+    return f"waiting for the keeper at {keeper}"
 
 
 def _require_same_server(context: LabContext, server: Server) -> None:
@@ -108,7 +112,16 @@ def _require_same_server(context: LabContext, server: Server) -> None:
 def _find_next_attempt(context: LabContext, run_id: str) -> NextAttempt | None:
     """Find the attempt that the keeper has started; None while it may still start one."""
     quiet = msgspec.structs.replace(context, reporter=SilentReporter())
-    if not reconcile.merge_keeper_records(quiet):
+    name = _name_wait(find_keeper(context))
+
+    def repeat_warning(event: Event) -> None:
+        """Say why the wait goes on, such as no credentials at the keeper."""
+        if isinstance(event, Note) and event.level == "warning":
+            note = RepeatedNote(text=event.text, level="warning", name=name)
+            context.reporter.emit(note)
+
+    warning = msgspec.structs.replace(context, reporter=PolicyReporter(repeat_warning))
+    if not reconcile.merge_keeper_records(warning):
         return NextAttempt(None)  # the keeper has dropped the lab
     offsets: dict[int, int] = {}
 

@@ -30,13 +30,7 @@ def require_one_watcher(context: LabContext, run_id: str, *, recover: bool, keep
         )
     if not keeper:
         return
-    count = context.config.server.count
-    if run_id and (parts := gang_runs.count_parts(context, run_id)) > count:
-        raise UsageError(
-            f"run {run_id} cannot be handed over to a keeper",
-            why=f"it is on {parts} servers, and lab.yaml has `count: {count}` now",
-            hint=f"write `count: {parts}` under `server` in lab.yaml",
-        )
+    require_enough_servers(context, run_id)
     try:
         with gang_runs.hold_watch(context, f"run --keeper {keeper}"):
             pass
@@ -46,6 +40,17 @@ def require_one_watcher(context: LabContext, run_id: str, *, recover: bool, keep
             why=f"{error.what}, and would act on its runs too",
             hint="press Ctrl-C there, then repeat this command",
         ) from error
+
+
+def require_enough_servers(context: LabContext, run_id: str) -> None:
+    """UsageError if the run, "" for a new one, is on more servers than lab.yaml has now."""
+    count = context.config.server.count
+    if run_id and (parts := gang_runs.count_parts(context, run_id)) > count:
+        raise UsageError(
+            f"run {run_id} cannot be handed over to a keeper",
+            why=f"it is on {parts} servers, and lab.yaml has `count: {count}` now",
+            hint=f"write `count: {parts}` under `server` in lab.yaml",
+        )
 
 
 def require_not_kept(context: LabContext, run_id: str) -> None:

@@ -15,9 +15,11 @@ from lab_world import LAB_ID, Recorded, world
 from labctl.config import set_secret, trust
 from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, CapacityError, NotFoundError, PolicyError, UsageError
+from labctl.events import RepeatedNote
 from labctl.keeper import labs
 from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, check_lab, describe_kept_labs
 from labctl.keeper.recovery_worker import recover_lab
+from labctl.lab import Lab
 from labctl.lifecycle import (
     cancel,
     down,
@@ -412,3 +414,21 @@ def test_beside_a_keeper_in_the_same_account_the_log_goes_on_during_a_recovery(
     with gang_runs.hold_watch(context, "recover night"):
         run = gang_follow.follow(two.lab.context(), "night", recovers=False, on_log=lambda _: None)
     assert run == outcome
+
+
+def test_the_wait_for_a_keeper_in_trouble_says_why(two: Pair) -> None:
+    two.hand_over()
+    failed = kept_labs.KeeperCheck(at=1.0, state=TROUBLE, error="no credentials for cloud")
+    kept_labs.write_checks(two.places, {NAME: failed})
+    reporter = Recorded()
+    gang_follow._find_next_attempt(two.lab.context(reporter), "night")
+    told = [event.text for event in reporter.events if isinstance(event, RepeatedNote)]
+    assert f"the keeper at {HOST} reports: no credentials for cloud" in told
+
+
+def test_with_one_server_in_lab_yaml_a_run_on_two_is_not_handed_over(two: Pair) -> None:
+    (two.lab.home / "lab" / "lab.yaml").write_text("lab: digits\nrun: [python, train.py]\n")
+    context = two.lab.context()
+    trust(two.lab.places, context.config)
+    with pytest.raises(UsageError, match="night cannot be handed over"):
+        Lab(context).run(["python", "train.py"], id="night", recover=True, keeper=HOST)
