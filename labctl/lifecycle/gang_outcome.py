@@ -14,9 +14,15 @@ from labctl.lifecycle.gang_watch import PartFailure
 from labctl.model import Run
 from labctl.runs import runs
 from labctl.servers.context import LabContext
+from labctl.state.ledgers import CANCELED, KEPT
 
 # Kind of the ledger's line about a run that was started again on all of its servers.
 RESTARTED = "restarted"
+# Kind of the line about one whose server was lost.
+RECOVERED = "recovered"
+# Kind of the line that a keeper writes before it starts the run again. The records of the parts do
+# not tell that this was interrupted: those that it has ended look like those of a failed program.
+RESTARTING = "restarting"
 
 
 def can_restart(context: LabContext, run_id: str, failure: PartFailure, *, recovers: bool) -> bool:
@@ -34,12 +40,33 @@ def has_restarts_left(context: LabContext, run_id: str) -> bool:
     return len(done) < context.config.launch.restarts
 
 
+def record_restart_begun(context: LabContext, run_id: str, failure: PartFailure) -> None:
+    """Write to the ledger that the run is being started again, so that an interrupt is noticed."""
+    detail = {"told": failure.reason, "lost": failure.is_lost}
+    context.state.record(RESTARTING, lab_id=context.lab_id, run_id=run_id, detail=detail)
+
+
+def find_unfinished_restart(context: LabContext, run_id: str) -> PartFailure | None:
+    """Find the failure after which a keeper began to start the run again, and was interrupted.
+
+    None also if a user has canceled the run, or has handed it over, since then.
+    """
+    begun = gang_runs.find_last_line(context, run_id, RESTARTING)
+    if begun is None:
+        return None
+    for kind in (RESTARTED, RECOVERED, CANCELED, KEPT):
+        line = gang_runs.find_last_line(context, run_id, kind)
+        if line is not None and line.number > begun.number:
+            return None
+    return PartFailure(rank=0, reason=begun.detail["told"], is_lost=begun.detail["lost"])
+
+
 def record_restart(
     context: LabContext, run_id: str, failure: PartFailure, restarted: Restart
 ) -> None:
     """Write the new attempt to the ledger."""
     context.state.record(
-        "recovered" if failure.is_lost else RESTARTED,
+        RECOVERED if failure.is_lost else RESTARTED,
         lab_id=context.lab_id,
         server_id=restarted.run.server_id,
         run_id=run_id,
@@ -70,7 +97,11 @@ def is_over(context: LabContext, run_id: str) -> bool:
         return True
     if len(known) < len(parts) or not all(part.state == "exited" for part in known):
         return False
-    return all(part.exit_code == 0 for part in known) or not has_restarts_left(context, run_id)
+    if all(part.exit_code == 0 for part in known):
+        return True
+    if find_unfinished_restart(context, run_id):
+        return False
+    return not has_restarts_left(context, run_id)
 
 
 def save_outcome(context: LabContext, run_id: str) -> Run:

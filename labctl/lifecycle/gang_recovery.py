@@ -20,6 +20,9 @@ def check_and_recover(context: LabContext, run_id: str, *, pause: Callable[[floa
     """
     with gang_runs.hold_watch(context, f"recover {run_id}"):
         members = gang.build_members(context, gang_runs.count_parts(context, run_id))
+        if failure := gang_outcome.find_unfinished_restart(context, run_id):
+            _restart(context, members, run_id, failure)
+            return
         watch = GangWatch(members, run_id, context.config.launch.silence_s)
         while True:
             if failure := watch.end_if_failed():
@@ -39,6 +42,14 @@ def _settle(
     if not gang_outcome.can_restart(context, run_id, failure, recovers=True):
         gang_outcome.save_failure(context, runs.find_run(members[0], run_id), failure)
         return
+    gang_outcome.record_restart_begun(context, run_id, failure)
+    _restart(context, members, run_id, failure)
+
+
+def _restart(
+    context: LabContext, members: list[LabContext], run_id: str, failure: PartFailure
+) -> None:
+    """Start the run again, also if an earlier try was interrupted."""
     name = f"starting {run_id} again"
     context.reporter.emit(Note(text=f"{failure.reason}; {name}", level="warning"))
     restarted = gang_restart.restart(context, run_id, failure.reason, recovers=True)

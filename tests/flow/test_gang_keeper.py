@@ -14,7 +14,7 @@ from lab_world import LAB_ID, Recorded, world
 from labctl.config import set_secret, trust
 from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, CapacityError, NotFoundError, PolicyError, UsageError
-from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, check_lab, describe_kept_labs
+from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, WELL, check_lab, describe_kept_labs
 from labctl.keeper.recovery_worker import recover_lab
 from labctl.lifecycle import (
     cancel,
@@ -27,9 +27,11 @@ from labctl.lifecycle import (
     reconcile,
     spending_policy,
 )
+from labctl.lifecycle.gang_watch import PartFailure
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.model import Run, RunState, Server
 from labctl.runs import runs
+from labctl.servers.context import LabContext
 from labctl.state import State
 from labctl.state.ledgers import CANCELED
 
@@ -306,6 +308,53 @@ def test_a_server_that_cannot_be_replaced_now_is_an_error_and_tried_again(
     two.cloud.create_error = None
     recover_lab(two.kept(), kept)
     assert len(two.cloud.machines) == 1
+
+
+def test_a_recovery_that_fails_halfway_is_tried_again(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts that it has ended look like those of a program that failed for good."""
+    (two.lab.home / "lab" / "lab.yaml").write_text(LAB_YAML.replace("restarts: 2", "restarts: 0"))
+    two.hand_over()
+    put_parts(two, 0, 0)
+    save_part(two.state, 0, "running")
+    (two.lab.machine.home / "labctl/digits-1/runs/night/.labctl/record.json").write_text(
+        '{"id": "night", "state": "lost", "told": "the server is gone"}'
+    )
+    reasons: list[str] = []
+
+    def restart(_: LabContext, run_id: str, reason: str, *, recovers: bool) -> gang_restart.Restart:
+        reasons.append(reason)
+        if len(reasons) == 1:
+            put_parts(two, 1, 1)
+            raise CapacityError("the disk is full")
+        put_parts(two, 0, 0)
+        return gang_restart.Restart(runs.find_run(two.kept(), run_id))
+
+    monkeypatch.setattr(gang_restart, "restart", restart)
+    kept = kept_labs.find_kept_lab(two.places, NAME)
+    with pytest.raises(CapacityError):
+        recover_lab(two.kept(), kept)
+    assert check(two) == TROUBLE
+    recover_lab(two.kept(), kept)
+    assert reasons == ["digits-1: the server is gone"] * 2
+    assert two.state.list_events(lab_id=LAB_ID, run_id="night", kind=gang_outcome.RECOVERED)
+    assert check(two) == ENDED
+
+
+def test_a_restart_that_was_interrupted_needs_a_worker_until_it_is_canceled(two: Pair) -> None:
+    """All parts may be created then, and wait for one another."""
+    two.hand_over()
+    put_parts(two, 0, 0)
+    for name in ("digits", "digits-1"):
+        path = two.lab.machine.home / f"labctl/{name}/runs/night/.labctl/record.json"
+        path.write_text('{"id": "night", "state": "claimed"}')
+    assert check(two) == WELL
+    failure = PartFailure(rank=1, reason="digits-1: exit code 7")
+    gang_outcome.record_restart_begun(two.kept(), "night", failure)
+    assert check(two) == TROUBLE
+    two.state.record(CANCELED, lab_id=LAB_ID, run_id="night")
+    assert check(two) == ENDED
 
 
 def test_every_server_gets_the_secrets_of_the_lab(two: Pair) -> None:
