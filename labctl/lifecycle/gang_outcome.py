@@ -29,14 +29,17 @@ def can_restart(context: LabContext, run_id: str, failure: PartFailure, *, recov
     """Whether the run starts again after this failure; with `recovers`, on another server too."""
     if failure.is_lost:
         return recovers
-    if failure.run is not None and failure.run.is_auxiliary:
+    return failure.run is not None and has_restarts_left(context, failure.run)
+
+
+def has_restarts_left(context: LabContext, run: Run) -> bool:
+    """Whether the run has started again less often than `restarts` under `launch:` allows.
+
+    Never for one with which labctl measures something.
+    """
+    if run.is_auxiliary:
         return False
-    return has_restarts_left(context, run_id)
-
-
-def has_restarts_left(context: LabContext, run_id: str) -> bool:
-    """Whether the run has started again less often than `restarts` under `launch:` allows."""
-    done = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=RESTARTED)
+    done = context.state.list_events(lab_id=context.lab_id, run_id=run.id, kind=RESTARTED)
     return len(done) < context.config.launch.restarts
 
 
@@ -101,7 +104,7 @@ def is_over(context: LabContext, run_id: str) -> bool:
         return True
     if find_unfinished_restart(context, run_id):
         return False
-    return not has_restarts_left(context, run_id)
+    return not has_restarts_left(context, known[0])
 
 
 def save_outcome(context: LabContext, run_id: str) -> Run:
@@ -112,10 +115,11 @@ def save_outcome(context: LabContext, run_id: str) -> Run:
     run = runs.find_run(context, run_id)
     known = [part for part in _list_parts(context, run_id) if part is not None]
     failed = [part for part in known if part.state == "exited" and part.exit_code]
-    if not failed or len(failed) < len(known):
+    if not failed or any(part.state == "cancelled" or part.stopped_by for part in known):
         return run
     cause = min(failed, key=lambda part: part.ended_at or 0.0)
-    result = msgspec.structs.replace(run, exit_code=cause.exit_code)
+    summary = run.summary if run.exit_code else cause.summary
+    result = msgspec.structs.replace(run, exit_code=cause.exit_code, summary=summary)
     context.state.save_run(result)
     return result
 

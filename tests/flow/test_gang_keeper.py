@@ -29,7 +29,7 @@ from labctl.lifecycle import (
 )
 from labctl.lifecycle.gang_watch import PartFailure
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.model import Run, RunState, Server
+from labctl.model import BANDWIDTH_PREFIX, Run, RunState, Server
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.state import State
@@ -62,13 +62,18 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 def save_part(
-    state: State, rank: int, run_state: str, code: int | None = None, by: str = ""
+    state: State,
+    rank: int,
+    run_state: str,
+    code: int | None = None,
+    by: str = "",
+    run_id: str = "night",
 ) -> None:
     """Put on record how the part of a server was last seen."""
     lab_id = make_member_id(LAB_ID, rank)
     server = state.get_lab_server(lab_id)
     part = Run(
-        id="night",
+        id=run_id,
         lab_id=lab_id,
         server_id=server.id if server else "srv",
         state=msgspec.convert(run_state, RunState),
@@ -249,6 +254,32 @@ def test_a_run_is_over_when_no_attempt_can_follow(
         context.state.record(gang_outcome.RESTARTED, lab_id=LAB_ID, run_id="night")
     assert gang_outcome.is_over(context, "night") is is_over
     assert kept_labs.is_over(context, "night") is is_over
+
+
+def test_a_run_that_measures_something_is_over_when_it_has_failed(two: Pair) -> None:
+    context, run_id = two.lab.context(), f"{BANDWIDTH_PREFIX}1"
+    context.state.record(gang_runs.PARTS, lab_id=LAB_ID, run_id=run_id, detail={"count": 2})
+    for rank, code in enumerate((143, 7)):
+        save_part(context.state, rank, "exited", code, run_id=run_id)
+    assert gang_outcome.is_over(context, run_id)
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ([("exited", 0), ("exited", 0)], 0),
+        ([("exited", 0), ("exited", 3)], 3),
+        ([("cancelled", 143), ("exited", 3)], 143),
+        ([("exited", 143), ("lost", None, "ttl")], 143),
+    ],
+)
+def test_the_exit_code_of_a_run_is_that_of_the_part_that_failed(
+    two: Pair, parts: list[tuple[str, int | None]], code: int
+) -> None:
+    context = two.lab.context()
+    for rank, part in enumerate(parts):
+        save_part(context.state, rank, *part)
+    assert gang_outcome.save_outcome(context, "night").exit_code == code
 
 
 def test_a_failed_part_needs_a_worker_until_no_restart_is_left(two: Pair) -> None:
