@@ -92,7 +92,7 @@ def is_over(context: LabContext, run_id: str) -> bool:
     It replaces lost servers: a lost part ends the run only if a limit stopped it. The part of the
     first server alone does not tell: it ends with every attempt.
     """
-    if gang_runs.is_canceled_since(context, run_id, 0.0):
+    if gang_runs.is_canceled(context, run_id):
         return True
     parts = _list_parts(context, run_id)
     known = [part for part in parts if part is not None]

@@ -37,7 +37,7 @@ def _settle(
     context: LabContext, members: list[LabContext], run_id: str, failure: PartFailure
 ) -> None:
     """Start the failed run again, or record that it has failed for good."""
-    if failure.is_final or gang_runs.is_canceled_since(context, run_id, 0.0):
+    if failure.is_final or gang_runs.is_canceled(context, run_id):
         return
     if not gang_outcome.can_restart(context, run_id, failure, recovers=True):
         gang_outcome.save_failure(context, runs.find_run(members[0], run_id), failure)
@@ -56,5 +56,5 @@ def _restart(
     gang_outcome.record_restart(context, run_id, failure, restarted)
     context.reporter.emit(Step(name=name, done=True))
     # Its user's machine says so while this one works.
-    if gang_runs.is_canceled_since(context, run_id, 0.0):
+    if gang_runs.is_canceled(context, run_id):
         gang_runs.cancel(members, run_id, gang_runs.GRACE_S)

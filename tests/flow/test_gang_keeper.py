@@ -197,6 +197,19 @@ def test_cancel_tells_the_keeper_or_says_that_it_could_not(two: Pair) -> None:
     assert check(two) == ENDED
 
 
+def test_a_canceled_run_that_is_handed_over_again_is_recovered(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 1, 1)
+    cancel.cancel(two.lab.context(), "night", 1)
+    assert check(two) == ENDED
+    two.hand_over()
+    assert check(two) == TROUBLE
+    assert not gang_outcome.is_over(two.lab.context(), "night")
+    cancel.cancel(two.lab.context(), "night", 1)
+    assert check(two) == ENDED
+    assert gang_outcome.is_over(two.lab.context(), "night")
+
+
 def test_this_machine_does_not_recover_what_a_keeper_recovers(two: Pair) -> None:
     two.hand_over()
     context = two.lab.context()
