@@ -112,7 +112,7 @@ def build_lock(accounts: Iterable[str]) -> str:
     sshd refuses the group labctl-ended. The accounts keep their uids and homes.
     """
     return (
-        f"for name in {shlex.join(accounts)}; do "
+        f"groupadd -f labctl-ended; for name in {shlex.join(accounts)}; do "
         'usermod --groups labctl-ended "$name" && { crontab -r -u "$name" 2>/dev/null; '
         'pkill -KILL -u "$name"; true; } || exit 1; done'
     )

@@ -30,7 +30,7 @@ from labctl.state.locks import hold_lock
 
 with lazy_imports(__name__):
     # Few labs have several servers, and this process stays small.
-    from labctl.lifecycle import gang, gang_runs
+    from labctl.lifecycle import gang, gang_outcome, gang_runs
 
 EVERY_S = 15.0
 ENDED_EVERY_S = 60.0
@@ -250,8 +250,13 @@ def _refresh_runs(context: LabContext) -> set[str]:
 def _needs_recovery(
     members: Sequence[LabContext], on_servers: Sequence[set[str]], run_id: str
 ) -> bool:
-    """Whether a server lacks its part of a run that is not over, or that part has failed."""
+    """Whether a server lacks its part of a run that is not over, or that part has failed.
+
+    A part may also wait for the others, since the worker that started them again was interrupted.
+    """
     count = gang_runs.count_parts(members[0], run_id) if len(members) > 1 else 1
+    if count > 1 and gang_outcome.find_unfinished_restart(members[0], run_id):
+        return True
     for one, run_ids in zip(members[:count], on_servers, strict=False):
         part = one.state.get_run(one.lab_id, run_id)
         if run_id not in run_ids or part is None or (part.has_ended and part.exit_code != 0):

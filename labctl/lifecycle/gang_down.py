@@ -50,7 +50,8 @@ def down_all(
         members = [_choose_directory(one) for one in gang.list_every_member(context, listed)]
         servers = _find_servers(members, listed, discard=discard, wait_s=wait_s)
         _require_consent(context, members, servers, discard, consent)
-        # Before the first server goes: the keeper would replace it.
+        # Before anything is saved, since the keeper would replace the first server that goes. If
+        # saving fails then, `labctl down` is repeated.
         reconcile.release_keeper(context, discard=discard)
 
         def agree(one: LabContext, server: Server, running: list[str], loses: bool) -> None:

@@ -20,6 +20,9 @@ def check_and_recover(context: LabContext, run_id: str, *, pause: Callable[[floa
     """
     with gang_runs.hold_watch(context, f"recover {run_id}"):
         members = gang.build_members(context, gang_runs.count_parts(context, run_id))
+        if failure := gang_outcome.find_unfinished_restart(context, run_id):
+            _restart(context, members, run_id, failure)
+            return
         watch = GangWatch(members, run_id, context.config.launch.silence_s)
         while True:
             if failure := watch.end_if_failed():
@@ -34,16 +37,24 @@ def _settle(
     context: LabContext, members: list[LabContext], run_id: str, failure: PartFailure
 ) -> None:
     """Start the failed run again, or record that it has failed for good."""
-    if failure.is_final or gang_runs.is_canceled_since(context, run_id, 0.0):
+    if failure.is_final or gang_runs.is_canceled(context, run_id):
         return
     if not gang_outcome.can_restart(context, run_id, failure, recovers=True):
         gang_outcome.save_failure(context, runs.find_run(members[0], run_id), failure)
         return
+    gang_outcome.record_restart_begun(context, run_id, failure)
+    _restart(context, members, run_id, failure)
+
+
+def _restart(
+    context: LabContext, members: list[LabContext], run_id: str, failure: PartFailure
+) -> None:
+    """Start the run again, also if an earlier try was interrupted."""
     name = f"starting {run_id} again"
     context.reporter.emit(Note(text=f"{failure.reason}; {name}", level="warning"))
     restarted = gang_restart.restart(context, run_id, failure.reason, recovers=True)
     gang_outcome.record_restart(context, run_id, failure, restarted)
     context.reporter.emit(Step(name=name, done=True))
     # Its user's machine says so while this one works.
-    if gang_runs.is_canceled_since(context, run_id, 0.0):
+    if gang_runs.is_canceled(context, run_id):
         gang_runs.cancel(members, run_id, gang_runs.GRACE_S)

@@ -17,7 +17,8 @@ from labctl.model import Run, Server
 from labctl.runs import first_run, provenance, run_specs, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
-from labctl.state.ledgers import CANCELED
+from labctl.state import LedgerEntry
+from labctl.state.ledgers import CANCELED, HANDED, KEPT
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
 from labctl.text import names_text
@@ -221,10 +222,25 @@ def cancel(members: Sequence[LabContext], run_id: str, grace_s: int) -> tuple[Ru
     return parts[0]
 
 
+def find_last_line(context: LabContext, run_id: str, kind: str) -> LedgerEntry | None:
+    """Find the last line of this kind about the run in the ledger."""
+    lines = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=kind, limit=1)
+    return lines[0] if lines else None
+
+
+def is_canceled(context: LabContext, run_id: str) -> bool:
+    """Whether a user has canceled the run since it was handed over to a keeper."""
+    canceled = find_last_line(context, run_id, CANCELED)
+    handed_over = [find_last_line(context, run_id, kind) for kind in (HANDED, KEPT)]
+    return canceled is not None and all(
+        line is None or line.number < canceled.number for line in handed_over
+    )
+
+
 def is_canceled_since(context: LabContext, run_id: str, at: float) -> bool:
     """Whether a user has canceled the run here after `at` (Unix time)."""
-    lines = context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind=CANCELED, limit=1)
-    return bool(lines) and lines[0].at >= at
+    line = find_last_line(context, run_id, CANCELED)
+    return line is not None and line.at >= at
 
 
 def end_parts(members: Sequence[LabContext], run_id: str, reason: str) -> None:

@@ -246,6 +246,8 @@ def _store_records(context: LabContext, parcel: LabExport, servers: Sequence[Ser
     for server, member in zip(others, parcel.members, strict=True):
         rank = list_lab_ids(context.lab_id).index(server.lab_id)
         _store_server(gang.build_member(context, rank), server, member.runs, member.ledger)
+    for run_id in parcel.kept_lab.runs:
+        context.state.record(ledgers.KEPT, lab_id=context.lab_id, run_id=run_id)
 
 
 def _store_server(

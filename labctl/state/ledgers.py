@@ -18,8 +18,10 @@ HANDED = "handed"
 BACK = "taken-back"
 # A user has canceled a run on several servers.
 CANCELED = "parts canceled"
+# This keeper has taken over a run on several servers: what was canceled earlier runs again.
+KEPT = "parts kept"
 # Kinds that concern only the machine that wrote them.
-OWN = (HANDED, BACK, CANCELED, "attempt", "watch")
+OWN = (HANDED, BACK, CANCELED, KEPT, "attempt", "watch")
 SOURCE, NUMBER, AT = "from", "number", "at"
 
 

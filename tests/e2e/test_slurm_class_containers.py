@@ -198,9 +198,11 @@ def test_the_broker_removes_what_the_epilog_has_left(bed: CourseBed, box: Sshd) 
 def test_the_containers_of_a_job_share_a_limit_of_processes(bed: CourseBed, box: Sshd) -> None:
     job = submit(bed, "alice", f"docker run -d {IMAGE} sleep 600; sleep 600")
     wait_for(lambda: list_containers(box))
-    assert box.sh(f"cat /sys/fs/cgroup/pids/slurm*/uid_*/job_{job}/pids.max") == "4096\n"
     pid = box.sh(f"docker inspect --format {{{{.State.Pid}}}} {list_containers(box)[0]}").strip()
-    assert f"/job_{job}/" in box.sh(f"grep :pids: /proc/{pid}/cgroup")
+    group = box.sh(f"grep :pids: /proc/{pid}/cgroup").strip().rpartition(":")[2]
+    above, job_name, _ = group.partition(f"/job_{job}/")
+    assert job_name, group
+    assert box.sh(f"cat /sys/fs/cgroup/pids{above}{job_name}pids.max") == "4096\n"
     shell(bed, "alice", f"scancel {job}")
     wait_for(lambda: not list_containers(box))
 

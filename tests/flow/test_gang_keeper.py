@@ -17,7 +17,7 @@ from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, CapacityError, NotFoundError, PolicyError, UsageError
 from labctl.events import RepeatedNote
 from labctl.keeper import labs
-from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, check_lab, describe_kept_labs
+from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, WELL, check_lab, describe_kept_labs
 from labctl.keeper.recovery_worker import recover_lab
 from labctl.lab import Lab
 from labctl.lifecycle import (
@@ -32,9 +32,10 @@ from labctl.lifecycle import (
     reconcile,
     spending_policy,
 )
+from labctl.lifecycle.gang_watch import PartFailure
 from labctl.lifecycle.keeper_host import ANSWER_S
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.model import Run, RunState, Server
+from labctl.model import BANDWIDTH_PREFIX, Run, RunState, Server
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.state import State
@@ -68,13 +69,18 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 def save_part(
-    state: State, rank: int, run_state: str, code: int | None = None, by: str = ""
+    state: State,
+    rank: int,
+    run_state: str,
+    code: int | None = None,
+    by: str = "",
+    run_id: str = "night",
 ) -> None:
     """Put on record how the part of a server was last seen."""
     lab_id = make_member_id(LAB_ID, rank)
     server = state.get_lab_server(lab_id)
     part = Run(
-        id="night",
+        id=run_id,
         lab_id=lab_id,
         server_id=server.id if server else "srv",
         state=msgspec.convert(run_state, RunState),
@@ -198,6 +204,19 @@ def test_cancel_tells_the_keeper_or_says_that_it_could_not(two: Pair) -> None:
     assert check(two) == ENDED
 
 
+def test_a_canceled_run_that_is_handed_over_again_is_recovered(two: Pair) -> None:
+    two.hand_over()
+    put_parts(two, 1, 1)
+    cancel.cancel(two.lab.context(), "night", 1)
+    assert check(two) == ENDED
+    two.hand_over()
+    assert check(two) == TROUBLE
+    assert not gang_outcome.is_over(two.lab.context(), "night")
+    cancel.cancel(two.lab.context(), "night", 1)
+    assert check(two) == ENDED
+    assert gang_outcome.is_over(two.lab.context(), "night")
+
+
 def test_this_machine_does_not_recover_what_a_keeper_recovers(two: Pair) -> None:
     two.hand_over()
     context = two.lab.context()
@@ -257,6 +276,32 @@ def test_a_run_is_over_when_no_attempt_can_follow(
     assert kept_labs.is_over(context, "night") is is_over
 
 
+def test_a_run_that_measures_something_is_over_when_it_has_failed(two: Pair) -> None:
+    context, run_id = two.lab.context(), f"{BANDWIDTH_PREFIX}1"
+    context.state.record(gang_runs.PARTS, lab_id=LAB_ID, run_id=run_id, detail={"count": 2})
+    for rank, code in enumerate((143, 7)):
+        save_part(context.state, rank, "exited", code, run_id=run_id)
+    assert gang_outcome.is_over(context, run_id)
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ([("exited", 0), ("exited", 0)], 0),
+        ([("exited", 0), ("exited", 3)], 3),
+        ([("cancelled", 143), ("exited", 3)], 143),
+        ([("exited", 143), ("lost", None, "ttl")], 143),
+    ],
+)
+def test_the_exit_code_of_a_run_is_that_of_the_part_that_failed(
+    two: Pair, parts: list[tuple[str, int | None]], code: int
+) -> None:
+    context = two.lab.context()
+    for rank, part in enumerate(parts):
+        save_part(context.state, rank, *part)
+    assert gang_outcome.save_outcome(context, "night").exit_code == code
+
+
 def test_a_failed_part_needs_a_worker_until_no_restart_is_left(two: Pair) -> None:
     two.hand_over()
     put_parts(two, 143, 7)
@@ -314,6 +359,53 @@ def test_a_server_that_cannot_be_replaced_now_is_an_error_and_tried_again(
     two.cloud.create_error = None
     recover_lab(two.kept(), kept)
     assert len(two.cloud.machines) == 1
+
+
+def test_a_recovery_that_fails_halfway_is_tried_again(
+    two: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts that it has ended look like those of a program that failed for good."""
+    (two.lab.home / "lab" / "lab.yaml").write_text(LAB_YAML.replace("restarts: 2", "restarts: 0"))
+    two.hand_over()
+    put_parts(two, 0, 0)
+    save_part(two.state, 0, "running")
+    (two.lab.machine.home / "labctl/digits-1/runs/night/.labctl/record.json").write_text(
+        '{"id": "night", "state": "lost", "told": "the server is gone"}'
+    )
+    reasons: list[str] = []
+
+    def restart(_: LabContext, run_id: str, reason: str, *, recovers: bool) -> gang_restart.Restart:
+        reasons.append(reason)
+        if len(reasons) == 1:
+            put_parts(two, 1, 1)
+            raise CapacityError("the disk is full")
+        put_parts(two, 0, 0)
+        return gang_restart.Restart(runs.find_run(two.kept(), run_id))
+
+    monkeypatch.setattr(gang_restart, "restart", restart)
+    kept = kept_labs.find_kept_lab(two.places, NAME)
+    with pytest.raises(CapacityError):
+        recover_lab(two.kept(), kept)
+    assert check(two) == TROUBLE
+    recover_lab(two.kept(), kept)
+    assert reasons == ["digits-1: the server is gone"] * 2
+    assert two.state.list_events(lab_id=LAB_ID, run_id="night", kind=gang_outcome.RECOVERED)
+    assert check(two) == ENDED
+
+
+def test_a_restart_that_was_interrupted_needs_a_worker_until_it_is_canceled(two: Pair) -> None:
+    """All parts may be created then, and wait for one another."""
+    two.hand_over()
+    put_parts(two, 0, 0)
+    for name in ("digits", "digits-1"):
+        path = two.lab.machine.home / f"labctl/{name}/runs/night/.labctl/record.json"
+        path.write_text('{"id": "night", "state": "claimed"}')
+    assert check(two) == WELL
+    failure = PartFailure(rank=1, reason="digits-1: exit code 7")
+    gang_outcome.record_restart_begun(two.kept(), "night", failure)
+    assert check(two) == TROUBLE
+    two.state.record(CANCELED, lab_id=LAB_ID, run_id="night")
+    assert check(two) == ENDED
 
 
 def test_every_server_gets_the_secrets_of_the_lab(two: Pair) -> None:

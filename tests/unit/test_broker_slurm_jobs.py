@@ -325,6 +325,13 @@ def test_a_container_that_starts_in_its_job_stays(job_bed: JobBed) -> None:
     assert job_bed.containers == {"c"}
 
 
+def test_a_container_that_runs_outlives_a_repeated_start_that_fails(job_bed: JobBed) -> None:
+    job_bed.add("c", {JOB: "7", ATTEMPT: "first"}, "running")
+    job_bed.start_answer = (500, {"message": "the engine restarts"})
+    assert job_bed.start()[0] == 500
+    assert job_bed.containers == {"c"}
+
+
 def test_a_container_whose_job_ends_while_it_starts_is_removed(job_bed: JobBed) -> None:
     job_bed.at_start = job_bed.record.unlink
     status, reply = job_bed.start()

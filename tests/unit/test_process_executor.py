@@ -225,6 +225,17 @@ def test_cancel_lets_it_save_a_checkpoint(root: Path) -> None:
     assert (directory / "checkpoints" / "last").read_text() == "step 7"
 
 
+def test_a_held_part_that_labctl_ends_has_failed(root: Path) -> None:
+    """A recovery that fails on another server ends it, and no user has canceled the run."""
+    spec = make_spec("true")
+    runs.start(StartRunRequest(spec, {}, held=True))
+    reason = "not all servers could start it: the disk is full"
+    request = CancelRunRequest("digits", LAB_ID, spec.id, 1, reason)
+    ended = runs.cancel(request).run
+    assert (ended.state, ended.exit_code, ended.summary) == ("exited", 1, reason)
+    assert runs.cancel(request).run == ended
+
+
 def test_cancel_kills_what_does_not_end(root: Path) -> None:
     directory = start("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
     wait_for(lambda: "ready" in read_log(directory))

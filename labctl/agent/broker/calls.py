@@ -192,9 +192,9 @@ class Calls:
             raise HttpRefusal(409, "a container on a shared server can be started only once")
         self._require_job(account, container)
         with self._networks.hold(account):  # it may have been removed as unused since `create`
-            if container.labels.get(JOB):
+            if container.labels.get(JOB) and container.State.Status == "created":
                 self._start_in_job(account, container)
-            else:
+            else:  # a client that repeats its request must not lose what runs
                 engine.call("POST", f"/containers/{container.Id}/start")
         with self.keeping.claims.lock:
             broker_mounts.release(container.Name.lstrip("/"))

@@ -117,7 +117,7 @@ def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord
         executor=spec.executor,
     )
     record = _determine_state(directory, spec, attempt, program, record)
-    record = _describe_failed_gang(directory, record)
+    record = describe_failed_gang(directory, record)
     record = _describe_gpu_loss(directory, record)
     if record.state in ("exited", "lost", "cancelled"):
         new_files = tuple(list_new_files(directory, spec.outputs))
@@ -135,7 +135,7 @@ def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord
     return record
 
 
-def _describe_failed_gang(directory: Path, record: RunRecord) -> RunRecord:
+def describe_failed_gang(directory: Path, record: RunRecord) -> RunRecord:
     """Add why labctl ended a run that did not fail here, but on another of its servers."""
     reason = read_text(directory / ".labctl" / "cancel").strip()
     if record.state != "cancelled" or not reason:

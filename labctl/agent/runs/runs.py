@@ -47,7 +47,7 @@ from .records import (
     write_member,
     write_spec_and_claim,
 )
-from .run_state import UNENDED, inspect_run, require_run_directory
+from .run_state import UNENDED, describe_failed_gang, inspect_run, require_run_directory
 from .spec import read_spec
 from .tmux_session import build_session_words
 
@@ -336,6 +336,7 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
         after = inspect_run(directory, {})
         if after.state == "claimed":
             after = after._replace(state="cancelled", summary="canceled before it started")
+            after = describe_failed_gang(directory, after)
             write_final_record(directory, after)
     run_tmux("kill-session", "-t", f"=labctl-{directory.name}")
     return CancelRunReply(after, already=False)
