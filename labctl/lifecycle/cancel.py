@@ -25,8 +25,8 @@ def cancel(context: LabContext, run_id: str, grace_s: int) -> tuple[Run, bool]:
     run = runs.find_run(context, run_id)
     if (count := gang_runs.count_parts(context, run.id)) > 1:
         members = gang.build_members(context, count)
-        if find_keeper(context, run.id):
-            gang_keeper.note_cancel(context, run.id)
+        if keeper := find_keeper(context, run.id):
+            gang_keeper.note_cancel(context, keeper, run.id)
             # Where the provider does not answer, the servers on record are tried.
             run_for_each(members, adoption.adopt)
         return gang_runs.cancel(members, run.id, grace_s)

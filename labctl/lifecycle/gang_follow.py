@@ -88,7 +88,7 @@ def _follow_beside_keeper(
                 on_cut=_require_same_server,
             )
         with report_wait(context.reporter, _name_wait(keeper)):
-            find = partial(_find_next_attempt, context, run_id)
+            find = partial(_find_next_attempt, context, keeper, run_id)
             attempt = poll_until(find, pause_s=KEEPER_POLL_S)
         if attempt is None or attempt.log_offset is None:
             return gang_outcome.save_outcome(first, run_id)
@@ -109,10 +109,10 @@ def _require_same_server(context: LabContext, server: Server) -> None:
         raise ServerGoneError(f"the server {server.id} is gone")
 
 
-def _find_next_attempt(context: LabContext, run_id: str) -> NextAttempt | None:
+def _find_next_attempt(context: LabContext, keeper: str, run_id: str) -> NextAttempt | None:
     """Find the attempt that the keeper has started; None while it may still start one."""
     quiet = msgspec.structs.replace(context, reporter=SilentReporter())
-    name = _name_wait(find_keeper(context))
+    name = _name_wait(keeper)
 
     def repeat_warning(event: Event) -> None:
         """Say why the wait goes on, such as no credentials at the keeper."""

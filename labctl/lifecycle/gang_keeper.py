@@ -64,14 +64,11 @@ def require_not_kept(context: LabContext, run_id: str) -> None:
         )
 
 
-def note_cancel(context: LabContext, run_id: str) -> None:
-    """Tell the run's keeper, if it has one, that the run must not start again; merge its records.
+def note_cancel(context: LabContext, host: str, run_id: str) -> None:
+    """Tell the keeper at `host` that the run must not start again, and merge its records.
 
-    The keeper may have replaced servers since.
+    It may have replaced servers since. A keeper that does not answer is a warning.
     """
-    host = find_keeper(context, run_id)
-    if not host:
-        return
     try:
         KeeperHost(context, host).note_cancel(run_id)
     except NotFoundError:

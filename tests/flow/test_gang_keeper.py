@@ -513,7 +513,7 @@ def test_the_wait_for_a_keeper_in_trouble_says_why(two: Pair) -> None:
     failed = kept_labs.KeeperCheck(at=1.0, state=TROUBLE, error="no credentials for cloud")
     kept_labs.write_checks(two.places, {NAME: failed})
     reporter = Recorded()
-    gang_follow._find_next_attempt(two.lab.context(reporter), "night")
+    gang_follow._find_next_attempt(two.lab.context(reporter), HOST, "night")
     told = [event.text for event in reporter.events if isinstance(event, RepeatedNote)]
     assert f"the keeper at {HOST} reports: no credentials for cloud" in told
 
