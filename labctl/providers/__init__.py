@@ -11,13 +11,12 @@ May import: commands, config, estimate and the layers below.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from labctl.errors import UsageError
 from labctl.errors.subject import LAB, Subject
-from labctl.lazy import lazy_imports
+from labctl.lazy import import_alone, lazy_imports
 from labctl.model import (
     Boot,
     Check,
@@ -55,6 +54,7 @@ class ProviderContext(Value, frozen=True):
     know. `cache_dir` may be deleted at any time. `everywhere` searches every region, not only the
     configured ones; `regions` are searched in addition, because resources on record may be there.
     `subject` is whose commands the provider's checks name. `note` shows a message to the user.
+    `open_provider` returns another provider by its name, with the lab's settings for it.
     """
 
     data_dir: Path
@@ -74,6 +74,7 @@ class ProviderContext(Value, frozen=True):
     student_key: str = ""
     subject: Subject = LAB
     note: Callable[[str], None] = lambda text: None
+    open_provider: Callable[[str], Any] | None = None
 
 
 class Provider(Protocol):
@@ -232,6 +233,16 @@ class BuildsJobs(Protocol):
 
 
 @runtime_checkable
+class RunsWithoutEngine(Protocol):
+    """Its servers have no Docker Engine, and none can run there: each run is a plain process.
+
+    `no_engine` says why, for users.
+    """
+
+    no_engine: ClassVar[str]
+
+
+@runtime_checkable
 class SubmitsJobs(BuildsJobs, Protocol):
     """The server is a login node that others use too, and each run is a job of its cluster.
 
@@ -261,11 +272,32 @@ class Deadline(Protocol):
 
 
 @runtime_checkable
+class CreatesByList(Protocol):
+    """Its cloud creates a server for each request, so `create` first lists those of the token.
+
+    A request that another process has sent is repeated only once the list must show its server.
+    """
+
+    creates_by_list: ClassVar[bool]
+
+
+@runtime_checkable
+class FixedTimer(Protocol):
+    """A timer at the provider, fixed when a server is created, ends it even if it hangs.
+
+    `Server.deadline_at` says when. It allows for extensions, so it is later than the deadline.
+    """
+
+    fixed_timer: ClassVar[bool]
+
+
+@runtime_checkable
 class EndsBilling(Protocol):
     """Some of a server's guards end its costs, and not only stop the machine.
 
     `ends_billing` names them: "shutdown" if a machine that powers itself off costs nothing
-    anymore, "timer" if a machine that its Deadline ends costs nothing anymore.
+    anymore but its disk, "timer" if one that its Deadline or FixedTimer ends costs no more than
+    that.
     """
 
     ends_billing: ClassVar[frozenset[str]]
@@ -305,6 +337,18 @@ class FirstBoot(Protocol):
 
 
 @runtime_checkable
+class SlowFirstBoot(FirstBoot, Protocol):
+    """A new machine takes longer than elsewhere, and its sshd starts before its script has run.
+
+    `running_deadline_s` is how long it may take until it runs, `host_key_deadline_s` how long it
+    may then show another host key than that of the script. Nobody logs in meanwhile.
+    """
+
+    running_deadline_s: ClassVar[float]
+    host_key_deadline_s: ClassVar[float]
+
+
+@runtime_checkable
 class Firewall(Protocol):
     """The provider admits ssh only from known addresses."""
 
@@ -340,6 +384,16 @@ class Explains(Protocol):
 
     def explain_end(self, server_id: str) -> str:
         """Return the reason as text for users; "" if unknown."""
+
+
+@runtime_checkable
+class ReclaimNoticeSource(Protocol):
+    """Servers learn of their reclaim from a metadata service other than EC2's.
+
+    `notice_service` is its name, one of labctl/agent/watchdog/notice_services.py.
+    """
+
+    notice_service: ClassVar[str]
 
 
 @runtime_checkable
@@ -398,6 +452,9 @@ class Bake(Protocol):
     def with_image(cls, settings: Any, image_id: str) -> Any:
         """Return settings with which servers boot from this image."""
 
+    def estimate_image_usd_per_month(self) -> float:
+        """Return the most that an image of one of this provider's servers costs per month."""
+
 
 @runtime_checkable
 class ConnectsGangs(Protocol):
@@ -414,20 +471,74 @@ class ConsoleSource(Protocol):
     def read_console(self, server_id: str) -> str: ...
 
 
+@runtime_checkable
+class CatalogOffers(Protocol):
+    """The provider's prices can be read without an account, from a public catalog."""
+
+    def list_catalog_offers(self, need: Need) -> list[Offer]:
+        """List the offers that fit the need at list prices; `priced_at` says how old they are.
+
+        Nobody knows whether there is capacity. LabError if the catalog cannot be read.
+        """
+
+
+class OfferBatch(Value, frozen=True):
+    """What one provider offers for a need, or why it offers nothing.
+
+    `is_live`: the prices come from the provider itself, with the user's credentials; otherwise from
+    a public catalog. `failure` says why the provider could not be asked, or did not answer in time.
+    `left_out` says why it was not asked at all.
+    """
+
+    provider: str
+    offers: tuple[Offer, ...] = ()
+    is_live: bool = True
+    failure: str = ""
+    left_out: str = ""
+
+
+@runtime_checkable
+class Marketplace(Protocol):
+    """The servers come from other providers: each offer names the one that creates its server."""
+
+    def gather_offers(self, need: Need) -> list[OfferBatch]:
+        """Ask every provider at once; one entry for each. One that fails is no error."""
+
+    def open_members(self) -> list[Provider]:
+        """Open the providers that can create servers: set up, and with credentials."""
+
+    def explain_left_out(self) -> dict[str, str]:
+        """Say why each other one can create none, by its name. Contacts nobody."""
+
+
+# The provider that asks all others.
+MARKET = "auto"
 # labctl's own entry points, repeated here: looking up what is installed takes 15 ms.
 BUILT_IN = {
+    "auto": "labctl.providers.auto:AutoProvider",
     "aws": "labctl.providers.aws:AwsProvider",
+    "azure": "labctl.providers.azure:AzureProvider",
     "course": "labctl.providers.course:CourseProvider",
+    "gcp": "labctl.providers.gcp:GcpProvider",
+    "lambda": "labctl.providers.lambda_cloud:LambdaProvider",
     "local": "labctl.providers.local:LocalProvider",
+    "runpod": "labctl.providers.runpod:RunPodProvider",
     "slurm": "labctl.providers.slurm:SlurmProvider",
     "static": "labctl.providers.static:StaticProvider",
+    "vast": "labctl.providers.vast:VastProvider",
 }
 SUMMARIES = {
+    "auto": "the cheapest of all providers that you have credentials for; may cost money",
     "aws": "the cheapest fitting instance at AWS; costs money",
+    "azure": "the cheapest fitting machine at Azure; costs money",
     "course": "the server that your course gives you; use labctl join FILE instead",
+    "gcp": "the cheapest fitting machine at Google Cloud; costs money",
+    "lambda": "a GPU instance at Lambda; costs money",
     "local": "a container on this machine (needs Docker; no GPU)",
+    "runpod": "a container with GPUs at RunPod; costs money",
     "slurm": "a cluster with Slurm, whose login node you reach with ssh",
     "static": "existing machines that you reach with ssh",
+    "vast": "a virtual machine with GPUs from Vast.ai's marketplace; costs money",
 }
 
 
@@ -445,7 +556,7 @@ def get_provider_class(name: str) -> type[Provider]:
     """Return the class that is registered as `name`; UsageError lists the installed ones."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        built_in: type[Provider] = getattr(import_module(module), attribute)
+        built_in: type[Provider] = getattr(import_alone(module), attribute)
         return built_in
     for entry in metadata.entry_points(group="labctl.providers", name=name):
         loaded: type[Provider] = entry.load()

@@ -1,22 +1,9 @@
-"""A simulated AWS on this machine: `labctl rehearse aws`, and the test bed of the aws provider.
+"""Simulated clouds on this machine: `labctl rehearse CLOUD`, and the test bed of the providers.
 
-`Rehearsal(scenario, building)` is a context manager; see docs/rehearsal.md. Modules that need the
-extra `labctl[rehearse]` (moto) are imported only when a rehearsal is created.
+`core` has what every simulated cloud needs: timer, machines as containers, and for clouds with an
+HTTP API of their own the application, faults, fleet and scenario. Each other package is a cloud;
+see docs/rehearsal.md. Modules that need the extra `labctl[rehearse]` are imported only when a
+rehearsal is created.
 
 May import: courses and the layers below.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from labctl.lazy import offer_names
-from labctl.rehearsal.scenario import Scenario
-
-if TYPE_CHECKING:
-    from labctl.rehearsal.images import Building
-    from labctl.rehearsal.simulation import Rehearsal
-
-__all__ = ["Building", "Rehearsal", "Scenario"]
-
-__getattr__ = offer_names(__name__, {"Building": "images", "Rehearsal": "simulation"})

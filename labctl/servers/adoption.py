@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -28,6 +28,7 @@ from labctl.providers import (
 from labctl.retry import poll_until
 from labctl.servers import accounts, cost
 from labctl.servers.context import LabContext
+from labctl.servers.members import list_servers
 from labctl.text import price_text
 
 POLL_S = 0.25
@@ -43,15 +44,14 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
     recorded server belongs to another provider or account: only there can its state be found out.
     """
     before = {server.id: server for server in context.state.list_servers(context.lab_id)}
-    recorded = context.state.get_lab_server(context.lab_id)
-    if recorded is not None and recorded.provider != context.provider.name:
-        raise _make_other_provider_error(context, recorded)
+    recorded = require_recorded_provider(context)
     servers, open_attempts = context.state.list_servers, context.state.list_open_attempts
     accounts.require_same_account(context, servers(context.lab_id), open_attempts(context.lab_id))
     server = _find_recorded(context, recorded) if recorded else None
     if server is None:
-        every = context.provider.servers() if listed is None else listed
-        ours = [s for s in every if s.lab_id == context.lab_id]
+        every = list_servers(context) if listed is None else listed
+        others = _list_other_parts(context, before.values())
+        ours = [s for s in every if s.lab_id == context.lab_id and s.id not in others]
         alive = [s for s in ours if s.state not in accounts.ENDED]
         server = alive[0] if alive else None
     _drop_ended(context, server)
@@ -63,9 +63,31 @@ def adopt(context: LabContext, listed: Sequence[Server] | None = None) -> Server
         with suppress(LabError):  # it only makes a later refusal more helpful
             accounts.note_profile(context, context.provider.get_account())
     cost.record_start(context.state, server)
-    for token in [attempt.token for attempt in context.state.list_open_attempts(context.lab_id)]:
-        context.state.end_attempt(token, "adopted")
+    for attempt in context.state.list_open_attempts(context.lab_id):
+        if attempt.request.moving == context.moving:
+            context.state.end_attempt(attempt.token, "adopted")
     return server
+
+
+def require_recorded_provider(context: LabContext) -> Server | None:
+    """Return the lab's recorded server, None without one; PolicyError if its provider is another.
+
+    Only at that provider can the server's state be found out. This uses no network.
+    """
+    recorded = context.state.get_lab_server(context.lab_id, context.moving)
+    if recorded is not None and recorded.provider != context.provider.name:
+        raise _make_other_provider_error(context, recorded)
+    return recorded
+
+
+def _list_other_parts(context: LabContext, recorded: Iterable[Server]) -> set[str]:
+    """List the servers that this context must leave alone: their part in the lab's move is another.
+
+    A lab without a server of its own takes what a move has left: nothing else would use it.
+    """
+    if not context.moving:
+        return set()
+    return {server.id for server in recorded if server.moving != context.moving}
 
 
 def can_join(provider: str) -> bool:
@@ -85,14 +107,14 @@ def _make_other_provider_error(context: LabContext, recorded: Server) -> PolicyE
     name, file = context.provider.name, context.subject.config_file
     price = recorded.offer.price_usd_per_hour
     bills = f" at {price_text(price)}" if price else ""
+    chosen_by = context.config.origins.get("server.provider", "").partition(":")[0] or file
+    set_in_file = f"set `server: {{provider: {recorded.provider}}}` in {file}, then:\n"
     return PolicyError(
         lambda subject: (
             f"the server of {context.name_for(subject)} is at {recorded.provider}, not at {name}"
         ),
-        why=f"{file} now selects {name}, but {recorded.id} is still running{bills}",
-        hint=lambda subject: (
-            f"set `server: {{provider: {recorded.provider}}}` in {file}, then:\n{subject.down}"
-        ),
+        why=f"{chosen_by} now selects {name}, but {recorded.id} is still running{bills}",
+        hint=lambda subject: (set_in_file if chosen_by == file else "") + subject.down,
         subject=context.subject,
     )
 
@@ -101,6 +123,8 @@ def _drop_ended(context: LabContext, alive: Server | None) -> None:
     """Drop ended servers from the record; one that is still ending stays until it has ended."""
     for recorded in context.state.list_servers(context.lab_id):
         if recorded.provider != context.provider.name or (alive and recorded.id == alive.id):
+            continue
+        if recorded.moving != context.moving:
             continue
         shown = context.provider.find(recorded.id)
         if shown is None and not _is_gone(context, recorded, alive):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from labctl.config import LabConfig
+from labctl.decoding import convert_value
 from labctl.model import GpuNeed, Need, Server
 from labctl.servers.context import LabContext
 
@@ -14,6 +15,7 @@ EVENT = "created with"
 # those that the server's watchdog was given (`guard.restore_limits`).
 KEYS = {
     "gpu": ("server.gpu", "server.gpu_memory"),
+    "type": ("server.type",),
     "arch": ("server.arch",),
     "work": ("server.work",),
     "spot": ("server.spot",),
@@ -50,7 +52,7 @@ def forget_missing_gpu(context: LabContext, server: Server) -> None:
     if context.config.server.need.gpu.is_required or context.config.submits_jobs:
         return
     for line in context.state.list_events(server_id=server.id, kind=EVENT, limit=1):
-        gpu = msgspec.convert(line.detail.get("gpu", {}), GpuNeed)
+        gpu = convert_value(line.detail.get("gpu", {}), GpuNeed)
         if gpu.is_required and not context.load_facts(server).gpus:
             chosen = {field: value for field, value in line.detail.items() if field != "gpu"}
             context.state.record(EVENT, lab_id=context.lab_id, server_id=server.id, detail=chosen)
@@ -61,5 +63,5 @@ def restore_need(context: LabContext, server_id: str) -> LabConfig:
     need = context.config.server.need
     for line in context.state.list_events(server_id=server_id, kind=EVENT, limit=1):
         chosen = {field: value for field, value in line.detail.items() if field in KEYS}
-        need = msgspec.convert({**msgspec.to_builtins(need), **chosen}, Need)
+        need = convert_value({**msgspec.to_builtins(need), **chosen}, Need)
     return choose_need(context.config, need)

@@ -26,6 +26,7 @@ from labctl.errors import (
     AuthenticationError,
     BusyError,
     ConnectError,
+    HostKeyError,
     UsageError,
 )
 from labctl.events import Reporter
@@ -74,6 +75,7 @@ class Connections:
         self._report_login = report_login
         self._pool: dict[str, tuple[Endpoint, Transport]] = {}
         self._pool_lock = threading.Lock()
+        self._machines: set[Endpoint] = set()
         self._declared: dict[str, set[str]] = {}
         self._declared_lock = threading.Lock()
 
@@ -153,7 +155,18 @@ class Connections:
 
     def connect(self, endpoint: Endpoint) -> Transport:
         """Return a transport to a machine that is not (yet) one of our servers."""
+        self._machines.add(endpoint)
         return self._make_transport(*self.describe_endpoint(endpoint), endpoint)
+
+    def retire_machines(self) -> None:
+        """Let the connections end that `connect` has opened, with what other processes run there.
+
+        They would last for minutes more, on machines that the lab has left.
+        """
+        if shutil.which("ssh"):
+            for endpoint in self._machines:
+                config, name = self.describe_endpoint(endpoint)
+                self._make_openssh(config, name, endpoint).retire()
 
     def describe_endpoint(self, endpoint: Endpoint) -> tuple[Path, str]:
         """Write the ssh_config of a machine that is not one of our servers: (path, its name)."""
@@ -184,14 +197,16 @@ class Connections:
         deadline_s: float,
         name: str = "",
         before_retry: Callable[[BaseException], None] | None = None,
+        *,
+        waits_for_host_key: bool = False,
     ) -> Transport:
         """Wait up to `deadline_s` seconds for a login that works, and return its transport.
 
         Errors call the server `name`, or its alias. `before_retry` is called with the error of each
         login that is tried again, and may raise to stop.
 
-        A wrong host key is raised at once; everything else that a booting machine may do (refuse,
-        not answer, not know the key yet) only after the deadline.
+        A wrong host key is raised at once, or with `waits_for_host_key` only after the deadline, as
+        is everything else that a booting machine may do (refuse, not answer, not know the key yet).
         """
         end = time.monotonic() + deadline_s
         transport = self.open(server)
@@ -199,8 +214,9 @@ class Connections:
         def log_in() -> None:
             transport.run("true", timeout_s=max(1.0, end - time.monotonic()))
 
+        passing = (BusyError, AuthenticationError)
         policy = retry_on(
-            (BusyError, AuthenticationError),
+            (*passing, HostKeyError) if waits_for_host_key else passing,
             pause_s=FIRST_PAUSE_S,
             longest_pause_s=LONGEST_PAUSE_S,
             growth=PAUSE_GROWTH,

@@ -10,11 +10,12 @@ import msgspec
 
 from labctl.config import LabConfig, Paths, find_user_name, student_key
 from labctl.config.member_ids import list_lab_ids
-from labctl.errors import ConnectError, NotFoundError
+from labctl.decoding import decode_json
+from labctl.errors import ConnectError, NotFoundError, PolicyError
 from labctl.errors.subject import LAB, Subject
 from labctl.events import Note, Progress, Reporter, report_wait
 from labctl.lazy import lazy_imports
-from labctl.model import Endpoint, Server, ServerFacts
+from labctl.model import Endpoint, Moving, Server, ServerFacts
 from labctl.providers import (
     LogsInAsUser,
     OnThisMachine,
@@ -47,6 +48,7 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     servers inside this process. `is_keeper` says that this is the keeper that a lab was handed over
     to. `rank` is that of the server that this context is about, if the lab has several; None for
     all of them. `subject` knows the commands that the user types.
+    `moving` says which part its server has in a move of the lab; see `Server.moving`.
     `shared_provider` and `shared_connections` are those of another context, used by this one too.
     """
 
@@ -65,6 +67,7 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     in_process: bool = False
     is_keeper: bool = False
     rank: int | None = None
+    moving: Moving = ""
     subject: Subject = LAB
     shared_provider: Provider | None = None
     shared_connections: Connections | None = None
@@ -122,13 +125,24 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
             return self.shared_provider
         return self.make_provider(self.config.server.provider)
 
-    def make_provider(self, name: str) -> Provider:
-        """Create the provider `name` with the lab's settings for it, or else its defaults."""
+    def make_provider(self, name: str, *, asks: bool = True) -> Provider:
+        """Create the provider `name` with the lab's settings for it, or else its defaults.
+
+        Without `asks`, it is an error if the provider would have a question for the user.
+        """
         kind = get_provider_class(name)
         settings = self.config.server.provider_settings.get(name)
         if settings is None:
             settings = kind.settings_type()
-        return kind(settings, self._build_provider_context())
+        context = self._build_provider_context(name)
+        if not asks:
+            context = msgspec.structs.replace(context, settle_host_key=_require_host_key)
+        return kind(settings, context)
+
+    @functools.cached_property
+    def by_provider(self) -> dict[str, LabContext]:
+        """The contexts of the same lab with other providers, as far as they were needed."""
+        return {}
 
     @property
     def is_on_this_machine(self) -> bool:
@@ -140,7 +154,7 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
         """Whether labctl uses the keys of the user's ssh where the provider names no key."""
         return isinstance(self.provider, LogsInAsUser)
 
-    def _build_provider_context(self) -> ProviderContext:
+    def _build_provider_context(self, name: str) -> ProviderContext:
         return ProviderContext(
             data_dir=self.paths.data_dir,
             owner=self.owner or find_user_name(),
@@ -154,19 +168,19 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
             package_index=self.config.package_index,
             cache_dir=self.paths.cache_dir,
             everywhere=self.everywhere,
-            regions=self._list_recorded_regions(),
+            regions=self._list_recorded_regions(name),
             talk=self.connections.open_line_channel,
             student_key=str(student_key(self.paths)),
             subject=self.subject,
             note=lambda text: self.reporter.emit(Note(text=text)),
+            open_provider=functools.partial(self.make_provider, asks=False),
         )
 
-    def _list_recorded_regions(self) -> tuple[str, ...]:
-        """List the regions that may hold resources of the lab, even if lab.yaml no longer does.
+    def _list_recorded_regions(self, name: str) -> tuple[str, ...]:
+        """List a provider's regions that may hold resources of the lab, whatever lab.yaml says.
 
         They hold a server, a kept disk, or what an interrupted `up` may have created.
         """
-        name = self.config.server.provider
         # Attempts of all labs: a course's labs share one provider, and an open attempt is rare.
         regions = [a.offer.region for a in self.state.list_open_attempts() if a.provider == name]
         regions += [
@@ -185,12 +199,8 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     def _report_progress(self, text: str, done: float, total: float) -> None:
         self.reporter.emit(Progress(name=text, done=done, total=total, unit="steps"))
 
-    def announce_wait(self, holder: str) -> None:
-        """Tell the user which command holds a lock that this one waits for."""
-        self.reporter.emit(Note(text=f"{holder}; waiting for it to finish"))
-
     def get_server(self) -> Server:
-        """Return the lab's server as recorded; NotFoundError if it has none, or a stopped one."""
+        """Return the lab's server as recorded; NotFoundError without one that runs or starts."""
         server = self.state.get_lab_server(self.lab_id)
         if server is None:
             ended = self.state.list_events(lab_id=self.lab_id, kind="ready", limit=1)
@@ -202,6 +212,12 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
                 why="its disk is kept, with everything on it",
                 hint="labctl start" if self.subject.kind == "lab" else self.subject.up,
             )
+        if server.state == "ending":
+            raise NotFoundError(
+                f"the server of {self.name} is being removed",
+                why="labctl was interrupted before it knew that nothing is left",
+                hint=self.subject.down,
+            )
         return server
 
     def assign_alias(self, server: Server, recorded: Server | None) -> Server:
@@ -209,15 +225,16 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
 
         `recorded` is the same server as this machine has it on record, None for a new one.
         """
-        alias = recorded.alias if recorded else self.config.name
+        name = f"{self.config.name}-next" if self.moving == "next" else self.config.name
+        alias = recorded.alias if recorded else name
         if not self.connections.is_alias_free(alias, server.id):
-            alias = f"{self.config.name}-{self.lab_id[:4]}"
+            alias = f"{name}-{self.lab_id[:4]}"
             if recorded is None or recorded.alias != alias:
-                text = f"ssh already knows a host {self.config.name}; this one is called {alias}"
+                text = f"ssh already knows a host {name}; this one is called {alias}"
                 self.reporter.emit(Note(text=text))
         identity = server.endpoint.identity or ("" if self.logs_in_as_user else str(self.identity))
         endpoint = msgspec.structs.replace(server.endpoint, identity=identity)
-        return msgspec.structs.replace(server, alias=alias, endpoint=endpoint)
+        return msgspec.structs.replace(server, alias=alias, endpoint=endpoint, moving=self.moving)
 
     @property
     def identity(self) -> Path:
@@ -245,6 +262,16 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
         """Return what the last `up` found on the server; empty ServerFacts if nothing is stored."""
         path = self.paths.ssh_dir / server.id / "facts.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=ServerFacts)
+            return decode_json(path.read_bytes(), ServerFacts)
         except (FileNotFoundError, msgspec.MsgspecError):
             return ServerFacts()
+
+
+def _require_host_key(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint if its host key is pinned; PolicyError if the user must confirm it."""
+    if not endpoint.host_key:
+        raise PolicyError(
+            f"the host key of {endpoint.host} was not confirmed yet",
+            hint="labctl doctor   # with its provider in lab.yaml, shows the fingerprint once",
+        )
+    return endpoint

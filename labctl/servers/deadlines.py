@@ -16,11 +16,11 @@ import msgspec
 from labctl.errors import BusyError, DeniedError, LabError, ThrottledError
 from labctl.events import Note
 from labctl.model import Need, Server
-from labctl.providers import Deadline, EndsBilling, FirstBoot, Guarded, Provider
+from labctl.providers import Deadline, EndsBilling, FirstBoot, FixedTimer, Guarded, Provider
 from labctl.servers.context import LabContext
 from labctl.servers.cost import HOUR_S, spent_usd
 from labctl.state import LedgerEntry
-from labctl.text import add_next, dollars_text, duration_text
+from labctl.text import add_next, dollars_text, duration_text, price_text
 from labctl.wire.watchdog import WatchRecord
 
 # Lifetime of a server with a price if its need sets no limit.
@@ -111,7 +111,11 @@ def move_timer(
     It is never set later than lab.yaml and the ledger allow, nor later than `latest_at`: a user
     who is root on the server can make its watchdog report anything.
     """
-    if watch is None or not isinstance(context.provider, Deadline):
+    if watch is None:
+        return
+    if isinstance(context.provider, FixedTimer):
+        _warn_of_fixed_timer(context, server, watch)
+    if not isinstance(context.provider, Deadline):
         return
     now = time.time()
     ends = [now + left for left in list_seconds_left(watch)]
@@ -126,6 +130,21 @@ def move_timer(
     at = max(min(ends) + MARGIN_S, now + LEAST_S)
     if timer_at is None or abs(at - timer_at) >= CLOSE_S:
         _set_timer(context, server, at)
+
+
+def _warn_of_fixed_timer(context: LabContext, server: Server, watch: WatchRecord) -> None:
+    """Warn if a timer that cannot be moved ends the server before its watchdog does."""
+    if server.deadline_at is None:
+        return
+    left = list_seconds_left(watch)
+    if left and time.time() + min(left) < server.deadline_at:
+        return
+    spare = duration_text(max(0.0, server.deadline_at - time.time()))
+    text = f"the timer at {context.provider.name} ends {server.alias} in {spare}"
+    text += " without saving results, and cannot be moved while the server runs"
+    reset = "labctl stop\nlabctl up   # its timer starts again"
+    hint = reset if context.subject.kind == "lab" else context.subject.down
+    context.reporter.emit(Note(text=add_next(text, hint), level="warning"))
 
 
 def is_timer_denied(context: LabContext, server: Server) -> bool:
@@ -164,6 +183,11 @@ def can_end_billing(provider: Provider) -> bool:
     return "shutdown" in declared or ("timer" in declared and _has_timer(provider))
 
 
+def is_free_when_off(provider: Provider) -> bool:
+    """Whether a machine that has powered itself off costs nothing anymore but its disk."""
+    return isinstance(provider, EndsBilling) and "shutdown" in provider.ends_billing
+
+
 def is_guarded_elsewhere(provider: Provider) -> bool:
     """Whether somebody else, such as a course's keeper, ends the server in time."""
     return isinstance(provider, Guarded)
@@ -171,6 +195,8 @@ def is_guarded_elsewhere(provider: Provider) -> bool:
 
 def explain_missing_timer(provider: Provider) -> str:
     """Return why the provider does not end servers at their deadline, or "" if it does."""
+    if isinstance(provider, FixedTimer):
+        return ""
     if not isinstance(provider, Deadline):
         return f"{provider.name} cannot end a server by itself at its deadline"
     lack = provider.missing_deadline_setup
@@ -187,10 +213,20 @@ def describe(context: LabContext, server: Server, watch: WatchRecord | None) -> 
         return ""
     left = list_seconds_left(watch)
     if not left:
-        down = context.subject.down
+        down = context.subject.end_all
         return f"{server.alias} has no deadline: {worst_cost(price)}, until {down}"
     armed = ", ".join(list_armed_guards(context, server, watch)) or "none"
-    return f"{server.alias} ends in {duration_text(min(left))} at the latest; armed: {armed}"
+    latest = f"in {duration_text(min(left))} at the latest"
+    if _ends_billing(context, server):
+        return f"{server.alias} ends {latest}; armed: {armed}"
+    billed = f"costs {price_text(price)} until {context.subject.end_all}"
+    return f"{server.alias} powers itself off {latest}, but {billed}; armed: {armed}"
+
+
+def _ends_billing(context: LabContext, server: Server) -> bool:
+    """Whether a guard of this server ends its costs: a timer that was refused does not."""
+    has_timer = can_end_billing(context.provider) and _get_timer_at(context, server) is not None
+    return is_free_when_off(context.provider) or has_timer
 
 
 def worst_cost(price_usd_per_hour: float) -> str:
@@ -275,6 +311,8 @@ def list_seconds_left(watch: WatchRecord | None) -> list[float]:
 
 
 def _has_timer(provider: Provider) -> bool:
+    if isinstance(provider, FixedTimer):
+        return True
     return isinstance(provider, Deadline) and not provider.missing_deadline_setup
 
 

@@ -62,7 +62,7 @@ def keep_until(context: LabContext, server: Server, ends_at: float) -> bool:
         text = (
             f"if {server.alias} ends by itself, its disk is kept until {day_text(until)} with the "
             f"results that you have not pulled, at {dollars_text(price)} a month; "
-            f"{context.subject.down} removes the server and the disk"
+            f"{context.subject.end_all} removes the server and the disk"
         )
         context.reporter.emit(Note(text=text))
     return True

@@ -16,6 +16,7 @@ from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until, retry_on, retry_throttled_calls
 from labctl.servers import accounts, adoption, disk_retention, disks, kept_disks
 from labctl.servers.context import LabContext
+from labctl.servers.provider_traits import describe_provider
 from labctl.state.disks import is_expired
 from labctl.text import duration_text, names_text
 
@@ -52,13 +53,15 @@ def sweep(context: LabContext, server_id: str = "") -> Removal:
     A kept disk stays until it expires, unless everything on it has been downloaded. Of a lab with
     several servers, everything stays while another one is alive, since they share it.
     """
-    servers = context.provider.servers()
+    name = f"checking what is left ({describe_provider(context.provider)})"
+    with report_wait(context.reporter, name):
+        servers = context.provider.servers()
     if context.rank == 0 and has_siblings(context, servers):
         return Removal(server_id=server_id)
     ours = [s for s in servers if s.lab_id == context.lab_id]
     ending = [s for s in ours if s.state == "ending"]
     _wait_for(context, ending)
-    with report_wait(context.reporter, f"checking what is left ({context.provider.name})"):
+    with report_wait(context.reporter, name):
         return _sweep_resources(context, server_id, [s for s in ours if s not in ending])
 
 
@@ -103,6 +106,9 @@ def end(context: LabContext, servers: Iterable[Server], *, keep_disks: bool = Fa
             disk_retention.release(context, server)
         retry_throttled_calls()(context.provider.terminate, server.id)
         context.state.record("terminating", lab_id=server.lab_id, server_id=server.id)
+        if (recorded := context.state.get_server(server.id)) is not None:
+            # What the next command reads, should this one be interrupted before the confirmation.
+            context.state.save_server(msgspec.structs.replace(recorded, state="ending"))
 
     with report_wait(context.reporter, f"removing {_name_servers(waiting)}"):
         _map_parallel(terminate, waiting)

@@ -88,6 +88,20 @@ def sum_prices(context: LabContext) -> float:
     return sum(server.offer.price_usd_per_hour for server in servers if server is not None)
 
 
+def select_run_server(context: LabContext, run_id: str) -> LabContext:
+    """Return the context of the server that alone has a run, as one beside the first may have.
+
+    Otherwise this is `context`: for a run on all servers, or on the first, or of unknown name.
+    """
+    if not run_id or not has_several_servers(context):
+        return context
+    if context.state.get_run(context.lab_id, run_id) is not None:
+        return context
+    members = build_members(context)[1:]
+    found = (one for one in members if one.state.get_run(one.lab_id, run_id) is not None)
+    return next(found, context)
+
+
 def select_server(context: LabContext, rank: int) -> LabContext:
     """Return the context of the server with this rank; UsageError if lab.yaml has fewer."""
     count = context.config.server.count

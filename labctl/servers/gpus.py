@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from labctl.commands.probe import list_missing
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.errors.subject import Subject
+from labctl.estimate.cards import suggest_model
 from labctl.events import Note
 from labctl.model import GpuNeed, Need, Server, ServerFacts
 from labctl.text import bytes_text
@@ -131,9 +132,11 @@ def choose_gpus_option(
 
 def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool, hint: str) -> LabError:
     what = f"this lab needs {_describe_need(gpu)}"
+    unknown = _describe_unknown_model(gpu)
     if not facts.gpus:
-        return PolicyError(f"{what}, and the server has none", hint=hint or _change_gpu)
-    why, fix = _describe_gpus(facts), ""
+        none = f"{what}, and the server has none"
+        return PolicyError(none, why=unknown, hint=hint or _change_gpu)
+    why, fix = "\n".join(filter(None, [_describe_gpus(facts), unknown])), ""
     if usable:
         what += ", and containers on the server cannot use one"
         why += f", but {_NO_RUNTIME}"
@@ -141,6 +144,20 @@ def _make_no_gpu_error(gpu: GpuNeed, facts: ServerFacts, usable: bool, hint: str
     else:
         what += ", which this server does not have"
     return PolicyError(what, why=why, hint=fix or hint or _change_gpu)
+
+
+def warn_of_unknown_model(context: LabContext) -> None:
+    """Warn before a server is sought for a GPU whose name looks like a slip.
+
+    A provider may have it nevertheless, as a machine of your own or a cluster can have any GPU.
+    """
+    if text := _describe_unknown_model(context.config.server.need.gpu):
+        context.reporter.emit(Note(text=text, level="warning"))
+
+
+def _describe_unknown_model(gpu: GpuNeed) -> str:
+    near = suggest_model(gpu.kind) if gpu.is_required and gpu.kind != "any" else ""
+    return near and f"labctl knows no GPU named {gpu.kind}; did you mean {near}?"
 
 
 def _change_gpu(subject: Subject) -> str:

@@ -10,7 +10,15 @@ import time
 import msgspec
 
 from labctl.model import Need, Server
-from labctl.providers import Guarded, Keep, Leasable, Provider, Stoppable, SubmitsJobs
+from labctl.providers import (
+    Guarded,
+    Keep,
+    Leasable,
+    Provider,
+    ReclaimNoticeSource,
+    Stoppable,
+    SubmitsJobs,
+)
 from labctl.servers import cost, deadlines, disk_retention
 from labctl.servers.context import LabContext
 from labctl.state import LedgerEntry
@@ -69,6 +77,7 @@ def arm(
         stopped_s=cost.sum_stopped_s(context.state, server.id),
         store=context.config.store,
         mirror_s=context.config.mirror_s,
+        notices=_find_notice_service(context.provider),
     )
     watch = context.open_agent(server).call(GUARD, request).watch
     if not before or _has_changed(before[-1], limits):
@@ -78,6 +87,11 @@ def arm(
     if not deadlines.is_timer_denied(context, server):
         deadlines.move_timer(context, server, watch)
     return watch
+
+
+def _find_notice_service(provider: Provider) -> str:
+    """Return the name of the service by which a server learns of its reclaim; "" for EC2's."""
+    return provider.notice_service if isinstance(provider, ReclaimNoticeSource) else ""
 
 
 def is_unguarded(context: LabContext, server: Server) -> bool:

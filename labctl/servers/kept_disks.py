@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from labctl.decoding import convert_value
 from labctl.errors import BusyError, NotFoundError, PolicyError
 from labctl.events import Note
 from labctl.model import Offer, Resource, Server
@@ -82,7 +83,7 @@ def sort_by_kept_disks(context: LabContext, offers: Sequence[Offer]) -> list[Off
 def list_restored(context: LabContext, server: Server) -> dict[str, Resource]:
     """Return the kept disks, by id, whose content was restored to the server."""
     lines = context.state.list_events(server_id=server.id, kind=RESTORED)
-    restored = [msgspec.convert(line.detail["disk"], Resource) for line in lines]
+    restored = [convert_value(line.detail["disk"], Resource) for line in lines]
     return {disk.id: disk for disk in restored}
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import msgspec
 
 from labctl.errors import PolicyError
 from labctl.events import Note, Question, Step, report_wait
 from labctl.model import ProviderAccount, Resource, Server, Value
+from labctl.providers import Marketplace
 from labctl.retry import poll_until
 from labctl.servers import accounts, cost, disks, end_server, pending_attempts
 from labctl.servers.context import LabContext
+from labctl.servers.members import ask_each, ask_members
 from labctl.servers.open_costs import explain_open_costs
-from labctl.text import add_next
+from labctl.servers.provider_choice import select_provider
+from labctl.servers.provider_traits import describe_provider
+from labctl.text import add_next, count_text
 
 # Kind of a resource that is free and makes the next server start faster: it is never removed.
 CACHE = "cache"
@@ -25,6 +32,8 @@ class Orphans(Value, frozen=True):
     `elsewhere` names what this machine has on record in other accounts of the provider: servers,
     and what interrupted `up`s may have created. `others` are servers of other users who share the
     provider without accounts, as on one Docker Engine. `caches` are free and never removed.
+    `failures` says, by provider, why it could not be asked: what it has is not in this list.
+    `asked` are the providers that answered.
     """
 
     servers: tuple[Server, ...]
@@ -33,6 +42,8 @@ class Orphans(Value, frozen=True):
     elsewhere: tuple[str, ...] = ()
     others: tuple[Server, ...] = ()
     caches: tuple[Resource, ...] = ()
+    failures: dict[str, str] = msgspec.field(default_factory=dict)
+    asked: tuple[str, ...] = ()
 
     @property
     def is_billing(self) -> bool:
@@ -43,13 +54,33 @@ class Orphans(Value, frozen=True):
 
 
 def find_orphans(context: LabContext) -> Orphans:
-    """List what the provider shows. Kept disks are among the resources.
+    """List what the provider shows, or all providers of a market. Kept disks are resources.
 
     Warns about what its list cannot show: recent attempts, and resources in other accounts.
     """
+
+    def warn_and_list(member: LabContext) -> Orphans:
+        _warn(member)
+        return _list_shown(member)
+
+    return _list_all(context, warn_and_list)
+
+
+def _list_all(context: LabContext, list_one: Callable[[LabContext], Orphans]) -> Orphans:
+    """Return the lists of all providers behind a market as one."""
     with explain_open_costs(context, every_lab=True):
-        _warn(context)
-    return _list_shown(context)
+        answers = ask_members(context, list_one)
+    lists = answers.by_provider.values()
+    return Orphans(
+        servers=tuple(one for each in lists for one in each.servers),
+        resources=tuple(one for each in lists for one in each.resources),
+        here=tuple(sorted(one for each in lists for one in each.here)),
+        elsewhere=tuple(one for each in lists for one in each.elsewhere),
+        others=tuple(one for each in lists for one in each.others),
+        caches=tuple(one for each in lists for one in each.caches),
+        failures=answers.failures,
+        asked=tuple(answers.by_provider),
+    )
 
 
 def _warn(context: LabContext) -> None:
@@ -88,8 +119,8 @@ def _list_elsewhere(context: LabContext) -> dict[str, str]:
 
 
 def _list_shown(context: LabContext) -> Orphans:
-    text = f"listing what labctl created ({context.provider.name})"
-    with report_wait(context.reporter, text), explain_open_costs(context, every_lab=True):
+    text = f"listing what labctl created ({describe_provider(context.provider)})"
+    with report_wait(context.reporter, text):
         servers = [one for one in context.provider.servers() if one.state != "terminated"]
         others = context.provider.leftovers()
     disks.record_shown(context, others, None)
@@ -124,19 +155,40 @@ def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orph
     """Terminate and remove what was listed; return what is left. Results on it are lost.
 
     Disks that were kept for their data are removed once they have expired, and before that only
-    with `kept_too`. PolicyError if the user does not confirm.
+    with `kept_too`. PolicyError if the user does not confirm. One provider of a market that fails
+    is a warning, and the others are handled.
     """
-    listed = _wait_for_attempts(context, listed)
+    if any(ask_members(context, _wait_for_attempts).by_provider.values()):
+        listed = _list_all(context, _list_shown)
     removable = [resource for resource in listed.resources if kept_too or _is_unneeded(resource)]
     if not listed.servers and not removable:
         return listed
-    names = {server.lab for server in listed.servers}
+    _confirm(context, listed.servers, removable)
+
+    def end_part(member: LabContext) -> None:
+        name = member.provider.name
+        servers = [server for server in listed.servers if server.provider == name]
+        _end_all(member, servers, kept_too=kept_too)
+
+    names = {server.provider for server in listed.servers}
+    names |= {resource.provider for resource in removable}
+    if not isinstance(context.provider, Marketplace):
+        end_part(context)
+        return _list_all(context, _list_shown)
+    for name, why in ask_each(context, sorted(names), end_part).failures.items():
+        text = add_next(f"{name}: {why}", f"labctl orphans --provider {name} --terminate")
+        context.reporter.emit(Note(text=text, level="warning"))
+    return _list_all(context, _list_shown)
+
+
+def _confirm(context: LabContext, servers: Sequence[Server], removable: Sequence[Resource]) -> None:
+    names = {server.lab for server in servers}
     names |= {resource.lab or resource.lab_id for resource in removable}
     labs = ", ".join(sorted(names - {""}))
+    counts = count_text(len(servers), "server"), count_text(len(removable), "other resource")
     decision = Question(
-        question=f"terminate {len(listed.servers)} servers and remove {len(removable)} other "
-        "resources?",
-        detail=f"labs: {labs}\nResults that are only there are lost; labctl down saves them first.",
+        question=f"terminate {counts[0]} and remove {counts[1]}?",
+        detail=f"labs: {labs}\nResults found only there are lost; labctl down saves them first.",
     )
     if not context.reporter.confirm(decision):
         raise PolicyError(
@@ -144,9 +196,13 @@ def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orph
             why="it was not confirmed",
             hint="labctl orphans --terminate --yes",
         )
-    for server in listed.servers:
+
+
+def _end_all(context: LabContext, servers: Sequence[Server], *, kept_too: bool) -> None:
+    """Terminate these servers of one provider, and remove what is not needed there."""
+    for server in servers:
         cost.record_start(context.state, server)
-    end_server.end(context, listed.servers)
+    end_server.end(context, servers)
 
     def list_removable() -> list[Resource]:
         # Provider lists lag: more servers may appear, and resources that they were using.
@@ -154,13 +210,12 @@ def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orph
         return [one for one in _list_shown(context).resources if kept_too or _is_unneeded(one)]
 
     end_server.remove_resources(context, list_removable(), list_removable)
-    return _list_shown(context)
 
 
 def end_others(context: LabContext, listed: Orphans) -> Orphans:
     """Terminate the servers of each other user whose name is typed; return what is left."""
-    for owner in sorted({server.owner for server in listed.others}):
-        servers = [server for server in listed.others if server.owner == owner]
+    for provider, owner in sorted({(server.provider, server.owner) for server in listed.others}):
+        servers = [one for one in listed.others if (one.provider, one.owner) == (provider, owner)]
         lines = [f"  {server.id} ({server.lab}, {server.state})" for server in servers]
         decision = Question(
             question=f"to terminate the servers of {owner}, type {owner}",
@@ -168,16 +223,16 @@ def end_others(context: LabContext, listed: Orphans) -> Orphans:
             typed=owner,
         )
         if context.reporter.confirm(decision):
-            end_server.end(context, servers)
+            end_server.end(select_provider(context, provider), servers)
         else:
             context.reporter.emit(Note(text=f"the servers of {owner} were not terminated"))
-    return _list_shown(context)
+    return _list_all(context, _list_shown)
 
 
-def _wait_for_attempts(context: LabContext, listed: Orphans) -> Orphans:
-    """Wait until everything that interrupted `up`s may have created is listed; list again."""
+def _wait_for_attempts(context: LabContext) -> bool:
+    """Wait until everything that interrupted `up`s may have created is listed, if anything may."""
     if not pending_attempts.list_pending_attempts(context, every_lab=True):
-        return listed
+        return False
     context.reporter.emit(Step(name="waiting for what an interrupted `up` may have created"))
     settle_s = context.provider.settle_s
     poll_until(
@@ -185,7 +240,7 @@ def _wait_for_attempts(context: LabContext, listed: Orphans) -> Orphans:
         pause_s=min(1.0, settle_s),
         deadline_s=settle_s,
     )
-    return _list_shown(context)
+    return True
 
 
 def _is_unneeded(resource: Resource) -> bool:

@@ -20,6 +20,11 @@ def can_make_images(provider: Provider) -> bool:
     return isinstance(provider, Bake)
 
 
+def estimate_usd_per_month(provider: Provider) -> float | None:
+    """Return the most that a machine image costs per month; None if the provider makes none."""
+    return provider.estimate_image_usd_per_month() if isinstance(provider, Bake) else None
+
+
 def require_images(provider: Provider) -> Bake:
     """Return the provider as one that makes machine images; PolicyError if it cannot."""
     if isinstance(provider, Bake):

@@ -39,7 +39,7 @@ def describe_open_costs(context: LabContext, lab_id: str | None) -> list[str]:
 
 
 def _describe_costs(context: LabContext, lab_id: str | None) -> list[str]:
-    down = context.subject.down
+    down = context.subject.end_all
     lines = [
         f"{server.id} is still running (last known), at "
         f"{price_text(server.offer.price_usd_per_hour)} until {down}"

@@ -25,6 +25,7 @@ def list_pending_attempts(context: LabContext, *, every_lab: bool = False) -> li
         attempt
         for attempt in attempts
         if attempt.provider == context.provider.name
+        and (every_lab or attempt.request.moving == context.moving)
         and attempt.created_at >= horizon
         and not accounts.is_elsewhere(context, attempt.account)
     ]
@@ -37,7 +38,7 @@ def close_unseen_attempts(context: LabContext) -> None:
     knows that no attempt is pending.
     """
     for attempt in context.state.list_open_attempts(context.lab_id):
-        if attempt.provider == context.provider.name:
+        if attempt.provider == context.provider.name and attempt.request.moving == context.moving:
             context.state.end_attempt(attempt.token, "never seen")
 
 

@@ -57,7 +57,9 @@ def _describe_limits(
     if elsewhere:
         decides = f"the {provider.name} decides when it stops"
         return [f"it stops automatically {text}" if text else decides]
-    lines = [f"it stops automatically {text}"] if text else []
+    is_billed = price > 0 and not deadlines.can_end_billing(provider)
+    ending = "it powers itself off" if is_billed else "it stops automatically"
+    lines = [f"{ending} {text}"] if text else []
     span = deadlines.span_s(need, price, left_usd)
     if deadlines.is_default(need, price):
         default = f"{duration_text(deadlines.DEFAULT_TTL_S)} is the default"
@@ -68,7 +70,9 @@ def _describe_limits(
         lines += [] if text else ["it runs until labctl down"]
     elif price:
         most = dollars_text(span / HOUR_S * price)
-        lines.append(f"it costs at most {most}, plus disk and traffic")
+        until = f"{provider.name} bills it until labctl down: {most} by then"
+        costs = until if is_billed else f"it costs at most {most}"
+        lines.append(f"{costs}, plus disk and traffic")
         lines.append(f"guards: {', '.join(deadlines.list_planned_guards(provider))}")
         if isinstance(provider, Deadline) and (lack := provider.missing_deadline_setup):
             lines.append(f"no timer at {provider.name}: {lack}")
@@ -77,7 +81,8 @@ def _describe_limits(
 
 def describe_offer(offer: Offer) -> str:
     """Return "g4dn.xlarge in us-east-1a spot"."""
-    where = f"in {offer.zone}" if offer.zone else ""
+    place = offer.zone or offer.region
+    where = f"in {place}" if place else ""
     return " ".join(filter(None, [offer.type, where, describe_market(offer)]))
 
 

@@ -15,6 +15,7 @@ from typing import IO
 import msgspec
 
 from labctl.commands import ansible
+from labctl.decoding import decode_json
 from labctl.errors import ConnectError, DiskFullError, LabError
 from labctl.events import Progress, Reporter, Step
 from labctl.model import Value
@@ -38,7 +39,7 @@ class TaskEvent(Value, frozen=True):
 def read_event(line: bytes) -> TaskEvent | None:
     """Parse an event from a line of Ansible's output; None for any other text."""
     try:
-        return msgspec.json.decode(line, type=TaskEvent)
+        return decode_json(line, TaskEvent)
     except msgspec.DecodeError:
         return None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from labctl.config.schema import ProviderTraits
 from labctl.providers import (
     Guarded,
+    Marketplace,
     OnThisMachine,
     Provider,
     RequiresSettings,
+    RunsWithoutEngine,
     SubmitsJobs,
     get_provider_class,
 )
@@ -20,8 +22,15 @@ def read_provider_traits(name: str) -> ProviderTraits:
         settings_type=provider.settings_type,
         on_this_machine=isinstance(provider, OnThisMachine),
         for_students=isinstance(provider, Guarded),
+        is_market=isinstance(provider, Marketplace),
         job_executor=provider.job_executor if isinstance(provider, SubmitsJobs) else "",
+        no_engine=provider.no_engine if isinstance(provider, RunsWithoutEngine) else "",
     )
+
+
+def describe_provider(provider: Provider) -> str:
+    """Return the provider's name; for one that asks all others, say so."""
+    return "all providers" if isinstance(provider, Marketplace) else provider.name
 
 
 def get_settings_example(name: str) -> str:

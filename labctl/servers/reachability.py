@@ -17,7 +17,7 @@ from labctl.errors import (
 )
 from labctl.events import Note, Step
 from labctl.model import Server
-from labctl.providers import ConsoleSource, Explains
+from labctl.providers import ConsoleSource, Explains, Provider, SlowFirstBoot
 from labctl.retry import poll_until
 from labctl.servers import deadlines, end_server
 from labctl.servers.accounts import ENDED, is_gone
@@ -44,14 +44,16 @@ def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, T
     """
     fresh = is_fresh(context, server)
     try:
-        limit = f"at most {duration_text(RUNNING_DEADLINE_S + SSH_DEADLINE_S)}"
+        slow = fresh and isinstance(context.provider, SlowFirstBoot)
+        running_s, ssh_s = _find_deadlines(context.provider, slow=slow)
+        limit = f"at most {duration_text(running_s + ssh_s)}"
         context.reporter.emit(Step(name="connecting over SSH", detail=limit))
-        server = _wait_until_running(context, server)
+        server = _wait_until_running(context, server, running_s)
         deadlines.set_first_timer(context, server)
         if not fresh:
             admit(context, server)
         transport = context.connections.wait_for_ssh(
-            server, SSH_DEADLINE_S, context.name, _EndCheck(context, server)
+            server, ssh_s, context.name, _EndCheck(context, server), waits_for_host_key=slow
         )
         context.reporter.emit(Step(name="connecting over SSH", done=True))
     except (CredentialsError, ThrottledError):
@@ -70,7 +72,14 @@ def wait_until_reachable(context: LabContext, server: Server) -> tuple[Server, T
     return server, transport
 
 
-def _wait_until_running(context: LabContext, server: Server) -> Server:
+def _find_deadlines(provider: Provider, *, slow: bool) -> tuple[float, float]:
+    """Return how long a server may take until it runs, and then until a login works."""
+    if slow and isinstance(provider, SlowFirstBoot):
+        return provider.running_deadline_s, SSH_DEADLINE_S + provider.host_key_deadline_s
+    return RUNNING_DEADLINE_S, SSH_DEADLINE_S
+
+
+def _wait_until_running(context: LabContext, server: Server, deadline_s: float) -> Server:
     """Wait until the server runs and its address and host key are known; start a stopped one."""
     start_if_stopped(context, server)
     again = f"{context.subject.up}   # again\n{context.subject.down}   # removes what is left"
@@ -84,10 +93,10 @@ def _wait_until_running(context: LabContext, server: Server) -> Server:
         is_ready = shown.state == "running" and shown.endpoint.host_key and shown.endpoint.port
         return shown if is_ready else None
 
-    shown = poll_until(find_running, pause_s=POLL_S, deadline_s=RUNNING_DEADLINE_S)
+    shown = poll_until(find_running, pause_s=POLL_S, deadline_s=deadline_s)
     if shown is None:
         raise ProviderError(
-            f"the server {server.id} did not start within {RUNNING_DEADLINE_S:.0f} s", hint=again
+            f"the server {server.id} did not start within {deadline_s:.0f} s", hint=again
         )
     running = context.assign_alias(shown, server)
     context.state.save_server(running)

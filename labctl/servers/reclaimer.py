@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import msgspec
 
 from labctl.config import copy_environment
+from labctl.decoding import decode_json
 from labctl.http_client import open_session
 from labctl.model import Value
 from labctl.providers import Reclaimable
 from labctl.servers.context import LabContext
 
+# How the variables end that direct a cloud's tools to another address.
+ENDPOINT = "_ENDPOINT_URL"
 LOOPBACK = ("127.0.0.1", "localhost")
 HEADER = {"X-Labctl-Rehearsal": "1", "Content-Type": "application/json"}
 TIMEOUT_S = 5.0
@@ -75,11 +78,14 @@ def find_reclaimer(context: LabContext) -> Reclaimer | None:
 
 def _find_rehearsal(server_id: str) -> str:
     """Return the address of the rehearsal that simulates the server on this machine, or ""."""
-    address = copy_environment().get("AWS_ENDPOINT_URL", "").rstrip("/")
-    if urllib.parse.urlsplit(address).hostname not in LOOPBACK:
-        return ""
-    state = _post(address, "state", RehearsalRequest()) or RehearsalReply()
-    return address if server_id.partition(".")[0] in state.instances else ""
+    for name, value in copy_environment().items():
+        address = value.rstrip("/")
+        if not name.endswith(ENDPOINT) or urllib.parse.urlsplit(address).hostname not in LOOPBACK:
+            continue
+        state = _post(address, "state", RehearsalRequest()) or RehearsalReply()
+        if server_id.partition(".")[0] in state.instances:
+            return address
+    return ""
 
 
 def _post(address: str, name: str, message: RehearsalRequest) -> RehearsalReply | None:
@@ -90,6 +96,6 @@ def _post(address: str, name: str, message: RehearsalRequest) -> RehearsalReply 
             session.trust_env = False  # a proxy cannot reach this machine's loopback addresses
             response = session.post(url, data=body, headers=HEADER, timeout=TIMEOUT_S)
             response.raise_for_status()
-            return msgspec.json.decode(response.content, type=RehearsalReply)
+            return decode_json(response.content, RehearsalReply)
     except (OSError, msgspec.MsgspecError):
         return None

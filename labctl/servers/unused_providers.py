@@ -7,7 +7,7 @@ import msgspec
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
 from labctl.model import Check
-from labctl.providers import CredentialSource, OnThisMachine, list_provider_names
+from labctl.providers import CredentialSource, Marketplace, OnThisMachine, list_provider_names
 from labctl.servers.clock import list_clock_checks
 from labctl.servers.context import LabContext
 
@@ -17,6 +17,8 @@ def list_unused_provider_checks(context: LabContext) -> list[Check]:
 
     Their problems are warnings, since the lab does not need them.
     """
+    if isinstance(context.provider, Marketplace):
+        return []  # its own checks are those of all providers
     names = [name for name in list_provider_names() if name != context.config.server.provider]
     return [_as_warning(check) for name in names for check in _check(context, name)]
 

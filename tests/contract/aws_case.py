@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from labctl.model import Boot, CreateServerRequest, GpuNeed, Need, Resource, Server
 from labctl.providers import ProviderContext
 from labctl.providers.aws import AwsProvider, AwsSettings
-from labctl.rehearsal import Building, Rehearsal, Scenario
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.core.images import Building
 from labctl.servers.host_keys import ensure_key_pair
 
 ADDRESS = "LABCTL_SERVER_AWS_ADDRESS_FROM"

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from labctl.errors import BusyError, CapacityError, DeniedError, QuotaError, ThrottledError
 from labctl.model import Boot, GpuNeed, Need, Offer, Server
 from labctl.providers.aws import AwsProvider, AwsSettings
-from labctl.rehearsal import Rehearsal
-from labctl.rehearsal.scenario import Capacity, Delays, Loss, Throttle, VcpuQuotas
+from labctl.rehearsal.aws import Rehearsal
+from labctl.rehearsal.aws.scenario import Capacity, Delays, VcpuQuotas
+from labctl.rehearsal.core.scenario import Loss, Throttle
 
 pytestmark = pytest.mark.engine
 

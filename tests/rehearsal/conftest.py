@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from rehearsal_bed import RehearsalSetup, building
 
-from labctl.rehearsal import Building, Rehearsal, Scenario
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.core.images import Building
 
 
 @pytest.fixture(scope="session")

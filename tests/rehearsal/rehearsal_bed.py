@@ -15,7 +15,8 @@ import boto3
 from botocore.config import Config
 
 from labctl.providers.local import engine
-from labctl.rehearsal import Building, Rehearsal
+from labctl.rehearsal.aws import Rehearsal
+from labctl.rehearsal.core.images import Building
 from labctl.servers.host_keys import ensure_key_pair
 
 ROOT = Path(__file__).parents[2]

@@ -13,16 +13,9 @@ import pytest
 from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientError
 from rehearsal_bed import RehearsalSetup, client, wait_for
 
-from labctl.rehearsal import Rehearsal, Scenario
-from labctl.rehearsal.scenario import (
-    Capacity,
-    Delays,
-    Loss,
-    Spot,
-    SpotReclaim,
-    Throttle,
-    VcpuQuotas,
-)
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.aws.scenario import Capacity, Delays, Spot, SpotReclaim, VcpuQuotas
+from labctl.rehearsal.core.scenario import Loss, Throttle
 
 SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}
 

@@ -15,8 +15,9 @@ import pytest
 from rehearsal_bed import DLAMI, ONCE, wait_for
 
 from labctl.providers.local import engine
-from labctl.rehearsal import Building, Rehearsal, Scenario
-from labctl.rehearsal.machines import PID_LABEL
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.core.images import Building
+from labctl.rehearsal.core.machines import PID_LABEL
 
 PROGRAM = (
     "import sys\n"

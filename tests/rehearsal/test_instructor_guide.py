@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from transcripts import list_steps, make_session, replay
 
-from labctl.rehearsal import Rehearsal, Scenario
-from labctl.rehearsal.scenario import override_scenario
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.core.scenario import override_scenario
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "instructor.md"
@@ -17,6 +18,7 @@ SWITCHES = ("types=[g4dn.xlarge, g5.xlarge]", "spot.prices={g4dn.xlarge: 0.18, g
 SCENARIO = override_scenario(Scenario(boot="none"), SWITCHES)
 
 
+@pytest.mark.long
 def test_the_guide_shows_what_labctl_prints(tmp_path: Path) -> None:
     with Rehearsal(SCENARIO) as cloud:
         session = make_session(tmp_path, FILES, cloud.environment)

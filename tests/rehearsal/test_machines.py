@@ -9,8 +9,9 @@ import pytest
 from rehearsal_bed import Machine, RehearsalSetup, wait_for
 
 from labctl.providers.local import engine
-from labctl.rehearsal import Building, Rehearsal, Scenario
-from labctl.rehearsal.machines import LABEL
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.core.images import Building
+from labctl.rehearsal.core.machines import LABEL
 
 pytestmark = pytest.mark.engine
 SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}

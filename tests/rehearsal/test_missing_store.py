@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rehearsal_bed import RehearsalSetup, client
 
 
@@ -24,6 +25,7 @@ def refuse_price(setup: RehearsalSetup, directory: Path, aws: str = "") -> str:
     return done.stderr.partition("it costs at most")[0]
 
 
+@pytest.mark.long
 def test_up_says_that_results_cannot_reach_the_bucket_before_it_asks_for_the_price(
     setup: RehearsalSetup, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from rehearsal_bed import RehearsalSetup
 
-from labctl.rehearsal import Rehearsal, Scenario
+from labctl.rehearsal.aws import Rehearsal, Scenario
 from labctl.servers.reclaimer import Reclaimer
 
 

@@ -41,16 +41,20 @@ from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import POLICY_PAGE
 from labctl.providers.aws.launch import Launcher
 from labctl.providers.aws.offers import offers
+from labctl.providers.aws.public_prices import list_priced_offers
 from labctl.providers.aws.settings import AwsSettings
-from labctl.providers.aws.userdata import build_user_data
+from labctl.providers.user_data import build_user_data
 
 __all__ = ["AwsProvider", "AwsSettings"]
+
+# AWS's limit on user data, counted before base64.
+USER_DATA_BYTES = 16 * 1024
 
 
 class AwsProvider:
     """A Provider that is also Stoppable, FirstBoot, Firewall, Deadline, EndsBilling, Keep,
-    Reclaimable, QuotaSource, Bake, ConnectsGangs, ConsoleSource, CredentialSource, ClockSource and
-    OpensBuckets.
+    Reclaimable, QuotaSource, Bake, ConnectsGangs, ConsoleSource, CredentialSource, ClockSource,
+    CatalogOffers and OpensBuckets.
     """
 
     name: ClassVar[str] = "aws"
@@ -109,6 +113,9 @@ class AwsProvider:
         fingerprint = account.fingerprint(self.settings.profile, copy_environment())
         return offers(self.clients, self.settings, need, self._configured, cache, fingerprint)
 
+    def list_catalog_offers(self, need: Need) -> list[Offer]:
+        return list_priced_offers(self.settings, self._configured, need, self.context.cache_dir)
+
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         return self._launcher.create(offer, request)
 
@@ -136,7 +143,7 @@ class AwsProvider:
 
     def build_first_boot(self, boot: Boot) -> str:
         templates = self.context.data_dir / "templates" / "cloud-init"
-        return build_user_data(templates, boot, self.settings.user)
+        return build_user_data(templates, boot, self.settings.user, "AWS", USER_DATA_BYTES)
 
     def pin(self, server_id: str, host_key: str, next_host_key: str = "") -> None:
         instances.pin(self.clients, server_id, host_key, next_host_key)
@@ -173,6 +180,9 @@ class AwsProvider:
     @classmethod
     def with_image(cls, settings: AwsSettings, image_id: str) -> AwsSettings:
         return baking.with_image(settings, image_id)
+
+    def estimate_image_usd_per_month(self) -> float:
+        return baking.estimate_usd_per_month(self.settings)
 
     @property
     def missing_deadline_setup(self) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from labctl.errors import NotFoundError, UsageError
+from labctl.model import GIB
 from labctl.providers.aws import tags
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import translate_errors
 from labctl.providers.aws.instances import require_instance
+from labctl.providers.aws.leftovers import SNAPSHOT_USD_PER_GB_MONTH
 from labctl.providers.aws.settings import AwsSettings
 
 
@@ -47,6 +51,11 @@ def get_image_state(clients: Clients, image_id: str) -> str:
         return "ready" if state == "available" else state
     reason = images[0].get("StateReason", {}).get("Message", "")
     return " ".join(filter(None, [state, reason]))
+
+
+def estimate_usd_per_month(settings: AwsSettings) -> float:
+    """Return the price of the snapshot of a full disk; AWS bills only blocks that are in use."""
+    return round(math.ceil(settings.disk_bytes / GIB) * SNAPSHOT_USD_PER_GB_MONTH, 2)
 
 
 def with_image(settings: AwsSettings, image_id: str) -> AwsSettings:

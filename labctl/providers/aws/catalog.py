@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.model import Value
 
 VERSION = 2
@@ -99,7 +100,7 @@ class CatalogCache:
         if self._directory is None:
             return None
         try:
-            value = msgspec.json.decode((self._directory / name).read_bytes(), type=kind)
+            value = decode_json((self._directory / name).read_bytes(), kind)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         age_s = time.time() - value.made_at

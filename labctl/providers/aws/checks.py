@@ -13,7 +13,7 @@ from labctl.providers import QuotaRoom
 from labctl.providers.aws.clients import Clients
 from labctl.providers.aws.errors import POLICY_PAGE, translate_errors
 from labctl.providers.aws.images import find_image
-from labctl.providers.aws.network import find_caller_network, find_subnet
+from labctl.providers.aws.network import find_subnet, list_ssh_networks
 from labctl.providers.aws.permissions import (
     count_checked_actions,
     list_denied_actions,
@@ -99,8 +99,7 @@ def _check_permissions(clients: Clients, region: str) -> list[Check]:
 
 
 def _describe_networks(settings: AwsSettings) -> str:
-    networks = settings.ssh_from or (find_caller_network(settings),)
-    return f"ssh is open to {', '.join(networks)}"
+    return f"ssh is open to {', '.join(list_ssh_networks(settings))}"
 
 
 def _find_best_offers(need: Need, offers: Callable[[Need], list[Offer]]) -> list[Offer] | Check:

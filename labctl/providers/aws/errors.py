@@ -198,13 +198,11 @@ def translate_boto_error(error: BotoCoreError) -> LabError:
     why = str(error)
     if isinstance(error, boto_errors.ProfileNotFound):
         return CredentialsError("the AWS configuration has no such profile", why=why, hint=SIGN_IN)
-    if isinstance(
-        error,
-        boto_errors.NoCredentialsError
-        | boto_errors.PartialCredentialsError
-        | boto_errors.NoAuthTokenError,
-    ):
-        return CredentialsError("no AWS credentials were found", why=why, hint=SIGN_IN)
+    if isinstance(error, boto_errors.NoCredentialsError):
+        places = "neither the environment nor ~/.aws has any"
+        return CredentialsError("no AWS credentials were found", why=places, hint=SIGN_IN)
+    if isinstance(error, boto_errors.PartialCredentialsError | boto_errors.NoAuthTokenError):
+        return CredentialsError("the AWS credentials are incomplete", why=why, hint=SIGN_IN)
     if isinstance(
         error,
         boto_errors.CredentialRetrievalError

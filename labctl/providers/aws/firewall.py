@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from labctl.providers.aws import instances
 from labctl.providers.aws.clients import Clients
-from labctl.providers.aws.network import admit_networks, find_caller_network, list_our_groups
+from labctl.providers.aws.network import admit_networks, list_our_groups, list_ssh_networks
 
 if TYPE_CHECKING:
     from labctl.providers.aws.settings import AwsSettings
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def admit(clients: Clients, settings: AwsSettings, owner: str, server_id: str) -> str:
     """Admit the allowed networks; return those that are new, with commas, "" for none."""
     with ThreadPoolExecutor(1) as threads:
-        allowed = threads.submit(_list_networks, settings)
+        allowed = threads.submit(list_ssh_networks, settings)
         instance = instances.require_instance(clients, server_id)
         ec2 = clients.get_ec2(server_id.rpartition(".")[2])
         attached = [*instance.get("SecurityGroups", ())]
@@ -29,7 +29,3 @@ def admit(clients: Clients, settings: AwsSettings, owner: str, server_id: str) -
     for group in groups:
         admitted.update(admit_networks(ec2, group, networks, owner))
     return ", ".join(sorted(admitted))
-
-
-def _list_networks(settings: AwsSettings) -> tuple[str, ...]:
-    return settings.ssh_from or (find_caller_network(settings),)

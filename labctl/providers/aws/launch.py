@@ -21,8 +21,8 @@ from labctl.providers.aws.network import (
     admit_members,
     admit_networks,
     ensure_group,
-    find_caller_network,
     find_subnet,
+    list_ssh_networks,
 )
 from labctl.providers.aws.placement import ensure_placement_group
 
@@ -260,7 +260,7 @@ class Launcher:
 
     def _list_networks(self) -> tuple[str, ...]:
         if not self._networks:
-            self._networks = (find_caller_network(self._settings),)
+            self._networks = list_ssh_networks(self._settings)
         return self._networks
 
     def _ensure_group(

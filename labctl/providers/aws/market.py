@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.model import Value
 from labctl.providers.aws.catalog import (
     PRICES_FRESH_S,
@@ -251,7 +252,7 @@ def _fetch_parallel(
 
 def parse_list_price(product: str) -> tuple[str, float]:
     """Parse one product of the price list: (type, USD per hour); ("", 0.0) without a price."""
-    document = msgspec.json.decode(product, type=PriceDocument)
+    document = decode_json(product, PriceDocument)
     name = document.product.attributes.get("instanceType", "")
     for term in document.terms.on_demand.values():
         for dimension in term.price_dimensions.values():

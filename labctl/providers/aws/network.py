@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from labctl.errors import BusyError, CapacityError, ConnectError, UsageError
-from labctl.http_client import open_session, read_body
+from labctl.errors import BusyError, CapacityError, UsageError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.providers.aws import tags
 from labctl.providers.aws.errors import get_code, is_absent, translate_errors
+from labctl.providers.caller_network import find_caller_network
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from botocore import exceptions as boto_errors
-
-ADDRESS_TIMEOUT_S = 5.0
-LONGEST_ADDRESS = 64
 
 
 class Subnet(Value, frozen=True):
@@ -83,26 +79,11 @@ def _make_no_subnet_error(
     )
 
 
-def find_caller_network(settings: AwsSettings) -> str:
-    """Find this machine's public address; return it as a network of one address.
-
-    ConnectError if the address service does not answer.
-    """
-    try:
-        with (
-            open_session() as session,
-            session.get(settings.address_from, timeout=ADDRESS_TIMEOUT_S, stream=True) as response,
-        ):
-            response.raise_for_status()
-            text = read_body(response, LONGEST_ADDRESS).decode("ascii").strip()
-        address = ip_address(text)
-    except (OSError, ValueError) as error:
-        raise ConnectError(
-            "this machine's own address could not be found",
-            why=f"{settings.address_from}: {error}",
-            hint="try again, or set server.aws.ssh_from to the networks that may reach SSH",
-        ) from error
-    return f"{address}/{address.max_prefixlen}"
+def list_ssh_networks(settings: AwsSettings) -> tuple[str, ...]:
+    """List the networks that may reach SSH: those of the settings, else this machine's address."""
+    if settings.ssh_from:
+        return settings.ssh_from
+    return (find_caller_network(settings.address_from, "server.aws.ssh_from"),)
 
 
 def group_name(lab_id: str) -> str:

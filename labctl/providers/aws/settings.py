@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from ipaddress import ip_network
 from typing import Annotated
 
 import msgspec
@@ -13,8 +12,12 @@ from labctl.config.reader import Parsed
 from labctl.config.scalars import parse_duration
 from labctl.config.schema import Size
 from labctl.model import Value
+from labctl.providers.caller_network import (
+    CHECK_ADDRESS,
+    parse_address_source,
+    parse_network,
+)
 
-CHECK_ADDRESS = "https://checkip.amazonaws.com"
 _REGION = re.compile(r"[a-z]{2}(-[a-z]{3,10}){1,3}-[0-9]{1,2}")
 _AMI = re.compile(r"ami-[0-9a-f]{8,17}|/[A-Za-z0-9_./-]{1,300}")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -24,7 +27,6 @@ _INSTANCE_PROFILE = re.compile(
     r"[A-Za-z0-9+=,.@_-]{1,128}|arn:aws[a-z-]*:iam::[0-9]{12}:instance-profile/[\x21-\x7e]{1,512}"
 )
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\x21-\x7e]{1,512}")
-_LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?(/\S*)?")
 
 
 def _match(pattern: re.Pattern[str], what: str) -> Parsed:
@@ -40,24 +42,6 @@ def parse_region(text: str) -> str:
     if not _REGION.fullmatch(text):
         raise ValueError(f"{quote(text)} is not a region: write us-east-1")
     return text
-
-
-def parse_network(text: str) -> str:
-    """Parse a network such as 192.0.2.0/24; a bare address is a network of one address."""
-    try:
-        return str(ip_network(text.strip(), strict=True))
-    except ValueError as error:
-        raise ValueError(f"{quote(text)} is not a network: {error}; write 192.0.2.0/24") from None
-
-
-def parse_address_source(text: str) -> str:
-    """Parse an https:// URL, or an http:// one on this machine.
-
-    On an unencrypted connection an attacker could choose the address that is admitted.
-    """
-    if re.fullmatch(r"https://[^\s/@]+(/\S*)?", text) or _LOOPBACK.fullmatch(text):
-        return text
-    raise ValueError(f"{quote(text)} is not an https:// address")
 
 
 def _parse_regions(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from labctl.decoding import convert_value
 from labctl.errors import EngineError, ProviderError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
@@ -41,7 +42,7 @@ class EngineInfo(Value, frozen=True):
 
 
 def inspect_engine(docker: DockerClient) -> EngineInfo:
-    return msgspec.convert(docker.info(), EngineInfo)
+    return convert_value(docker.info(), EngineInfo)
 
 
 @contextmanager

@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from labctl.decoding import convert_value
 from labctl.errors import BuildError, ProviderError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
@@ -144,7 +143,7 @@ def _build(docker: DockerClient, image: str, source: Path, base: str, progress: 
         timeout=BUILD_TIMEOUT_S,
     )
     for body in lines:
-        line = msgspec.convert(body, BuildLine)
+        line = convert_value(body, BuildLine)
         text = line.stream or line.error
         log.append(text)
         if match := re.match(_STEP, text):

@@ -19,8 +19,10 @@ from labctl.commands import lease, ssh
 from labctl.commands.lease import Holder, MachineLease
 from labctl.errors import (
     AuthenticationError,
+    CapacityError,
     ConnectError,
     LabError,
+    NoOfferError,
     PolicyError,
     ProviderError,
     UnknownHostKeyError,
@@ -101,7 +103,7 @@ class StaticProvider:
     def offers(self, need: Need) -> list[Offer]:
         """List the free machines that satisfy the need, in their configured order.
 
-        PolicyError, naming each holder, if all that satisfy it are in use; ConnectError if no
+        CapacityError, naming each holder, if all that satisfy it are in use; ConnectError if no
         machine can be reached.
         """
         answers = self._query_machines()
@@ -125,7 +127,8 @@ class StaticProvider:
     def create(self, offer: Offer, request: CreateServerRequest) -> Server:
         """Claim the offered machine or, if it was claimed meanwhile, the next that satisfies.
 
-        The same token returns the same machine. PolicyError names the holders if all are in use.
+        The same token returns the same machine. CapacityError names the holders if all are in
+        use.
         """
         answers = self._query_machines(request.token)
         for machine, answer in answers:
@@ -269,7 +272,7 @@ def _describe_holder(answer: MachineLease) -> str:
 
 def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> LabError:
     if not leases:
-        return ProviderError("no configured machine satisfies the need", hint="labctl config")
+        return NoOfferError("no configured machine satisfies the need", hint="labctl config")
     why = "; ".join(f"{machine.name}: {_describe_holder(answer)}" for machine, answer in leases)
     if all(answer.state == "broken" for _, answer in leases):
         return ProviderError(
@@ -278,7 +281,7 @@ def _make_busy_error(leases: list[tuple[ConfiguredMachine, MachineLease]]) -> La
             hint=f"ask an administrator for a local {lease.DIRECTORY} that all users "
             f"may write to:\nsudo mkdir -m 1777 {lease.DIRECTORY}",
         )
-    return PolicyError(
+    return CapacityError(
         "all machines that fit are in use" if len(leases) > 1 else "the machine is in use",
         why=why,
         hint="add a machine to server.static.hosts, or ask its holder to type:\nlabctl down",

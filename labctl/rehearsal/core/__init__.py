@@ -1,0 +1,4 @@
+"""The parts that all simulated clouds share.
+
+May import: providers and the layers below, none of the clouds.
+"""

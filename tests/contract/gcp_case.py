@@ -1,0 +1,100 @@
+"""The GCP provider under the contract: a rehearsed Compute Engine whose machines let people in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from case import Case
+from local_case import ROOT, base_image
+from msgspec.structs import replace
+
+from labctl.model import Boot, CreateServerRequest, GpuNeed, Need, Resource, Server
+from labctl.providers import ProviderContext
+from labctl.providers.gcp import GcpProvider, GcpSettings
+from labctl.rehearsal.core.images import Building
+from labctl.rehearsal.gcp import GcpRehearsal, GcpScenario
+from labctl.servers.host_keys import ensure_key_pair
+
+
+@dataclass
+class GcpCase(Case):
+    """What the flow does besides: a script for the first boot, and the key to log in with."""
+
+    def request(self, lab: str = "contract") -> CreateServerRequest:
+        request = super().request(lab)
+        assert isinstance(self.provider, GcpProvider)
+        host_key = ensure_key_pair(self.directory / "host_key").rpartition(" ")[0]
+        boot = Boot(
+            lab=lab,
+            public_key=request.public_key,
+            host_key=host_key,
+            host_private_key=(self.directory / "host_key").read_text(),
+            ttl_s=3600,
+        )
+        script = self.provider.build_first_boot(boot)
+        return replace(request, host_key=host_key, first_boot=script)
+
+    def log_in(self, server: Server) -> None:
+        identity = str(self.directory / "id_ed25519")
+        super().log_in(replace(server, endpoint=replace(server.endpoint, identity=identity)))
+
+
+@pytest.fixture(scope="session")
+def gcp_rehearsal() -> Iterator[GcpRehearsal]:
+    building = Building(
+        data_dir=ROOT, base_image=base_image(), progress=lambda text, done, total: None
+    )
+    with GcpRehearsal(GcpScenario(boot="sshd"), building) as rehearsal:
+        if not rehearsal.has_description:
+            print("google-api-python-client is missing: no request is checked")
+        yield rehearsal
+
+
+@pytest.fixture
+def gcp_case(
+    gcp_rehearsal: GcpRehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Case]:
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "CLOUDSDK_"))]:
+        monkeypatch.delenv(name)
+    for name, value in gcp_rehearsal.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def unexpected(*_: Any) -> Any:
+        raise AssertionError("the GCP provider needs no connection")
+
+    def leave_something() -> Resource:
+        """A disk that was kept, since there was nowhere else to save what is on it."""
+        server = case.create()
+        [disk] = provider.keep_disk(server.id, time.time() + 86_400)
+        provider.terminate(server.id)
+        case.gone(server.id)
+        return replace(disk, server_id="")
+
+    around = ProviderContext(
+        data_dir=ROOT,
+        owner="contract",
+        connect=unexpected,
+        settle_host_key=unexpected,
+        progress=lambda text, done, total: None,
+        cache_dir=tmp_path / "cache",
+    )
+    settings = GcpSettings(
+        endpoint_url=gcp_rehearsal.url,
+        address_from=f"{gcp_rehearsal.url}/checkip",
+        prices_from=f"{gcp_rehearsal.url}/prices",
+    )
+    provider = GcpProvider(settings, around)
+    case = GcpCase(provider, tmp_path, leave_something, Need(gpu=GpuNeed(kind="any", count=1)))
+    try:
+        yield case
+    finally:
+        case.clean_up()
+        for resource in provider.leftovers():
+            if resource.lab_id in case.lab_ids:
+                provider.remove(resource)
