@@ -58,6 +58,7 @@ def findings(
         "device": device,
         "at": round(time.time(), 3),
         "worst": worst(answers, images, split),
+        "predictions": predictions(answers, images, split),
     }
 
 
@@ -66,6 +67,20 @@ def confusion(answers: Answers, classes: int) -> list[list[int]]:
     cells = (answers.truth * classes + answers.said).bincount(minlength=classes * classes)
     table: list[list[int]] = cells.reshape(classes, classes).tolist()
     return table
+
+
+def predictions(answers: Answers, images: ImageFolder, split: Path) -> dict[str, object]:
+    """List the true and the predicted class of each image, with a hash of the images' order.
+
+    labctl compare needs them to decide whether two runs differ by more than chance.
+    """
+    names = [path.relative_to(split).as_posix() for path, _ in images.files]
+    order = "".join(f"{name}\n" for name in names).encode()
+    return {
+        "order_sha256": hashlib.sha256(order).hexdigest(),
+        "truth": answers.truth.tolist(),
+        "said": answers.said.tolist(),
+    }
 
 
 def baseline(images: ImageFolder, train: Path) -> float | None:

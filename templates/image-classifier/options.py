@@ -23,6 +23,7 @@ def parse_options(description: str, arguments: Sequence[str] | None = None) -> a
     add("--clip", type=float, default=1.0, help="largest gradient norm")
     add("--seed", type=int, default=int(os.environ.get("SEED", 1)), help="same seed, same run")
     add("--amp", default="auto", choices=("auto", "bf16", "fp16", "off"), help="mixed precision")
+    add("--qat", choices=("int8", "int4", "fp8"), help="round weights in the last third of epochs")
     add("--device", default="auto", help="auto, cpu, cuda, ...")
     add("--workers", type=_workers, default="auto", help="processes that load images")
     add("--checkpoint-every", type=_positive, default=100, help="steps; also after every epoch")

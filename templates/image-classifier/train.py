@@ -30,10 +30,12 @@ import batch_size
 import checkpoints
 import evaluate
 import places
+import quantize
 import ranks
 from checkpoints import Checkpoint, CheckpointError
 from dataset import Batch, EpochOrder, ImageFolder, loader, locate, shape_of
 from evaluate import Score
+from gpu_memory import read_gpu_memory
 from journal import DivergedError, Journal, SilentJournal, Window, check_finite
 from learner import Learner, learning_rate, mixed_precision
 from model import Classifier, Shape, to_json
@@ -44,7 +46,7 @@ from ranks import Ranks
 
 CHECKPOINT_FILES = ("model", "optimizer", "random")  # .safetensors
 # These decide the course of a run.
-SETTINGS = ("epochs", "lr", "accumulate", "seed")
+SETTINGS = ("epochs", "lr", "accumulate", "seed", "qat")
 
 
 @dataclass
@@ -117,6 +119,19 @@ class Training:
         self.window = Window()
         self.figures: dict[str, float] = {}  # the window's newest
         self.started = time.monotonic() - self.at.seconds
+        self.qat_from = options.epochs - max(1, options.epochs // 3)
+        self.is_rounding = False
+
+    def _start_rounding(self) -> None:
+        """Train with rounded weights from here on (QAT). Keep those that PTQ would round."""
+        if self.is_rounding:
+            return
+        self.is_rounding = True
+        before = self.here.logs / quantize.BEFORE
+        if self.ranks.is_first and not before.exists():
+            quantize.save_weights(self.learner.model, before)
+        quantize.train_rounded(self.learner.model, self.options.qat)
+        self._say(f"epoch {self.at.epoch + 1}: weights are rounded to {self.options.qat} (QAT)")
 
     def _build(self, shape: Shape, state: dict[str, Any]) -> tuple[Learner, int]:
         """Create a learner with new weights, and its batch size: given, restored, or measured."""
@@ -142,8 +157,9 @@ class Training:
                     "train into another directory, or delete the checkpoints"
                 )
         for name, value in self.settings.items():
-            if state["settings"][name] != value:
-                self._say(f"note: {name} was {state['settings'][name]} and is {value} from here on")
+            former = state["settings"].get(name)
+            if former != value:
+                self._say(f"note: {name} was {former} and is {value} from here on")
         self.learner.restore(
             {name: checkpoints.load_tensors(checkpoint, name) for name in CHECKPOINT_FILES}
         )
@@ -159,6 +175,8 @@ class Training:
         self.journal.scalars(self.at.step, setup)
         try:
             while self.at.epoch < self.options.epochs:
+                if self.options.qat and self.at.epoch >= self.qat_from:
+                    self._start_rounding()
                 if not self._train_epoch():
                     self._say(f"stopped after step {self.at.step}, with a checkpoint")
                     return self.exit_code
@@ -222,7 +240,8 @@ class Training:
                     "train/gradient_norm": self.figures["gradient_norm"],
                     "speed/images_per_second": self.figures["images_per_second"],
                     "speed/data_wait_share": self.figures["data_wait_share"],
-                },
+                }
+                | read_gpu_memory(self.device),
             )
             self.window = Window()
 
@@ -319,6 +338,17 @@ class Training:
             f"with {result.checkpoint}, {self.at.seconds:.1f} s of training",
             flush=True,
         )
+        if self.options.qat:
+            images = ImageFolder(self.data / "test", self.images.shape)
+            rows = quantize.compare_training(
+                self.learner.model, self.here.logs, self.options.qat, images, self.device
+            )
+            for row in rows:
+                print(
+                    f"{row.name:<12} {row.size_bytes:>9,} bytes  test accuracy {row.accuracy:.4f} "
+                    f"(95%: {row.low:.4f} to {row.high:.4f})",
+                    flush=True,
+                )
 
     def _say_what(self) -> None:
         parameters = sum(parameter.numel() for parameter in self.learner.model.parameters())

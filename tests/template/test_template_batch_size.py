@@ -86,9 +86,8 @@ def test_the_estimate_is_of_the_right_size() -> None:
     assert 2 * 32 * 32 * 32 * 4 < per_image < 5_000_000
 
 
-@pytest.mark.parametrize(
-    ("image_size", "images"), [pytest.param(16, 40, marks=pytest.mark.long), (512, 4)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("image_size", "images"), [(16, 40), (512, 4)])
 def test_evaluation_takes_large_images_in_small_batches(
     small: Path, image_size: int, images: int
 ) -> None:

@@ -32,6 +32,7 @@ def read_accuracy(output: str) -> float:
     return float(re.findall(r"test accuracy ([\d.]+)", output)[-1])
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     runs = [tmp_path / "one", tmp_path / "two"]
     trainings = [

@@ -92,6 +92,21 @@ def test_the_datas_hash_is_what_a_shell_says(found: Evaluation, small: Path) -> 
     assert done.stdout.split()[0] == found.data_sha256
 
 
+def test_every_prediction_is_kept_in_an_order_that_a_shell_can_repeat(
+    found: Evaluation, small: Path
+) -> None:
+    """labctl compare counts on it: the reader has checked them against the confusion matrix."""
+    predictions = found.predictions
+    assert predictions is not None
+    right = zip(predictions.truth, predictions.predicted, strict=True)
+    assert sum(one == other for one, other in right) == found.correct
+    line = "find . -type f | cut -c 3- | LC_ALL=C sort | sha256sum"
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=small / "test", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0] == predictions.order_sha256
+
+
 def test_answers_that_are_no_numbers_are_no_evaluation(small: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="loss on test is nan"):
         examine(untrained(tmp_path, small, weight=float("nan")), small, "test", CPU)

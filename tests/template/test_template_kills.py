@@ -67,6 +67,7 @@ print(moment, halves, new)
 """
 
 
+@pytest.mark.long
 def test_a_kill_before_each_file_operation_leaves_whole_checkpoints(tmp_path: Path) -> None:
     script = tmp_path / "every_moment.py"
     script.write_text(EVERY_MOMENT)
@@ -104,6 +105,7 @@ def test_killed_at_random_moments_it_arrives_where_it_would_have(
     print(f"{KILLS} kills: lost {killed['lost']}, at most {killed['slowest_s']:.2f} s to end")
 
 
+@pytest.mark.long
 def test_who_is_asked_to_stop_does_not_validate_first(tmp_path: Path, small: Path) -> None:
     """That may take longer than there is time; it is done after the resume."""
     assert train(tmp_path, small, *SHORT, stop_after=20) == 143  # after the last batch of an epoch

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from dataset import Batch
+from gpu_memory import read_gpu_memory
 from learner import Learner, learning_rate, mixed_precision
 from model import Classifier, Shape
 
@@ -81,3 +82,26 @@ def test_precision_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert mixed_precision("auto", gpu) == torch.float16
     assert mixed_precision("off", gpu) is None
+
+
+def test_the_curves_of_the_gpus_memory_are_those_of_pytorchs_allocator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for a GPU: only the names of the curves, and the order of the calls."""
+    assert read_gpu_memory(CPU) == {}
+    calls: list[str] = []
+    for number, name in enumerate(
+        ("memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
+    ):
+
+        def read(device: torch.device, number: int = number, name: str = name) -> int:
+            calls.append(name)
+            return number * 1024**2
+
+        monkeypatch.setattr(torch.cuda, name, read)
+    assert read_gpu_memory(torch.device("cuda")) == {
+        "gpu_memory/allocated_mib": 0.0,
+        "gpu_memory/reserved_mib": 1.0,
+        "gpu_memory/peak_mib": 2.0,
+    }
+    assert calls[-1] == "reset_peak_memory_stats"

@@ -122,8 +122,9 @@ def test_steps_are_counted_and_left_out_of_the_output() -> None:
     tail = profile._OutputTail(events.append)
     tail.append(b"loading\nlabctl profile: step 1 of 15\nlabctl pro")
     tail.append(b"file: step 2 of 15\nlabctl profile: step 3 of 15\nout of memory\n")
-    steps = [(one.done, one.total) for one in events if isinstance(one, Progress)]
-    assert steps == [(1, 15), (3, 15)]
+    tail.append(b"labctl profile: step 15 of 15\n")
+    steps = [(one.done, one.total, one.detail) for one in events if isinstance(one, Progress)]
+    assert steps == [(1, 15, ""), (3, 15, ""), (15, 15, "writing the profile")]
     assert tail.text == b"loading\nout of memory\n"
 
 
