@@ -14,13 +14,14 @@ from labctl.estimate.constants import (
     SMALL_PARAMETERS,
     TABLE_VALUES,
 )
+from labctl.estimate.fit_time import compute_fit_seconds
 from labctl.estimate.fits import find_largest_gpu, find_smallest_gpu
 from labctl.estimate.memory import MemoryEstimate, estimate_memory, simple_activations
 from labctl.estimate.plan import ModelPlan, is_mixed
 from labctl.model import Value
 from labctl.text import decimal_bytes_text, duration_text, timing_text
 
-HALF_DAY_S = 43_200.0
+MINUTE_S, HALF_DAY_S = 60.0, 43_200.0
 MOST_GPUS = 1024
 
 
@@ -68,6 +69,12 @@ def _amount_option(plan: ModelPlan) -> str:
 
 
 def _judge_table(plan: ModelPlan) -> GpuVerdict:
+    if plan.fit is not None:
+        seconds = compute_fit_seconds(plan.fit, plan.rows)
+        about = timing_text(seconds) if seconds < MINUTE_S else duration_text(seconds)
+        why = f"training takes about {about} for {plan.rows:,} rows on this machine's CPU"
+        why += f" (measured with up to {plan.fit.trials[-1][0]:,} rows)"
+        return GpuVerdict(needed=seconds > CPU_PATIENCE_S, why=why)
     values = plan.rows * plan.columns
     if values > TABLE_VALUES:
         why = f"with {values:.2g} values a GPU may be faster (XGBoost: device=cuda), if they fit"

@@ -83,6 +83,10 @@ TABLE_VALUES = 1e9
 
 DAYS_A_MONTH = 30
 
+# Assumption where no --checkpoint-time is given: what AWS's default volume (gp3) writes per second
+# without extra payment.
+CHECKPOINT_BYTES_PER_S = 125e6
+
 # Cards with GDDR memory: a sixteenth of it goes to error correction (nvidia-smi shows 15,360 MiB on
 # a T4, 23,034 MiB on an L4). HBM has separate memory for it.
 SOFT_ECC = frozenset({"K80", "M60", "T4", "T4G", "A10G", "L4", "L40S"})
@@ -91,5 +95,7 @@ SOFT_ECC_SHARE = 15 / 16
 NO_BF16 = frozenset({"K80", "M60", "V100", "T4", "T4G"})
 # Kepler and Maxwell: current builds of PyTorch leave them out, so they are never recommended.
 OLD_CARDS = frozenset({"K80", "M60"})
-# From Ada and Hopper on: twice the rate of fp16, by NVIDIA's data sheets.
-FP8_CARDS = frozenset({"L4", "L40S", "H100", "H200", "B200"})
+# From Ada, Hopper and CDNA 3 on: twice the rate of fp16, by the data sheets.
+FP8_CARDS = frozenset({"L4", "RTX 4090", "L40S", "H100", "H200", "B200", "MI300X"})
+# TF32 at the rate of fp16, by the vendor's documentation; NVIDIA's cards have half of it.
+FULL_TF32_CARDS = frozenset({"Trainium"})

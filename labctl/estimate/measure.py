@@ -1,9 +1,11 @@
 """A program for the lab's own Python: build a model, run it on two small batches, and measure it.
 
 It is passed to `python -c`, so it imports nothing of labctl and runs where labctl is not installed
-(Python 3.8 and PyTorch 2.4 or newer). The request is a JSON object on standard input; the reply is
-the last line of standard output that begins with MARK. Bytes are those of all live tensors, without
-the gradients of parameters.
+(Python 3.8 and PyTorch 2.4 or newer). Its arguments are the texts of MODULES, which it imports. The
+request is a JSON object on standard input; the reply is the last line of standard output that
+begins with MARK. Bytes are those of all live tensors, without the gradients of parameters.
+
+A model with scikit-learn's interface needs no PyTorch: it is trained on parts of its table.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import json
 import os
 import sys
 import traceback
+import types
 import warnings
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 MARK = "labctl-measured:"
+MODULES = ("measured_tensors", "measured_fit")
 SIZES = (2, 4)
 # An error message shows as many of the user's lines, the innermost, and as many of its own.
 MOST_FRAMES = 3
@@ -43,6 +46,7 @@ class MeasureRequest(NamedTuple):
 class MeasureReply(NamedTuple):
     """The measurements; labctl.estimate.plan.ModelMeasurement describes them."""
 
+    layers: Sequence[Any]
     parameters: int
     weight_bytes: int
     trained_parameters: int
@@ -73,20 +77,29 @@ class RefusalReply(NamedTuple):
 
 def main() -> None:
     request = MeasureRequest(**json.loads(sys.stdin.readline()))
-    if importlib.util.find_spec("torch") is None:
-        reply(RefusalReply("torch"))
-        return
+    for number, name in enumerate(MODULES, start=1):
+        load_module(name, sys.argv[number])
     limit_memory()
     warnings.simplefilter("ignore")
     stage = "build"
     try:
         model, example = build_model(request)
         stage = "pass"
-        reply(measure(model, example, request))
+        reply(measure_any(model, example, request))
     except UnmeasurableError as refused:
         reply(RefusalReply(refused.kind, str(refused)))
     except Exception as error:
         reply(describe_exception(stage, error))
+
+
+def load_module(name: str, source: str) -> None:
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(source, name + ".py", "exec"), module.__dict__)
+
+
+def get_tensors_module() -> Any:
+    return sys.modules["measured_tensors"]
 
 
 def describe_exception(stage: str, error: Exception) -> RefusalReply:
@@ -100,6 +113,8 @@ def describe_exception(stage: str, error: Exception) -> RefusalReply:
     message = "".join(traceback.format_exception_only(type(error), error)).splitlines()
     why = lines + "\n".join(message[:MOST_MESSAGE_LINES])
     module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if module == "torch":
+        return RefusalReply("torch")
     return RefusalReply(stage, why, type(error).__name__, module)
 
 
@@ -109,12 +124,15 @@ def is_own_file(name: str) -> bool:
     return path.is_file() and Path.cwd() in path.parents and "site-packages" not in path.parts
 
 
-def reply(message: MeasureReply | RefusalReply) -> None:
+def reply(message: Any) -> None:
     print("\n" + MARK + json.dumps(message._asdict()), flush=True)
 
 
 class UnmeasurableError(Exception):
-    """The code cannot be measured. `kind` is "file", "function", "model", "input" or "output"."""
+    """The code cannot be measured. `kind` says what is wrong.
+
+    It is "file", "function", "model", "table", "input" or "output".
+    """
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -139,11 +157,15 @@ def measure(model: Any, example: Any, request: MeasureRequest) -> MeasureReply:
     training = request.training
     model.train(training)
     small, large = (MeasuredPass(model, inputs, request, size).run() for size in SIZES)
+    passes = [MeasuredPass(model, inputs, request, size).forward for size in SIZES]
     item_bytes = max(0, large[0] - small[0]) // (SIZES[1] - SIZES[0])
     parameters = list({id(parameter): parameter for parameter in model.parameters()}.values())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    first = list_tensors(inputs)[0]
+    tensors = get_tensors_module()
+    first = tensors.list_tensors(inputs)[0]
+    layers = tensors.measure_layers(model, inputs, SIZES, passes) if training else ()
     return MeasureReply(
+        layers=[layer._asdict() for layer in layers],
         parameters=sum(parameter.numel() for parameter in parameters),
         weight_bytes=sum(parameter.nbytes for parameter in [*parameters, *model.buffers()]),
         trained_parameters=sum(parameter.numel() for parameter in trained),
@@ -161,10 +183,7 @@ def measure(model: Any, example: Any, request: MeasureRequest) -> MeasureReply:
 
 
 def build_model(request: MeasureRequest) -> tuple[Any, Any]:
-    """Call the function; return (model, the example input that it returned, or None).
-
-    Code that cannot be imported fails before PyTorch is imported, which takes seconds.
-    """
+    """Call the function; return (model, the example input that it returned, or None)."""
     path = Path(request.file)
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path)]
@@ -179,14 +198,24 @@ def build_model(request: MeasureRequest) -> tuple[Any, Any]:
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         own = [n for n in names if getattr(getattr(module, n), "__module__", "") == path.stem]
         raise UnmeasurableError("function", ", ".join(sorted(own)[:20]))
-    import torch
-
-    torch.manual_seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
     made = make()
-    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, torch.nn.Module):
+    return made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+
+
+def measure_any(model: Any, example: Any, request: MeasureRequest) -> Any:
+    """Measure a PyTorch module, or time a model for tables. PyTorch is imported only if it was."""
+    from measured_fit import is_estimator, is_table, measure_fit
+
+    if is_estimator(model):
+        if not is_table(example):
+            raise UnmeasurableError("table", f"it returned {type(model).__name__} without a table")
+        return measure_fit(model, example, sys.executable)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
         raise UnmeasurableError("model", f"it returned {type(model).__name__}")
-    return model, example
+    return measure(model, example, request)
 
 
 def choose_inputs(model: Any, example: Any, request: MeasureRequest) -> tuple[Any, str]:
@@ -210,13 +239,6 @@ def choose_inputs(model: Any, example: Any, request: MeasureRequest) -> tuple[An
     raise UnmeasurableError("input", "it cannot be derived from the model's first layer")
 
 
-def list_tensors(values: Any) -> list[Any]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-
-
 class MeasuredPass:
     """One forward pass and, for training, one backward pass over a batch of `size` items."""
 
@@ -227,8 +249,10 @@ class MeasuredPass:
         """Run; return (peak bytes beside weights and their gradients, operations)."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        kept = [*self.model.parameters(), *self.model.buffers(), *list_tensors(self.inputs)]
-        live = watch_tensors([value.untyped_storage()._cdata for value in kept])
+        tensors = get_tensors_module()
+        inputs = tensors.list_tensors(self.inputs)
+        kept = [*self.model.parameters(), *self.model.buffers(), *inputs]
+        live = tensors.watch_tensors([value.untyped_storage()._cdata for value in kept])
         hooks = [
             value.register_post_accumulate_grad_hook(lambda p: live.exclude_gradient(p.grad))
             for value in self.model.parameters()
@@ -244,19 +268,24 @@ class MeasuredPass:
         return live.peak(), counter.get_total_flops()
 
     def _step(self) -> None:
+        # A training loop keeps the output during the backward pass.
+        output, total = self.forward()
+        if total is not None:
+            total.backward()
+        del output
+
+    def forward(self) -> tuple[Any, Any]:
+        """Compute (the output, the loss) of one batch; in inference, the loss is None."""
         import torch
 
         training = self.request.training
         half = self.request.precision in ("bf16", "fp16")
-        with torch.set_grad_enabled(training):
-            with contextlib.ExitStack() as precision:
-                if half:
-                    precision.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
-                    precision.enter_context(normalize_in_fp32(torch))
-                output = self._call_model(self._make_batch())
-                total = loss(output) if training else None
-            if total is not None:
-                total.backward()
+        with torch.set_grad_enabled(training), contextlib.ExitStack() as precision:
+            if half:
+                precision.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+                precision.enter_context(normalize_in_fp32(torch))
+            output = self._call_model(self._make_batch())
+            return output, loss(output) if training else None
 
     def _make_batch(self) -> Any:
         from torch.utils._pytree import tree_map
@@ -287,7 +316,8 @@ def loss(output: Any) -> Any:
     given = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if given is not None:
         return given
-    scores = [value for value in list_tensors(output) if value.is_floating_point()]
+    tensors = get_tensors_module().list_tensors(output)
+    scores = [value for value in tensors if value.is_floating_point()]
     if not scores and hasattr(output, "logits"):
         scores = [output.logits]
     if not scores:
@@ -320,52 +350,6 @@ def normalize_in_fp32(torch: Any) -> Any:
         return value.float() if isinstance(value, torch.Tensor) else value
 
     return NormalizeInFp32()
-
-
-def watch_tensors(known: list[int]) -> Any:
-    """Return a mode that records every tensor of an operation, until its storage is freed."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watcher(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.known: dict[int, int] = dict.fromkeys(known, -1)
-            self.events: list[tuple[int, int]] = []  # (storage number, bytes; negative when freed)
-            self.gradients: set[int] = set()
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = func(*args, **(kwargs or {}))
-            for tensor in list_tensors(result):
-                self.on_tensor(tensor)
-            return result
-
-        def on_tensor(self, tensor: Any) -> None:
-            storage = tensor.untyped_storage()
-            if storage._cdata in self.known:
-                return
-            number, size = len(self.events), storage.nbytes()
-            self.known[storage._cdata] = number
-            self.events.append((number, size))
-            weakref.finalize(storage, self.on_freed, storage._cdata, number, size)
-
-        def on_freed(self, key: int, number: int, size: int) -> None:
-            self.known.pop(key, None)
-            self.events.append((number, -size))
-
-        def exclude_gradient(self, tensor: Any) -> None:
-            """Exclude a parameter's gradient, which is counted elsewhere."""
-            self.gradients.add(self.known.get(tensor.untyped_storage()._cdata, -1))
-
-        def peak(self) -> int:
-            now = most = 0
-            for number, size in self.events:
-                now += 0 if number in self.gradients else size
-                most = max(most, now)
-            return most
-
-    return Watcher()
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def activations(plan: ModelPlan) -> float:
     layers = -(-plan.layers // plan.pipeline_parallel)
     in_flight = min(plan.pipeline_parallel, plan.accumulate)
     first = _stage(plan, layers) * in_flight
-    last = _stage(plan, layers) + _logits(plan)
+    last = _stage(plan, layers) + logits_bytes(plan)
     return last if plan.pipeline_parallel == 1 else max(first, last)
 
 
@@ -175,7 +175,7 @@ def _vocabulary(plan: ModelPlan) -> int:
     return plan.vocabulary or DEFAULT_VOCABULARY
 
 
-def _logits(plan: ModelPlan) -> float:
+def logits_bytes(plan: ModelPlan) -> float:
     """Compute the logits, a score per token and word of the vocabulary.
 
     They exist in the computing type, and in fp32 for the loss (Recomputation, section 4.3: 4 sbv).

@@ -29,6 +29,18 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 MOST = 10**18
 
 
+class LayerMeasurement(Value, frozen=True):
+    """What one layer keeps for the backward pass: fixed + n x item bytes for n items.
+
+    With activation checkpointing it keeps its input, `input_item_bytes` for each item.
+    """
+
+    name: str
+    fixed_bytes: int
+    item_bytes: int
+    input_item_bytes: int
+
+
 class ModelMeasurement(Value, frozen=True):
     """The measurements of a model that was built. Activations of n items: fixed + n x item bytes.
 
@@ -50,6 +62,21 @@ class ModelMeasurement(Value, frozen=True):
     python: str = ""
     torch: str = ""
     autocast: bool = False
+    layers: tuple[LayerMeasurement, ...] = ()
+
+
+class FitMeasurement(Value, frozen=True):
+    """Trainings of a model for tables, the class `name`, on parts of a table.
+
+    `trials` are (rows, seconds) of each part, in growing order. `rows` and `columns` are those of
+    the whole table.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    trials: tuple[tuple[int, float], ...]
+    python: str = ""
 
 
 class ModelPlan(Value, frozen=True):
@@ -58,11 +85,13 @@ class ModelPlan(Value, frozen=True):
     `batch` is the number of items of one optimizer step (or forward pass), of all GPUs together;
     `accumulate` and `data_parallel` divide it. Shapes are a transformer's: hidden width, layers,
     heads. `link` is what connects the GPUs of data parallelism, a key of LINKS or "" for unknown;
-    `compress` is how their gradients are compressed.
+    `compress` is how their gradients are compressed. `active_params` are those that one token of a
+    mixture of experts uses. `fit` is measured on a part of `rows`.
     """
 
     kind: Kind = "network"
     params: int = 0
+    active_params: int = 0
     precision: Precision = "bf16"
     optimizer: Optimizer | Literal[""] = ""
     batch: int = 1
@@ -84,6 +113,7 @@ class ModelPlan(Value, frozen=True):
     rows: int = 0
     columns: int = 0
     measured: ModelMeasurement | None = None
+    fit: FitMeasurement | None = None
 
     @property
     def training(self) -> bool:
@@ -133,6 +163,7 @@ def require_consistent(plan: ModelPlan, target: str = "FILE.py:FUNCTION") -> Mod
             "returns it and takes no arguments",
             hint=f"labctl estimate --params 8B\nlabctl estimate {target} --batch 64",
         )
+    _check_experts(plan)
     _check_precision(plan)
     _check_shape(plan)
     _check_sharing(plan)
@@ -146,6 +177,23 @@ def _check_table(plan: ModelPlan) -> ModelPlan:
             hint=f"labctl estimate --kind {plan.kind} --rows 100k --columns 50",
         )
     return plan
+
+
+def _check_experts(plan: ModelPlan) -> None:
+    if not plan.active_params:
+        return
+    if plan.measured is not None:
+        raise UsageError(
+            "--active-params cannot be used with a model from code",
+            why="the operations of its experts are counted",
+            hint="leave it out, or use --params 47B --active-params 13B without code",
+        )
+    if plan.active_params > plan.params:
+        raise UsageError(
+            "--active-params is larger than --params",
+            why="a token uses some of the parameters, and all of them need memory",
+            hint="for example, Mixtral 8x7B: --params 47B --active-params 13B",
+        )
 
 
 def _check_precision(plan: ModelPlan) -> None:

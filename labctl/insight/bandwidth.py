@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config import LabConfig
+from labctl.decoding import decode_json
 from labctl.errors import LabError, UsageError
 from labctl.model import Run, Value
 from labctl.runs.launch import PYTHON, TORCHRUN
@@ -101,7 +102,7 @@ def parse_result(log: bytes, run: Run) -> Bandwidth:
         _, mark, text = line.partition(MARK)
         if mark:
             try:
-                return msgspec.json.decode(text, type=Bandwidth)
+                return decode_json(text, Bandwidth)
             except msgspec.MsgspecError:
                 continue
     raise LabError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from labctl.errors import ConfigError, InterruptError, LabError, UsageError
+from labctl.errors import UsageError
 from labctl.estimate.advice import (
     GpuVerdict,
     Suggestion,
@@ -16,29 +16,25 @@ from labctl.estimate.advice import (
     why_simple_differs,
 )
 from labctl.estimate.cards import Card, find_card
+from labctl.estimate.checkpoint_interval import CheckpointInterval, compute_interval
 from labctl.estimate.compute import (
     Load,
     Workload,
-    compute_cost_usd,
     compute_hours,
     compute_load,
     cpu_seconds,
     flops,
     measured_hours,
+    reached_utilization,
     request_seconds,
     step_seconds,
     token_seconds,
+    trainable_amount,
     weight_seconds,
 )
-from labctl.estimate.constants import DAYS_A_MONTH
-from labctl.estimate.fits import (
-    GpuFit,
-    compare_gpus,
-    find_smallest_gpu,
-    label,
-    select_cards,
-    usable_bytes,
-)
+from labctl.estimate.fits import GpuFit, choose_card, compare_gpus, label, select_cards
+from labctl.estimate.intensity import Intensity, compute_intensity
+from labctl.estimate.layers import LayerTable, compute_layers
 from labctl.estimate.memory import (
     MemoryEstimate,
     checkpoint_bytes,
@@ -47,16 +43,18 @@ from labctl.estimate.memory import (
     kv_cache,
     simple_activations,
 )
-from labctl.estimate.plan import ModelMeasurement, ModelPlan, require_consistent
+from labctl.estimate.plan import FitMeasurement, ModelMeasurement, ModelPlan, require_consistent
 from labctl.estimate.synchronization import sent_bytes, synchronization_seconds
 from labctl.insight.model_measurement import ModelSource, measure_model, suggest_target
-from labctl.model import GpuNeed, Need, Offer, Value
+from labctl.insight.offer_costs import (
+    CostEstimate,
+    compute_costs,
+    compute_stated_cost,
+    cpu_hours,
+    list_matching_offers,
+)
+from labctl.model import Value
 from labctl.servers.context import LabContext
-
-YARDSTICK = "H100"
-HOUR_S = 3600.0
-MOST_GPUS_OF_A_SERVER = 8
-FULL_DAY_H = 24.0
 
 
 class TimeEstimate(Value, frozen=True):
@@ -65,36 +63,24 @@ class TimeEstimate(Value, frozen=True):
     hours: float | None
 
 
-class CostEstimate(Value, frozen=True):
-    """The cost of one offer. None: unknown.
+class TimeBasis(Value, frozen=True):
+    """What a time is for: a GPU, with why it was chosen, a CPU, or what the user measured."""
 
-    `usd` is for the training, or for the busy hours of 30 days of requests; `always_on_usd` is for
-    30 days in which the servers stay on.
-    """
-
-    provider: str
-    type: str
-    zone: str
-    spot: bool
-    gpu: str
-    gpu_count: int
-    gpu_memory_bytes: int
-    servers: int
-    price_usd_per_hour: float
-    fits: bool
-    hours: float | None
-    usd: float | None
-    always_on_usd: float | None = None
+    kind: Literal["gpu", "cpu", "measured"] = "gpu"
+    name: str = ""
+    why: str = ""
 
 
 class EstimateDetails(Value, frozen=True):
     """Details behind an estimate.
 
-    `time_on` is the GPU (or the measurement) that `time` is for. `kv_cache_all_heads_bytes` uses
-    the full-head formula, while `memory` uses the given heads. `seconds_per_token` and
-    `weights_seconds` are lower bounds, at the given bandwidth or that of `time_on`. `sent_bytes` is
-    what each GPU sends in a step, for which the link needs `synchronization_seconds`, and
-    `step_seconds` what the step computes; None if unknown.
+    `time_on` is the GPU (or the measurement) that `time` is for, and `time_basis` says why.
+    `kv_cache_all_heads_bytes` uses the full-head formula, while `memory` uses the given heads.
+    `seconds_per_token` and `weights_seconds` are lower bounds, at the given bandwidth or that of
+    `time_on`. `sent_bytes` is what each GPU sends in a step, for which the link needs
+    `synchronization_seconds`, and `step_seconds` what the step computes; None if unknown.
+    `card` is the GPU that `intensity`, `reached_utilization` and `trainable_amount` (tokens, or
+    items of a model from code) are for; these two are of the given GPU-hours.
     """
 
     gpus: int
@@ -114,6 +100,13 @@ class EstimateDetails(Value, frozen=True):
     sent_bytes: int = 0
     synchronization_seconds: float | None = None
     step_seconds: float | None = None
+    time_basis: TimeBasis = TimeBasis()
+    card: str = ""
+    intensity: Intensity | None = None
+    layers: LayerTable | None = None
+    checkpoint_interval: CheckpointInterval | None = None
+    reached_utilization: float | None = msgspec.field(default=None, name="reached_utilisation")
+    trainable_amount: float | None = None
 
 
 class Estimate(Value, frozen=True):
@@ -146,7 +139,7 @@ def estimate(
     """
     if source is not None:
         require_consistent(replace(plan, measured=_placeholder()))
-        plan = replace(plan, measured=measure_model(source, plan, context.reporter))
+        plan = _add_measurement(plan, measure_model(source, plan, context.reporter))
     target = suggest_target(context.config.root)
     plan = require_consistent(plan, target)
     _check_amount(plan, amount, target)
@@ -154,14 +147,16 @@ def estimate(
     gpu_verdict = judge_gpu(plan, amount)
     cards = select_cards(context.config.server.need.gpu)
     rows = compare_gpus(plan, amount, needed.total_bytes, cards)
-    offers, note = _list_offers(context, plan, amount, gpu_verdict)
-    costs = _compute_costs(plan, amount, needed, offers, gpu_verdict)
+    offers, note = list_matching_offers(context, plan, amount, gpu_verdict)
+    costs = compute_costs(plan, amount, needed, offers, gpu_verdict)
     cheapest = next((cost for cost in costs if cost.fits), None)
-    on = _choose_card(cheapest, needed.total_bytes, cards)
-    hours, time_on = _compute_time(plan, amount, on, gpu_verdict)
-    has_fit = cheapest is not None if costs else any(row.fits for row in rows)
+    offered = find_card(cheapest.gpu, cheapest.gpu_memory_bytes) if cheapest else None
+    need = context.config.server.need.gpu
+    on, why = choose_card(plan, needed.total_bytes, need, offered)
+    hours, basis = _compute_time(plan, amount, on, why, gpu_verdict)
+    has_fit = cheapest is not None if costs else any(row.fits and row.rentable for row in rows)
     if amount.price_usd_per_hour is not None:
-        costs = (_stated_cost(plan, amount, amount.price_usd_per_hour, hours),)
+        costs = (compute_stated_cost(plan, amount, amount.price_usd_per_hour, hours),)
         cheapest = None
     return Estimate(
         plan=plan,
@@ -173,8 +168,15 @@ def estimate(
         gpu=gpu_verdict,
         cheapest=cheapest,
         ways=() if has_fit else list_suggestions(plan),
-        details=_details(plan, amount, needed, on, time_on, note),
+        details=_details(plan, amount, needed, on, basis, note),
     )
+
+
+def _add_measurement(plan: ModelPlan, model: ModelMeasurement | FitMeasurement) -> ModelPlan:
+    if isinstance(model, ModelMeasurement):
+        return replace(plan, measured=model)
+    rows = plan.rows or model.rows
+    return replace(plan, kind="tabular", rows=rows, columns=model.columns, fit=model)
 
 
 def _placeholder() -> ModelMeasurement:
@@ -197,6 +199,11 @@ def _check_amount(plan: ModelPlan, amount: Workload, target: str) -> None:
             why="requests are served by a trained model",
             hint="labctl estimate --params 8B --serve --requests-per-day 10k   # without --train",
         )
+    if (amount.items or amount.tokens) and plan.fit is not None:
+        raise UsageError(
+            f"{plan.fit.name} is trained on rows of a table, not on items or tokens",
+            hint=f"labctl estimate {target} --rows 60k",
+        )
     if amount.items and plan.measured is None:
         raise UsageError(
             "--items needs a model from code",
@@ -214,160 +221,67 @@ def _check_amount(plan: ModelPlan, amount: Workload, target: str) -> None:
             "--tokens-per-second needs the total number",
             hint="add --tokens 512M, or --items 60k",
         )
-
-
-def _list_offers(
-    context: LabContext, plan: ModelPlan, amount: Workload, gpu_verdict: GpuVerdict
-) -> tuple[Sequence[Offer], str]:
-    """Return (the provider's offers, why there are none). Empty with a price given by the user."""
-    if amount.price_usd_per_hour is not None:
-        return (), ""
-    is_chosen = context.config.origins.get("server.provider") == "--provider"
-    aws = "" if is_chosen else "--provider aws for AWS prices, or "
-    other = f"use {aws}--price 1.50 for your own"
-    need = _choose_need(context.config.server.need, plan, gpu_verdict)
-    try:
-        offers = context.provider.offers(need)
-    except (ConfigError, InterruptError):
-        raise
-    except LabError as error:
-        why = f" ({error.why.splitlines()[0]})" if error.why else ""
-        return (), f"{error.what}{why}; {other}"
-    if not offers:
-        return (), f"{context.config.server.provider} has no matching offers; {other}"
-    return offers, ""
-
-
-def _choose_need(need: Need, plan: ModelPlan, gpu_verdict: GpuVerdict) -> Need:
-    """Return the lab's need; if that leaves the GPU open, fill it in from the estimate."""
-    if need.gpu.kind != "auto":
-        return need
-    if not gpu_verdict.needed:
-        return replace(need, gpu=GpuNeed(kind="none"))
-    count = min(plan.gpus, MOST_GPUS_OF_A_SERVER)
-    memory_bytes = need.gpu.min_memory_bytes
-    return replace(need, gpu=GpuNeed(kind="any", count=count, min_memory_bytes=memory_bytes))
-
-
-def _compute_costs(
-    plan: ModelPlan,
-    amount: Workload,
-    needed: MemoryEstimate,
-    offers: Sequence[Offer],
-    gpu_verdict: GpuVerdict,
-) -> tuple[CostEstimate, ...]:
-    """Compute the cost of each offer: first those with enough memory, then by cost.
-
-    The cost is in dollars if the hours are known (for requests, of a month left on), else per hour.
-    """
-    rows = [_compute_cost(plan, amount, needed, offer, gpu_verdict) for offer in offers]
-    return tuple(sorted(rows, key=_rank))
-
-
-def _rank(cost: CostEstimate) -> tuple[bool, bool, float, float]:
-    price = cost.price_usd_per_hour * cost.servers
-    usd = cost.usd if cost.always_on_usd is None else cost.always_on_usd
-    return not cost.fits, usd is None, price if usd is None else usd, price
-
-
-def _compute_cost(
-    plan: ModelPlan, amount: Workload, needed: MemoryEstimate, offer: Offer, gpu_verdict: GpuVerdict
-) -> CostEstimate:
-    if offer.gpu_count:
-        gpu_card = find_card(offer.gpu_name, offer.gpu_memory_bytes)
-        fit = needed.total_bytes <= usable_bytes(offer.gpu_name, offer.gpu_memory_bytes)
-        hours = compute_hours(gpu_card, plan, amount) if gpu_card else measured_hours(amount)
-        servers = -(-plan.gpus // offer.gpu_count)
-    else:
-        # Not every provider reports main memory. A quarter of it is left for the system.
-        fit = not gpu_verdict.needed and needed.total_bytes <= (
-            offer.memory_bytes * 0.75 or float("inf")
+    _check_hours(plan, amount)
+    if amount.replicas and plan.training:
+        raise UsageError(
+            f"--replicas {amount.replicas} cannot be combined with --train",
+            why="replicas answer requests; the copies of a training are data parallelism",
+            hint=f"use --data-parallel {amount.replicas}, with a --batch of at least as many items",
         )
-        hours, servers = _cpu_hours(plan, amount), 1
-    price = offer.price_usd_per_hour * servers
-    return CostEstimate(
-        provider=offer.provider,
-        type=offer.type,
-        zone=offer.zone,
-        spot=offer.spot,
-        gpu=offer.gpu_name,
-        gpu_count=offer.gpu_count,
-        gpu_memory_bytes=offer.gpu_memory_bytes,
-        servers=servers,
-        price_usd_per_hour=offer.price_usd_per_hour,
-        fits=fit,
-        hours=hours,
-        usd=compute_cost_usd(hours, price, amount),
-        always_on_usd=_always_on(plan, amount, hours, price),
-    )
 
 
-def _cpu_hours(plan: ModelPlan, amount: Workload) -> float | None:
-    if amount.requests_per_day:
-        each = amount.seconds_per_request
-        return amount.requests_per_day * each / HOUR_S if each else None
-    seconds = cpu_seconds(plan, amount) if plan.training else None
-    return measured_hours(amount) if seconds is None else seconds / HOUR_S
-
-
-def _always_on(
-    plan: ModelPlan, amount: Workload, hours: float | None, price: float
-) -> float | None:
-    if not amount.requests_per_day or hours is None:
-        return None
-    replicas = max(1, -(-round(hours * 1e6) // round(FULL_DAY_H * 1e6)))
-    return replicas * FULL_DAY_H * DAYS_A_MONTH * price
-
-
-def _stated_cost(
-    plan: ModelPlan, amount: Workload, price: float, hours: float | None
-) -> CostEstimate:
-    """Compute the cost at the price given on the command line, for all GPUs together."""
-    return CostEstimate(
-        provider="",
-        type="stated",
-        zone="",
-        spot=False,
-        gpu="",
-        gpu_count=plan.gpus,
-        gpu_memory_bytes=0,
-        servers=1,
-        price_usd_per_hour=price,
-        fits=True,
-        hours=hours,
-        usd=compute_cost_usd(hours, price, amount),
-        always_on_usd=_always_on(plan, amount, hours, price),
-    )
-
-
-def _choose_card(cheapest: CostEstimate | None, total_bytes: int, cards: Sequence[Card]) -> Card:
-    """Choose the GPU for the time: the cheapest offer's, the smallest that fits, or YARDSTICK.
-
-    If the lab names a GPU on which the model does not fit, it is that one.
-    """
-    if cheapest is not None and (offered := find_card(cheapest.gpu, cheapest.gpu_memory_bytes)):
-        return offered
-    smallest = find_smallest_gpu(total_bytes, cards)
-    yardstick = next((listed for listed in cards if listed.name == YARDSTICK), cards[-1])
-    return next((listed for listed in cards if label(listed) == smallest), yardstick)
+def _check_hours(plan: ModelPlan, amount: Workload) -> None:
+    if amount.gpu_hours and not plan.training:
+        raise UsageError(
+            "--gpu-hours needs a training",
+            why="the GPU-hours of requests follow from their number and time",
+            hint="add --train adam, or use --requests-per-day 10k --seconds-per-request 7",
+        )
+    if amount.gpu_hours and amount.per_second:
+        raise UsageError(
+            "--gpu-hours cannot be combined with --tokens-per-second",
+            why="each of them gives the time of the training",
+            hint="leave out one of them",
+        )
+    if amount.checkpoint_s and not amount.reclaim_every_s:
+        raise UsageError(
+            "--checkpoint-time needs --reclaim-every",
+            why="how often to save depends on how often a server is lost",
+            hint="add --reclaim-every 6h",
+        )
+    if amount.reclaim_every_s and not plan.training:
+        raise UsageError(
+            "--reclaim-every needs a training",
+            why="only a training saves checkpoints",
+            hint="add --train adam",
+        )
 
 
 def _compute_time(
-    plan: ModelPlan, amount: Workload, on: Card, gpu_verdict: GpuVerdict
-) -> tuple[float | None, str]:
-    """Return (hours, what they were computed for)."""
+    plan: ModelPlan, amount: Workload, on: Card, why: str, gpu_verdict: GpuVerdict
+) -> tuple[float | None, TimeBasis]:
+    """Return (hours, what they were computed for). `why` says why the GPU `on` was chosen."""
     if amount.requests_per_day and amount.seconds_per_request:
-        return compute_hours(on, plan, amount), "your seconds per request"
-    if measured_hours(amount) is not None:
-        return measured_hours(amount), "your throughput"
+        return compute_hours(on, plan, amount), TimeBasis(
+            kind="measured", name="your seconds per request"
+        )
+    if measured_hours(amount, plan.gpus) is not None:
+        name = "your GPU-hours" if amount.gpu_hours else "your throughput"
+        return measured_hours(amount, plan.gpus), TimeBasis(kind="measured", name=name)
+    if plan.fit is not None:
+        name = "trainings on parts of the rows" if gpu_verdict.needed else "this machine's CPU"
+        kind: Literal["cpu", "measured"] = "measured" if gpu_verdict.needed else "cpu"
+        return cpu_hours(plan, amount), TimeBasis(kind=kind, name=name)
     if not gpu_verdict.needed and plan.training and cpu_seconds(plan, amount):
-        return _cpu_hours(plan, amount), "a laptop's CPU"
+        return cpu_hours(plan, amount), TimeBasis(kind="cpu", name="a laptop's CPU")
     count = f"{plan.gpus} x " if plan.gpus > 1 else ""
-    return compute_hours(on, plan, amount), f"{count}{label(on)}"
+    return compute_hours(on, plan, amount), TimeBasis(
+        kind="gpu", name=f"{count}{label(on)}", why=why
+    )
 
 
 def _details(
-    plan: ModelPlan, amount: Workload, needed: MemoryEstimate, on: Card, time_on: str, note: str
+    plan: ModelPlan, amount: Workload, needed: MemoryEstimate, on: Card, basis: TimeBasis, note: str
 ) -> EstimateDetails:
     is_serving = not plan.training and plan.kind == "network"
     bandwidth = amount.bandwidth_bytes_per_s or on.bandwidth_gb_per_s * 1e9
@@ -380,7 +294,8 @@ def _details(
         kv_cache_all_heads_bytes=round(kv_cache(plan)) if is_serving else 0,
         flops=flops(plan, amount),
         utilization=amount.utilization,
-        time_on=time_on,
+        time_on=basis.name,
+        time_basis=basis,
         seconds_per_token=token_seconds(plan, amount, on),
         weights_seconds=weight_seconds(plan, bandwidth)
         if is_serving and not plan.measured
@@ -391,4 +306,10 @@ def _details(
         sent_bytes=round(sent_bytes(plan)),
         synchronization_seconds=synchronization_seconds(plan),
         step_seconds=step_seconds(on, plan, amount) if plan.training else None,
+        card=label(on),
+        intensity=compute_intensity(plan, on, amount.bandwidth_bytes_per_s),
+        layers=compute_layers(plan),
+        checkpoint_interval=compute_interval(plan, amount),
+        reached_utilization=reached_utilization(plan, amount, on),
+        trainable_amount=trainable_amount(plan, amount, on),
     )

@@ -6,22 +6,20 @@ import re
 import time
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from labctl.config.schema import ImageConfig
 from labctl.errors import LabError
-from labctl.estimate.memory import estimate_memory
-from labctl.estimate.plan import ModelPlan
-from labctl.events import Note, Step
+from labctl.events import Step
 from labctl.insight.explain.diagnosis import diagnose
-from labctl.insight.explain.evidence import Finding, LeftOutPath, MemoryFit, RunData, Unknown
+from labctl.insight.explain.evidence import Finding, LeftOutPath, RunData, Unknown
 from labctl.insight.explain.installs import find_installs
-from labctl.insight.explain.memory import OutOfMemory, find_out_of_memory
+from labctl.insight.explain.memory import find_out_of_memory
 from labctl.insight.explain.missing_path import find_missing_path
 from labctl.insight.explain.server_commands import ServerCommands
-from labctl.insight.model_measurement import ModelSource, measure_model, suggest_target
+from labctl.insight.memory_fit import estimate_fit, read_scripts
+from labctl.insight.model_measurement import suggest_target
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
@@ -37,9 +35,6 @@ from labctl.sync.ignore import (
 )
 from labctl.wire.containment import is_contained
 
-if TYPE_CHECKING:
-    from labctl.estimate.constants import Precision
-
 with lazy_imports(__name__):
     from labctl.insight import profile
 
@@ -48,17 +43,12 @@ LOG_TAIL_BYTES = 256 * 1024
 LOG_HEAD_BYTES = 8 * 1024**2
 # Reading more bytes of event files than this takes about a second, so progress is shown.
 SLOW_BYTES = 4 * 1024**2
-# Memory of Python with PyTorch in a container, before it loads a model. An assumption.
-PROCESS_BYTES = 256 * 1024**2
-MOST_SCRIPTS = 50
 # Entries of a directory that are compared with the ignore rules.
 MOST_ENTRIES = 100
-LARGEST_SCRIPT_BYTES = 256 * 1024
 OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]{0,40})["']""")
 # A training script that can use several GPUs reads its rank, or leaves that to a library.
 DISTRIBUTED = re.compile(r"LOCAL_RANK|init_process_group|accelerate|lightning|deepspeed")
 CODE_DIRECTORY = "/lab/code"
-BUILDS = re.compile(r"^def build_model\b", re.MULTILINE)
 
 
 class InputSummary(Value, frozen=True):
@@ -85,10 +75,10 @@ def explain(context: LabContext, run: Run) -> Explanation:
     """Apply the rules to a run, from its files on this machine."""
     if run.id.startswith(PROFILE_PREFIX):
         run = profile.unwrap_command(run)
-    material = _load_material(context, run)
+    material = load_material(context, run)
     failure = find_out_of_memory(material)
     if failure is not None:
-        material = msgspec.structs.replace(material, fit=_estimate_fit(context, material, failure))
+        material = msgspec.structs.replace(material, fit=estimate_fit(context, material, failure))
     diagnosis = diagnose(material)
     commands = ServerCommands(
         server=context.state.get_server(run.server_id),
@@ -114,10 +104,11 @@ def _find_directory(context: LabContext, run: Run) -> Path:
     return context.config.root / "runs" / run.id
 
 
-def _load_material(context: LabContext, run: Run) -> RunData:
+def load_material(context: LabContext, run: Run) -> RunData:
+    """Read everything that is known about a run from its files on this machine."""
     directory = _find_directory(context, run)
     root = context.config.root
-    scripts = _read_scripts(root).values()
+    scripts = read_scripts(root).values()
     try:
         log = _read_log_end(directory / "logs" / "run.log")
         return RunData(
@@ -172,15 +163,6 @@ def _read_log_start(path: Path) -> bytes:
         return file.read(LOG_HEAD_BYTES)
 
 
-def _read_scripts(root: Path) -> dict[str, str]:
-    """Read the lab's own Python files; name -> text."""
-    scripts = {}
-    for path in sorted(root.glob("*.py"))[:MOST_SCRIPTS]:
-        if path.is_file() and path.stat().st_size <= LARGEST_SCRIPT_BYTES:
-            scripts[path.name] = path.read_text(encoding="utf-8", errors="replace")
-    return scripts
-
-
 def _name_package_file(image: ImageConfig) -> str:
     """Return what lists the packages of the lab's image; "" if lab.yaml names only an image."""
     return image.environment_file or ("the Dockerfile" if image.build else "")
@@ -228,50 +210,3 @@ def _check_entries(root: Path, directory: str) -> list[IgnoredName | None]:
         return []
     names = islice(sorted(path.name for path in (root / directory).iterdir()), MOST_ENTRIES)
     return [find_ignored_name(root, f"{directory}/{name}") for name in names]
-
-
-def _estimate_fit(context: LabContext, material: RunData, failure: OutOfMemory) -> MemoryFit | None:
-    """Estimate the memory of the model that the run's script builds; None without build_model."""
-    scripts = _read_scripts(context.config.root)
-    named = [Path(word).name for word in material.run.command if word.endswith(".py")]
-    name = next((script for script in named if BUILDS.search(scripts.get(script, ""))), "")
-    if not name or not failure.limit_bytes:
-        return None
-    root = context.config.root
-    source = ModelSource(file=root / name, function="build_model", root=root)
-    plan = ModelPlan(precision=_precision(material.log), optimizer="adamw")
-    try:
-        model = measure_model(source, plan, context.reporter)
-    except LabError as error:
-        text = f"cannot estimate the model's memory: {error.what}"
-        context.reporter.emit(Note(text=text, level="warning"))
-        return None
-    return _compute_fit(
-        msgspec.structs.replace(plan, measured=model), failure, f"{name}:build_model"
-    )
-
-
-def _precision(log: str) -> Precision:
-    if "bfloat16" in log:
-        return "bf16"
-    return "fp16" if "float16" in log else "fp32"
-
-
-def _compute_fit(plan: ModelPlan, failure: OutOfMemory, target: str) -> MemoryFit:
-    """Compute the largest power of two that fits, with the numbers of `labctl estimate`."""
-    assert plan.measured is not None
-    item = plan.measured.item_bytes
-    single = estimate_memory(plan)
-    fixed = single.total_bytes - item
-    if failure.whose == "container":
-        fixed += PROCESS_BYTES - single.overhead_bytes  # that overhead is CUDA's, on the GPU
-    available = failure.limit_bytes - fixed
-    largest = available // item if item > 0 and available > 0 else 0
-    return MemoryFit(
-        target=target,
-        item="x".join(map(str, plan.measured.input_shape)) or "its example's shape",
-        fixed_bytes=fixed,
-        item_bytes=item,
-        limit_bytes=failure.limit_bytes,
-        batch=1 << (largest.bit_length() - 1) if largest else 0,
-    )

@@ -17,8 +17,10 @@ import msgspec
 
 from labctl import estimate
 from labctl.config.installation import install_command
+from labctl.decoding import convert_value
 from labctl.errors import InterruptError, LabError, NotFoundError, UsageError
-from labctl.estimate.plan import ModelMeasurement, ModelPlan
+from labctl.estimate import measure
+from labctl.estimate.plan import FitMeasurement, ModelMeasurement, ModelPlan
 from labctl.events import Reporter, Step
 from labctl.model import Value
 
@@ -117,10 +119,13 @@ def find_lab_python(root: Path) -> str:
     return sys.executable
 
 
-def measure_model(source: ModelSource, plan: ModelPlan, reporter: Reporter) -> ModelMeasurement:
+def measure_model(
+    source: ModelSource, plan: ModelPlan, reporter: Reporter
+) -> ModelMeasurement | FitMeasurement:
     """Count a model's parameters, and measure its activations and operations. LabError on failure.
 
-    Runs two small batches on the CPU; larger ones are extrapolated linearly.
+    Runs two small batches on the CPU; larger ones are extrapolated linearly. A model for tables is
+    trained on parts of its rows instead.
     """
     python = source.python or find_lab_python(source.root)
     name = f"building {source.file.name}:{source.function}"
@@ -165,11 +170,14 @@ def _build_request(source: ModelSource, plan: ModelPlan) -> _MeasurementRequest:
 
 def _run_program(
     source: ModelSource, python: str, request: _MeasurementRequest
-) -> ModelMeasurement:
-    program = Path(estimate.__file__).with_name("measure.py").read_text()
+) -> ModelMeasurement | FitMeasurement:
+    program, *modules = (
+        Path(estimate.__file__).with_name(f"{name}.py").read_text()
+        for name in ("measure", *measure.MODULES)
+    )
     try:
         child = subprocess.Popen(
-            [python, "-B", "-c", program],
+            [python, "-B", "-c", program, *modules],
             cwd=source.root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -191,12 +199,14 @@ def _run_program(
     raise _explain_crash(source, child.returncode, err or out)
 
 
-def _parse_reply(source: ModelSource, python: str, text: str) -> ModelMeasurement:
+def _parse_reply(source: ModelSource, python: str, text: str) -> ModelMeasurement | FitMeasurement:
     body = json.loads(text)
-    refusal = msgspec.convert(body, _MeasureRefusal)
+    refusal = convert_value(body, _MeasureRefusal)
     if refusal.error:
         raise _explain_refusal(source, python, refusal)
-    return msgspec.convert(body, ModelMeasurement)
+    if "trials" in body:
+        return convert_value(body, FitMeasurement)
+    return convert_value(body, ModelMeasurement)
 
 
 def _communicate(
@@ -284,6 +294,12 @@ def _explain_refusal(source: ModelSource, python: str, refusal: _MeasureRefusal)
             f"{name} did not return a PyTorch module",
             why=why,
             hint="return the model, or (model, an example input)",
+        )
+    if refusal.error == "table":
+        return LabError(
+            f"{name} returned a model with fit(), but no table to train it on",
+            why=why,
+            hint="return (model, (rows, labels)) with NumPy arrays or frames of pandas",
         )
     if refusal.error == "input":
         return UsageError(

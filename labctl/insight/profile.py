@@ -10,7 +10,7 @@ import base64
 import io
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Event, Note, Progress, Step
 from labctl.insight import profiler
 from labctl.insight.explain.evidence import Finding
+from labctl.insight.explain.memory_profile import MemorySizes
 from labctl.insight.explain.profile import Profile, advise, read_profile
 from labctl.model import PROFILE_PREFIX, Run, Server, Service, Value
 from labctl.runs import images, outputs, run_specs, runs
@@ -28,7 +29,7 @@ from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
 from labctl.services import lab_services
 from labctl.services.port_forward import Forwarding
-from labctl.sync import lab_files
+from labctl.sync import lab_files, transfer_lock
 from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest
 
@@ -37,14 +38,18 @@ STEP = "profiling a few steps"
 # What the profiler writes to the log at each step.
 STEP_LINE = re.compile(rb"labctl profile: step (\d+) of (\d+)\r?\n")
 LEAST_WARMUP = 3
+LEAST_MEMORY_STEPS = 2
 MOST_STEPS = 50
 ZIP = "/tmp/labctl-profiler.zip"
-# Prefix of the run's own command: `sh -c WRAP labctl-profile COMMAND...`.
-WRAP = (
+UNPACK = (
     f'printf %s "$LABCTL_PROFILER" | base64 -d >{ZIP} || exit 70; unset LABCTL_PROFILER; '
-    f'export PYTHONPATH="{ZIP}${{PYTHONPATH:+:$PYTHONPATH}}"; exec "$@"'
+    f'export PYTHONPATH="{ZIP}${{PYTHONPATH:+:$PYTHONPATH}}"; '
 )
+# Prefix of the run's own command: `sh -c WRAP labctl-profile COMMAND...`.
+WRAP = UNPACK + 'exec "$@"'
 NAME = "labctl-profile"
+# In the page, replaced by the figures.
+PAGE_MARK = "PROFILE_AS_JSON"
 SERVICE = "profile"
 PORT = 8765
 SHOW = 'exec "$(command -v python3 || command -v python)" -c "$0"'
@@ -52,10 +57,26 @@ TAIL_BYTES = 2000
 CANCEL_GRACE_S = 5
 
 
+class PredictedMemory(Value, frozen=True):
+    """What `labctl estimate` predicts for the profiled command; `why` if it cannot.
+
+    `target` is the function that builds the model, `item` the shape of its example ("1x16x16"),
+    `where_batch` the source of the batch size.
+    """
+
+    sizes: MemorySizes = MemorySizes()
+    target: str = ""
+    item: str = ""
+    batch: int = 0
+    where_batch: str = ""
+    why: str = ""
+
+
 class ProfileResult(Value, frozen=True):
     """A profile. `directory` holds its page and trace on this machine, `findings` are its results.
 
-    `there` is whether the lab's server has the profile too, and can show it.
+    `there` is whether the lab's server has the profile too, and can show it. `predicted` is set if
+    memory was profiled.
     """
 
     run: str
@@ -63,24 +84,46 @@ class ProfileResult(Value, frozen=True):
     there: bool
     profile: Profile
     findings: tuple[Finding, ...]
+    predicted: PredictedMemory | None = None
 
 
 def profile(
-    context: LabContext, run_id: str = "", *, steps: int = STEPS, warmup: int = WARMUP
+    context: LabContext,
+    run_id: str = "",
+    *,
+    steps: int = STEPS,
+    warmup: int = WARMUP,
+    memory: bool = False,
 ) -> ProfileResult:
     """Profile the command of a run (by default the latest, else lab.yaml's) in a new run.
 
-    Uses the lab's current code. For a run that is a profile itself, return that profile. LabError
-    if the command failed, or made too few optimizer steps.
+    Uses the lab's current code. For a run that is a profile itself, return that profile. `memory`
+    also records what memory holds. LabError if the command failed, or made too few optimizer steps.
     """
+    if run_id.startswith(PROFILE_PREFIX):
+        return _load_earlier(context, runs.find_run(context, run_id))
+    # What a block holds is known for those that the traced step before has allocated.
+    traced = max(steps, LEAST_MEMORY_STEPS) if memory else steps
+    settings = {"LABCTL_PROFILE_MEMORY": "1"} if memory else {}
+    server, run, output = run_profiled(context, run_id, traced, warmup, settings, WRAP)
+    return _load_profile(context, server, run, output)
+
+
+def run_profiled(
+    context: LabContext,
+    run_id: str,
+    steps: int,
+    warmup: int,
+    settings: Mapping[str, str],
+    wrap: str,
+) -> tuple[Server, Run, str]:
+    """Run a run's command with the profiler, for a few steps; return the end of its output too."""
     if warmup < LEAST_WARMUP or not 1 <= steps <= MOST_STEPS:
         raise UsageError(
             f"cannot profile {steps} steps after {warmup} warm-up steps",
             why=f"allowed are 1 to {MOST_STEPS} steps, after at least {LEAST_WARMUP}",
             hint="labctl profile --steps 5 --warmup 10",
         )
-    if run_id.startswith(PROFILE_PREFIX):
-        return _load_earlier(context, runs.find_run(context, run_id))
     own_command = _find_command(context, run_id)
     server = context.get_server()
     wanted = run_specs.build_spec(
@@ -90,14 +133,15 @@ def profile(
         PROFILE_PREFIX + run_specs.make_run_id(),
         False,
     )
-    settings = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
-    env = {**wanted.env, **settings, "LABCTL_PROFILER": pack_profiler()}
-    command = ("sh", "-c", WRAP, NAME, *wanted.command)
+    counts = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
+    env = {**wanted.env, **counts, **settings, "LABCTL_PROFILER": pack_profiler()}
+    command = ("sh", "-c", wrap, NAME, *wanted.command)
     wanted = wanted._replace(env=env, command=command)
     renew(context, server)
-    lab_files.push(context, server, force=False)
+    with transfer_lock.name_command("profile"):
+        lab_files.push(context, server, force=False)
     amount = f"{warmup} steps of warm-up, then {steps}"
-    return _load_profile(context, server, *_run(context, server, wanted, amount))
+    return server, *_run(context, server, wanted, amount)
 
 
 def _find_command(context: LabContext, run_id: str) -> tuple[str, ...]:
@@ -121,6 +165,7 @@ def pack_profiler() -> str:
     content = {
         "sitecustomize.py": (source / "sitecustomize.py").read_text(encoding="utf-8"),
         "labctl_trace.py": (source / "trace.py").read_text(encoding="utf-8"),
+        "labctl_memory.py": (source / "memory.py").read_text(encoding="utf-8"),
         "page.html": read_page(),
     }
     buffer = io.BytesIO()
@@ -153,7 +198,9 @@ class _OutputTail:
         self.text += block
         if steps := STEP_LINE.findall(self.text):
             done, total = map(int, steps[-1])
-            self.emit(Progress(name=STEP, done=done, total=total, unit="steps"))
+            detail = "writing the profile" if done >= total else ""
+            event = Progress(name=STEP, done=done, total=total, unit="steps", detail=detail)
+            self.emit(event)
         self.text = STEP_LINE.sub(b"", self.text)[-TAIL_BYTES:]
         for line in STEP_LINE.sub(b"", block).decode(errors="replace").splitlines():
             self.emit(Note(text=line, level="detail"))

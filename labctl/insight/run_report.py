@@ -9,22 +9,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-import secrets
 import time
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from labctl.decoding import convert_value, decode_json
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note, Step
 from labctl.insight.report import pictures
+from labctl.insight.report.document import DocumentForm, Report, write_document
 from labctl.insight.report.facts import (
     Bill,
     Checkpoint,
     LostServer,
     ReportFacts,
 )
+from labctl.insight.report.notes import FILE as NOTES
+from labctl.insight.report.notes import read_notes
 from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars, read_scalars
@@ -35,13 +38,15 @@ from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import provenance, runs
 from labctl.runs.evaluate import ON_SERVER, read_server_accuracy
 from labctl.runs.evaluation import FILE, Evaluation, read_evaluation
+from labctl.runs.evaluation_script import SCRIPT
 from labctl.runs.provenance import RunOrigin, ServerHardware
 from labctl.servers import cost
 from labctl.servers.context import LabContext
 from labctl.sync.local_results import RECORD
 from labctl.wire.checkpoints import fingerprint_files
 
-REPORT = "report.html"
+REPORT_NAME = "report"
+REPORT = f"{REPORT_NAME}.html"
 # The last line of a report.
 INPUTS_COMMENT = "<!-- labctl: written from {} -->"
 MOST_CHECKPOINTS = 1000
@@ -57,36 +62,35 @@ class _ManifestMetrics(Value, frozen=True):
     metrics: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Report(Value, frozen=True):
-    """A written report. `lacks` lists missing data, each with the command that provides it."""
-
-    run: str
-    file: str
-    bytes: int
-    lacks: tuple[str, ...] = ()
-
-
 def write_report(
-    context: LabContext, run_id: str = "", out: Path | None = None, *, version: str = ""
+    context: LabContext,
+    run_id: str = "",
+    out: Path | None = None,
+    *,
+    form: DocumentForm | None = None,
+    version: str = "",
 ) -> Report:
-    """Write the report of a run (by default the latest) to `out`, else `runs/<run>/report.html`.
+    """Write the report of a run (by default the latest) to `out`, else into the run's directory.
 
     NotFoundError if the run was not pulled. `version` is labctl's, shown on the page.
     """
-    context.reporter.emit(Step(name="writing the report"))
+    form = form or DocumentForm()
+    context.reporter.emit(Step(name=form.step))
     facts = collect_facts(context, run_id, version)
-    inputs = fingerprint_inputs(context.config.root / "runs" / facts.run.id)
-    page = render(build_page(facts), context.paths.data_dir / "templates" / "report")
-    text = f"{page}\n{INPUTS_COMMENT.format(inputs)}\n".encode()
-    file = out or context.config.root / "runs" / facts.run.id / REPORT
-    _write(file, text)
-    context.reporter.emit(Step(name="writing the report", done=True))
+    directory = context.config.root / "runs" / facts.run.id
+    inputs = fingerprint_inputs(directory)
+    page = render(build_page(facts), context.paths.data_dir / "templates" / "report", form.template)
+    text = f"{page}\n{INPUTS_COMMENT.format(inputs)}\n"
+    file = out or directory / form.name_file(REPORT_NAME)
+    size = write_document(text, file, form)
+    context.reporter.emit(Step(name=form.step, done=True))
     for note in facts.notes:
         context.reporter.emit(Note(text=note, level="warning"))
     # A pull ends with the record; `labctl eval --on-server` downloads only its own result.
-    is_pulled = (context.config.root / "runs" / facts.run.id / RECORD).is_file()
-    lacks = _list_missing(facts, run_id, is_pulled=is_pulled)
-    return Report(run=facts.run.id, file=str(file), bytes=len(text), lacks=lacks)
+    is_pulled = (directory / RECORD).is_file()
+    can_evaluate = (context.config.root / SCRIPT).is_file()
+    lacks = _list_missing(facts, run_id, is_pulled=is_pulled, can_evaluate=can_evaluate)
+    return Report(run=facts.run.id, file=str(file), bytes=size, lacks=lacks)
 
 
 def fingerprint_inputs(home: Path) -> str:
@@ -94,24 +98,15 @@ def fingerprint_inputs(home: Path) -> str:
     evaluation = home / FILE
     text = evaluation.read_bytes() if evaluation.is_file() else b""
     parts = [fingerprint_files(home / name) for name in ("checkpoints", "logs")]
+    for own in (home / NOTES, home.parent.parent / NOTES):
+        text += own.read_bytes() if own.is_file() else b""
     return hashlib.sha256(" ".join(parts).encode() + text).hexdigest()[:16]
 
 
-def _write(file: Path, text: bytes) -> None:
-    staging = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        staging.write_bytes(text)
-        staging.replace(file)
-    except OSError as error:
-        staging.unlink(missing_ok=True)
-        raise LabError(
-            f"{file} cannot be written", why=str(error), hint="labctl report --out FILE"
-        ) from error
-
-
-def collect_facts(context: LabContext, run_id: str = "", version: str = "") -> ReportFacts:
-    """Gather everything that this machine knows about a run."""
+def collect_facts(
+    context: LabContext, run_id: str = "", version: str = "", *, with_text: bool = True
+) -> ReportFacts:
+    """Gather everything that this machine knows about a run, by default with notes.md."""
     runs_dir = (context.config.root / "runs").resolve()
     run = _find_run(context, runs_dir, run_id)
     directory = runs_dir / run.id
@@ -127,6 +122,7 @@ def collect_facts(context: LabContext, run_id: str = "", version: str = "") -> R
     name = evaluation.checkpoint if evaluation else ""
     servers = [one for one in (on_server, by_run) if one and one.checkpoint == name]
     checkpoints = _read_checkpoints(directory / "checkpoints")
+    text = read_notes(context.config.root, directory, notes) if with_text else ()
     return ReportFacts(
         lab=context.config.name,
         run=run,
@@ -144,6 +140,7 @@ def collect_facts(context: LabContext, run_id: str = "", version: str = "") -> R
         bill=_compute_bill(context, run),
         reclaims=_read_reclaims(context, run),
         pictures=_read_pictures(directory, evaluation),
+        text=text,
         notes=tuple(notes),
         made_at=time.time(),
         labctl=version,
@@ -165,7 +162,7 @@ def _find_run(context: LabContext, runs_dir: Path, run_id: str) -> Run:
         )
         for directory in directories:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
-                return msgspec.json.decode((directory / RECORD).read_bytes(), type=Run)
+                return decode_json((directory / RECORD).read_bytes(), Run)
         raise
 
 
@@ -216,7 +213,7 @@ def _read_checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     for path in sorted(folder.glob("*/manifest.json"))[:MOST_CHECKPOINTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
             with path.open("rb") as file:
-                body = msgspec.json.decode(file.read(LARGEST_MANIFEST), type=_ManifestMetrics)
+                body = decode_json(file.read(LARGEST_MANIFEST), _ManifestMetrics)
             metrics = {k: float(v) for k, v in body.metrics.items() if isinstance(v, int | float)}
             checkpoints.append(
                 Checkpoint(name=path.parent.name, step=body.step, epoch=body.epoch, metrics=metrics)
@@ -262,7 +259,7 @@ def _read_machine(context: LabContext, run: Run) -> ServerHardware | None:
 def _convert(detail: object, kind: type[T]) -> T | None:
     """Convert a ledger entry, which another version may have written; None if it does not fit."""
     try:
-        return msgspec.convert(detail, kind)
+        return convert_value(detail, kind)
     except msgspec.ValidationError:
         return None
 
@@ -300,7 +297,9 @@ def _read_reclaims(context: LabContext, run: Run) -> tuple[LostServer, ...] | No
     )
 
 
-def _list_missing(facts: ReportFacts, run_id: str, *, is_pulled: bool) -> tuple[str, ...]:
+def _list_missing(
+    facts: ReportFacts, run_id: str, *, is_pulled: bool, can_evaluate: bool
+) -> tuple[str, ...]:
     """List the missing data, each with the command that provides it.
 
     `run_id` is the run as the user named it, "" for the latest.
@@ -308,7 +307,7 @@ def _list_missing(facts: ReportFacts, run_id: str, *, is_pulled: bool) -> tuple[
     evaluate, pull = (f"labctl {verb} {run_id}".rstrip() for verb in ("eval", "pull"))
     missing = []
     if facts.evaluation is None:
-        missing.append(f"no evaluation: {evaluate}")
+        missing.append(f"no evaluation: {evaluate if can_evaluate else f'no {SCRIPT} in this lab'}")
     elif facts.here is None:
         call = evaluate if facts.checkpoints else f"{pull} && {evaluate}"
         missing.append(f"evaluated on the server only; to check it on this machine: {call}")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.model import Value
 
 FILE = "speedup.json"
@@ -56,7 +57,7 @@ def read_speedup(path: Path) -> Speedup | None:
     if len(text) > LARGEST_BYTES:
         raise ValueError(f"it is larger than {LARGEST_BYTES // 1024**2} MiB")
     try:
-        speedup = msgspec.json.decode(text, type=Speedup)
+        speedup = decode_json(text, Speedup)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not any(row.processes == 1 for row in speedup.rows):

@@ -20,6 +20,8 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from labctl.config.reader import find_nearest
+from labctl.decoding import decode_json
 from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.errors.replies import as_reply, decode_reply
 from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
@@ -138,14 +140,26 @@ def find_forwards(
         matches = [one for one in ours if one.service == name]
         matches = matches or [one for one in living if one.id == name]
         if not matches:
-            is_elsewhere = any(one.service == name for one in living)
-            raise NotFoundError(
-                f"there is no forward {name}",
-                why="only other labs have one" if is_elsewhere else "",
-                hint="labctl forward --list",
-            )
+            raise _make_unknown_error(name, ours, living)
         chosen |= {one.id: one for one in matches}
     return list(chosen.values())
+
+
+def _make_unknown_error(
+    name: str, ours: Sequence[Forward], living: Sequence[Forward]
+) -> NotFoundError:
+    if any(one.service == name for one in living):
+        return NotFoundError(
+            f"there is no forward {name}",
+            why="only other labs have one",
+            hint="labctl forward --list",
+        )
+    near = find_nearest(name, [text for one in ours for text in (one.service, one.id)])
+    return NotFoundError(
+        f"there is no forward {name}" + (f"; did you mean {near}?" if near else ""),
+        why="" if living else "no forward is open in the background",
+        hint=f"labctl forward --stop {near}" if near else "labctl forward --list",
+    )
 
 
 def stop_forward(record: State, forward: Forward) -> None:
@@ -228,7 +242,7 @@ def _close_on_sigterm(forwarding: Forwarding) -> Iterator[None]:
 
 def main() -> int:
     """Hold one forward: read its BackgroundForwardSpec as JSON from stdin, and write a reply."""
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=BackgroundForwardSpec)
+    spec = decode_json(sys.stdin.buffer.readline(), BackgroundForwardSpec)
     if os.fork():
         # The starting process need not wait for the process that stays, or reap it.
         os._exit(0)

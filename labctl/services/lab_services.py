@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 
 from labctl.config import KNOWN_SERVICE_PORTS, LabConfig, parse_port
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
+from labctl.events import report_lock_wait
 from labctl.model import Forward, Server, Service
 from labctl.runs import images, wheelhouse
 from labctl.runs.run_specs import find_run_image
@@ -30,6 +32,9 @@ from labctl.wire.runs import CLEAR_RUNS
 from labctl.wire.services import ServiceRequest
 from labctl.wire.verbs import LabRequest
 
+# Build arguments for an image that lacks a service: mlflow is large, and most labs do not use it.
+SERVICE_PACKAGES = {"mlflow": {"PACKAGES": "mlflow>=3.1"}}
+
 
 def forward(context: LabContext, server: Server, name: str, port: int) -> Forwarding:
     """Start a service and open a forward to it, which reconnects after a lost connection."""
@@ -39,7 +44,7 @@ def forward(context: LabContext, server: Server, name: str, port: int) -> Forwar
 
 
 def build_request(context: LabContext, server: Server, name: str) -> ServiceRequest:
-    """Build the request for TensorBoard, Jupyter, a service of lab.yaml, or a port number."""
+    """Build the request for a known service, a service of lab.yaml, or a port number."""
     if context.config.submits_jobs and not has_job_queue(context):
         raise UsageError(
             "services cannot run as jobs on a course's server yet",
@@ -64,7 +69,7 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
         command=own.command if own else (),
         port=port,
         gpus=choose_service_gpus_option(context, server),
-        args=images.build_args(context, config.image),
+        args=images.build_args(context, config.image) | SERVICE_PACKAGES.get(name, {}),
         wheelhouse=bool(config.wheelhouse),
         data=config.server_data,
         executor=config.server.executor,
@@ -117,7 +122,22 @@ def _replace(name: str, other: str, names: Sequence[str]) -> list[str]:
 
 
 def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
-    """Start a service in the lab's image if needed; provide the image if the server lacks it."""
+    """Start a service in the lab's image if needed; provide the image if the server lacks it.
+
+    If another process of this machine is starting it, name that one and wait for it.
+    """
+    key = hashlib.sha256(f"{server.id}\0{server.lab_id}\0{wanted.name}".encode()).hexdigest()
+    name, what = f"service-{key[:24]}", f"starting {wanted.name}"
+    with report_lock_wait(
+        context.reporter,
+        lambda on_wait: context.state.lock(
+            name, what, wait_s=images.IMAGE_S, is_command=False, on_wait=on_wait
+        ),
+    ):
+        return _ensure_alone(context, server, wanted)
+
+
+def _ensure_alone(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
     remote = context.open_agent(server)
 
     def provide() -> None:

@@ -6,6 +6,7 @@ import http.client
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lazy import lazy_imports
 from labctl.model import Forward, Run, Server, Service, Value
@@ -51,11 +52,15 @@ class ServeChoice(Value, frozen=True, kw_only=True):
 
 
 class Health(Value, frozen=True):
-    """The served model: its run, its checkpoint, and its number of classes."""
+    """The served model: its run, its checkpoint, and its number of classes.
+
+    `columns` are those of the table that it was trained on, () for a model of images.
+    """
 
     run: str
     checkpoint: str
     classes: int
+    columns: tuple[str, ...] = ()
 
 
 class _HealthReply(Value, frozen=True):
@@ -121,9 +126,9 @@ def forward(
     return lab_services.open_forward(
         context,
         server,
-        _ensure(context, server, wanted),
+        ensure(context, server, wanted),
         port or wanted.port or PORT,
-        lambda now: _ensure(context, now, later),
+        lambda now: ensure(context, now, later),
     )
 
 
@@ -131,7 +136,7 @@ def forward_detached(
     context: LabContext, server: Server, wanted: ServiceRequest, port: int = 0
 ) -> Forward:
     """Start the service, and a background forward that outlives this process."""
-    service = _ensure(context, server, wanted)
+    service = ensure(context, server, wanted)
     for old in list_forwards(context.state, server.id):
         # This one leads to the service's port before its restart.
         if old.service == service.name and old.remote_port != service.port:
@@ -160,7 +165,7 @@ def check_health(port: int) -> Health:
     try:
         connection.request("GET", "/healthz")
         with connection.getresponse() as reply:
-            body = msgspec.json.decode(reply.read(LARGEST_REPLY_BYTES), type=_HealthReply)
+            body = decode_json(reply.read(LARGEST_REPLY_BYTES), _HealthReply)
     except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
         raise LabError("the model server does not answer", why=str(error), hint=NEXT) from None
     finally:
@@ -193,7 +198,8 @@ def _base_request(
     )
 
 
-def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
+def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
+    """Start the service if needed; provide its image, and wait until it answers."""
     remote = context.open_agent(server)
     model = wanted.model
     of_run = model.run if model is not None and model.code == "run" else ""
@@ -202,6 +208,8 @@ def _ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Serv
         if wanted.as_is:
             image_sources.provide_image(context, server, remote, wanted.image)
         else:
+            if wanted.test:  # no run has pushed the code that the image is built from
+                lab_files.push(context, server, force=False)
             images.ensure_image(context, server, remote, wanted.image, of_run)
 
     return ensure_service(

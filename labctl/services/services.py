@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labctl.config import KNOWN_SERVICE_PORTS, find_data_dir
 from labctl.errors import BuildError, NotFoundError
-from labctl.events import Note, Reporter, Step
+from labctl.events import Note, Progress, Reporter, Step
 from labctl.model import Service
 from labctl.runs.build_output import BuildLines, summarize_build
 from labctl.servers.agent import AgentClient
@@ -32,7 +32,11 @@ START_TIMEOUT_S = 180.0
 # The name of the service whose URL contains a token.
 WITH_TOKEN = "jupyter"
 # What messages call labctl's own services. The name of the others says what they are.
-NAMES = {"profile": "the page of the profile", "serve": "the model server"}
+NAMES = {
+    "profile": "the page of the profile",
+    "serve": "the model server",
+    "serve-model": "the language model",
+}
 # Services that start side by side need the same image: the first one provides it, the others wait.
 _image_lock = threading.Lock()
 
@@ -74,6 +78,9 @@ def ensure_service(
 
     reply = start()
     if reply.missing or reply.lacks:
+        # The limit does not include what is built first.
+        preparing = Progress(name=step, done=0, total=0, unit="steps", detail="preparing its image")
+        reporter.emit(preparing)
         reply = _start_with_image(start, reply, wanted.image, provide_image, provide_extension)
     _report_other_settings(reply, name, reporter)
     detail = "already running" if reply.found else ""
@@ -189,6 +196,8 @@ def _extend(
 ) -> None:
     """Build an image that adds the service's programs to the lab's image."""
     what = "the serving dependencies" if wanted.model else "TensorBoard and Jupyter"
+    what = wanted.args.get("PACKAGES", what) if wanted.test else what
+    what = "MLflow" if wanted.name == "mlflow" else what
     name = f"installing {what} in {wanted.image}"
     reporter.emit(Step(name=name))
     closing = remote.stream(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from labctl.insight.explain import (
     data,
     ending,
+    fragmentation,
     gpu,
     gpu_loss,
     host,
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     *missing_program.RULES,
     *ending.RULES,
     *memory.RULES,
+    *fragmentation.RULES,
     *losses.RULES,
     *host.RULES,
     *gpu.RULES,

@@ -116,8 +116,17 @@ KNOWN_MESSAGES = (
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal: Killed|exited unexp)",
         "a DataLoader worker was killed",
         "usually memory ran out: every worker has its own copy of the data that it uses",
-        "use fewer workers, or raise limits: {{memory: ...}} in lab.yaml",
+        "use fewer workers, or raise `memory` under `limits` in lab.yaml",
         DATA_LOADER,
+    ),
+    _known_message(
+        "out-of-memory-host",
+        r"(?m:^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b)"
+        r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory",
+        "the program asked for more main memory than it can have",
+        "its tensors, arrays or lists do not fit into the server's memory; this is not the GPU's",
+        "load the data in parts, use a smaller batch, or a server with more memory:\nlabctl offers",
+        LABCTL,
     ),
     _known_message(
         "too-many-files",
@@ -188,7 +197,7 @@ KNOWN_MESSAGES = (
         "advice",
     ),
 )
-LAST_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): ?(.*)$")
+LAST_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit))(?:: ?(.*))?$")
 
 
 def find_known_messages(material: RunData) -> Iterator[Answer]:

@@ -26,10 +26,24 @@ class Evidence(Value, frozen=True):
     source: str = msgspec.field(name="of")
 
 
+class Lever(Value, frozen=True):
+    """A way to need less memory: `total_bytes` with it (0: unknown), and its price in time.
+
+    `fits` is None if that is unknown.
+    """
+
+    name: str
+    total_bytes: int
+    fits: bool | None
+    price: str
+    next: str
+
+
 class Finding(Value, frozen=True):
     """One result of a rule. `rule` identifies it for programs and never changes.
 
-    `why` explains it, `next` is what to try: a command if there is one.
+    `why` explains it, `next` is what to try: a command if there is one. `levers` are several ways
+    to choose from.
     """
 
     rule: str
@@ -39,6 +53,7 @@ class Finding(Value, frozen=True):
     evidence: tuple[Evidence, ...]
     next: str
     source: Reference
+    levers: tuple[Lever, ...] = ()
 
 
 class Unknown(Value, frozen=True):
@@ -58,7 +73,9 @@ class MemoryFit(Value, frozen=True):
 
     Bytes as `labctl estimate` counts them: `fixed_bytes` without activations, `item_bytes` for
     each item of the batch, whose shape is `item` ("1x16x16"). `batch` is the largest power of two
-    that fits, 0 if not even one item does.
+    that fits, 0 if not even one item does. `item_flops` are the operations of one item,
+    `checkpointed_bytes` the activations of the batch that ran out, with activation checkpointing.
+    `precision` is what the run computed in. 0 and "": unknown.
     """
 
     target: str
@@ -67,6 +84,9 @@ class MemoryFit(Value, frozen=True):
     item_bytes: int
     limit_bytes: int
     batch: int
+    item_flops: int = 0
+    checkpointed_bytes: int = 0
+    precision: str = ""
 
 
 class LeftOutPath(Value, frozen=True):

@@ -6,7 +6,7 @@ thumb.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from labctl.insight.explain.evidence import Answer, Evidence, Finding, RunData, from_telemetry
 from labctl.insight.explain.samples import drop_start, median_of
@@ -20,6 +20,7 @@ BUSY = 0.85
 MUCH = 0.25
 LEAST_CORES = 0.1
 MOST_NAMED = 3
+SHOW = "\nlabctl top   # shows what runs there"
 
 
 class OtherLoad(Value, frozen=True):
@@ -64,15 +65,23 @@ def check_other_load(material: RunData) -> Iterator[Answer]:
     if load.other_runs:
         count = "1 other run" if load.other_runs == 1 else f"{load.other_runs} other runs"
         evidence.append(from_telemetry(f"{count} of this account at the same time (median)"))
-    if programs := _name_busiest(drop_start(material.samples)):
+    shown_cores = _measure_programs(drop_start(material.samples))
+    programs = _name_busiest(shown_cores)
+    if programs and sum(shown_cores.values()) >= load.other_cores / 2:
         evidence.append(from_telemetry(f"most of it by {programs} (mean)"))
+    elif programs:
+        evidence.append(from_telemetry(f"{programs} (mean)"))
+        evidence.append(from_telemetry("most of it by programs outside the server"))
+    elif not load.other_runs:
+        evidence.append(from_telemetry("by programs outside the server"))
+    show = SHOW if programs or load.other_runs else ""
     yield Finding(
         rule="host-busy",
         level="problem",
         what=f"other work took {load.other_cores:.1f} of the server's {cores} cores",
         why="the run shares the CPU with it, so loading data and computing take longer",
         evidence=tuple(evidence),
-        next="run one job at a time, or use another server\nlabctl top   # shows what runs there",
+        next=f"run one job at a time, or use another server{show}",
         source=LABCTL,
     )
 
@@ -98,13 +107,18 @@ def check_shared_gpu(material: RunData) -> Iterator[Answer]:
     )
 
 
-def _name_busiest(samples: Sequence[Sample]) -> str:
-    """Name the programs with the most CPU time beside the run, each with its mean of busy cores."""
+def _measure_programs(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the mean of busy cores of each program beside the run."""
     cores: dict[str, float] = {}
     for sample in samples:
         for program in sample.others:
             name = _name_program(program)
             cores[name] = cores.get(name, 0.0) + program.cpu_cores / len(samples)
+    return cores
+
+
+def _name_busiest(cores: Mapping[str, float]) -> str:
+    """Name the programs with the most CPU time, each with its mean of busy cores."""
     busiest = sorted(cores.items(), key=lambda item: item[1], reverse=True)[:MOST_NAMED]
     return ", ".join(f"{name}: {mean:.1f} cores" for name, mean in busiest if mean >= LEAST_CORES)
 

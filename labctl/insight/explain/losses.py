@@ -151,6 +151,9 @@ def _unknown_loss(material: RunData) -> Unknown:
     tags = [series.tag for series in material.scalars.series if not series.tag.startswith("setup/")]
     if tags:
         why = f"no curve has `loss` in its name; there are: {', '.join(tags[:6])}"
+    elif material.scalars.series:
+        so_far = "" if material.run.has_ended else " so far"
+        why = f"it logged only its settings{so_far}, as setup/..."
     elif material.scalars.files:
         why = (
             "it has not logged a curve yet"

@@ -12,10 +12,12 @@ from labctl.insight.explain.evidence import (
     Evidence,
     Finding,
     RunData,
+    Unknown,
     from_log,
     from_record,
     from_telemetry,
 )
+from labctl.insight.explain.levers import list_levers
 from labctl.insight.explain.samples import drop_start, fit_slope
 from labctl.insight.explain.sources import CUDA_NOTES, DOCKER_LIMITS, FAQ
 from labctl.insight.explain.wording import (
@@ -142,7 +144,15 @@ def check_out_of_memory(material: RunData) -> Iterator[Answer]:
         evidence=(*failure.evidence, *evidence),
         next=_suggest_smaller(material, failure),
         source=CUDA_NOTES if gpu else DOCKER_LIMITS,
+        levers=list_levers(material, failure.batch, _choose_batch(material, failure)),
     )
+    if material.fit is None and failure.batch:
+        yield Unknown(
+            rule="memory-of-levers",
+            what="how much memory each of the levers would need",
+            why="the run's script has no function build_model that PyTorch here can call",
+            next="write build_model() as docs/estimate.md shows, then:\nlabctl explain",
+        )
 
 
 def _explain_size(material: RunData, failure: OutOfMemory) -> tuple[str, tuple[Evidence, ...]]:
@@ -182,14 +192,12 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
     fit = material.fit
     if fit is not None and fit.batch == 0:
         larger = "use checkpointing, a smaller model, or a GPU with more memory:\nlabctl offers"
-        raise_limit = "raise limits: {memory: ...} in lab.yaml, then:\nlabctl run"
+        raise_limit = "raise `memory` under `limits` in lab.yaml, then:\nlabctl run"
         return larger if failure.whose == "gpu" else raise_limit
-    batch = failure.batch // 2
-    if fit is not None:
-        batch = min(batch, fit.batch) if batch else fit.batch
+    batch = _choose_batch(material, failure)
     if batch < 1:
         halve = "Halve the batch size and accumulate gradients over two batches"
-        raise_limit = ", or raise limits: {memory: ...} in lab.yaml"
+        raise_limit = ", or raise `memory` under `limits` in lab.yaml"
         return halve + ("" if failure.whose == "gpu" else raise_limit)
     parts = -(-failure.batch // batch) if failure.batch else 1
     changes: dict[tuple[str, ...], str] = {BATCH: str(batch)}
@@ -197,6 +205,14 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
         changes[ACCUMULATE] = str(parts)
     otherwise = f"use a batch size of {batch}, and accumulate gradients over {parts} batches"
     return build_command(material, changes, otherwise)
+
+
+def _choose_batch(material: RunData, failure: OutOfMemory) -> int:
+    """Return the batch to try: half of the failed one, or less if the estimate says so."""
+    batch, fit = failure.batch // 2, material.fit
+    if fit is None:
+        return batch
+    return min(batch, fit.batch) if batch else fit.batch
 
 
 def check_rising_memory(material: RunData) -> Iterator[Answer]:
@@ -277,7 +293,7 @@ def check_nearly_full(material: RunData) -> Iterator[Answer]:
             what="the container's memory is nearly full",
             why="the kernel kills the run when it reaches its limit",
             evidence=(from_telemetry(f"peak use {percent(max(shares))} of {bytes_text(limit)}"),),
-            next="use fewer workers or a smaller batch; or raise limits: {memory: ...} in lab.yaml",
+            next="use fewer workers or a smaller batch, or raise `memory` below `limits`",
             source=DOCKER_LIMITS,
         )
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import LabError, NotFoundError
 from labctl.insight.explain.evidence import Evidence, Finding
+from labctl.insight.explain.memory_profile import MemoryProfile, advise_on_memory
 from labctl.insight.explain.sources import CUDA_NOTES, GPU_BACKGROUND, NVML_USE, TUNING
 from labctl.insight.explain.wording import percent
 from labctl.model import Value
-from labctl.text import timing_text
+from labctl.text import count_text, timing_text
 
 FILE = "profile.json"
 NOTE = "note.json"
@@ -62,6 +64,7 @@ class Profile(Value, frozen=True):
     warmup: int = 0
     version: int = 1
     steps_us: tuple[float, ...] = ()
+    memory: MemoryProfile | None = None
 
 
 NO_OPTIMIZER = (
@@ -93,7 +96,7 @@ def read_profile(directory: Path) -> Profile:
     try:
         if len(text) > LARGEST_BYTES:
             raise ValueError(f"it is larger than {LARGEST_BYTES // 1024**2} MiB")
-        return msgspec.json.decode(text, type=Profile)
+        return decode_json(text, Profile)
     except (msgspec.MsgspecError, ValueError) as error:
         raise LabError(
             f"{directory / FILE} is not a valid profile", why=str(error), hint="labctl profile"
@@ -104,14 +107,15 @@ def _read_note(directory: Path) -> str:
     """Return why the profiler has recorded nothing; "" if it never started."""
     try:
         with (directory / NOTE).open("rb") as file:
-            return msgspec.json.decode(file.read(LARGEST_BYTES), type=_MissingProfileNote).why
+            return decode_json(file.read(LARGEST_BYTES), _MissingProfileNote).why
     except (FileNotFoundError, msgspec.MsgspecError):
         return ""
 
 
 def advise(profile: Profile) -> tuple[Finding, ...]:
     """Find the bottlenecks of a step, the worst first."""
-    findings = [*_check_host(profile), *_check_gpu(profile)]
+    memory = advise_on_memory(profile.memory) if profile.memory else ()
+    findings = [*memory, *_check_host(profile), *_check_gpu(profile)]
     levels = ("problem", "advice", "good")
     return tuple(sorted(findings, key=lambda finding: levels.index(finding.level)))
 
@@ -277,7 +281,7 @@ def _make_processor_finding(profile: Profile) -> Finding:
         rule="step-on-processor",
         level="good",
         what="the step was computed on the CPU"
-        + (f", by {profile.threads} threads" if profile.threads else ""),
+        + (f", by {count_text(profile.threads, 'thread')}" if profile.threads else ""),
         why="the trace has no GPU",
         evidence=tuple(
             _from_profile(

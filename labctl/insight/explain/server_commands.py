@@ -27,7 +27,14 @@ class ServerCommands(Value, frozen=True):
 
     def adapt(self, answer: AnyAnswer) -> AnyAnswer:
         """Return the answer with a `next` whose commands work as they are typed."""
-        return msgspec.structs.replace(answer, next=self.adapt_text(answer.next))
+        adapted = msgspec.structs.replace(answer, next=self.adapt_text(answer.next))
+        if isinstance(adapted, Unknown) or not adapted.levers:
+            return adapted
+        levers = (
+            msgspec.structs.replace(lever, next=self.adapt_text(lever.next))
+            for lever in adapted.levers
+        )
+        return msgspec.structs.replace(adapted, levers=tuple(levers))
 
     def adapt_text(self, text: str) -> str:
         lines: list[str] = []

@@ -42,6 +42,14 @@ CUDA_NOTES = Reference(
     title="PyTorch, CUDA semantics: memory management, asynchronous execution",
     url="https://docs.pytorch.org/docs/stable/notes/cuda.html",
 )
+RECOMPUTATION = Reference(
+    title="Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022",
+    url="https://arxiv.org/abs/2205.05198",
+)
+OPTIMIZER_STATE = Reference(
+    title="Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021",
+    url="https://arxiv.org/abs/2110.02861",
+)
 FAQ = Reference(
     title="PyTorch, Frequently Asked Questions: do not accumulate history across the loop",
     url="https://docs.pytorch.org/docs/stable/notes/faq.html",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from labctl.insight.explain.evidence import RunData, Unknown
 from labctl.insight.explain.samples import LEAST
 from labctl.insight.scalars import Series
+from labctl.text import count_text
 
 GIB = 1024**3
 LEARNING_RATE = ("--lr", "--learning-rate", "--learning_rate", "--base-lr", "--max-lr")
@@ -24,6 +25,14 @@ BATCH = (
 WORKERS = ("--workers", "--num-workers", "--num_workers", "-j", "--dataloader_num_workers")
 CLIP = ("--clip", "--clip-grad", "--grad-clip", "--clip-norm", "--max-norm", "--max_grad_norm")
 ACCUMULATE = ("--accumulate", "--accumulation-steps", "--gradient_accumulation_steps")
+CHECKPOINTING = (
+    "--checkpoint-activations",
+    "--activation-checkpointing",
+    "--checkpointing",
+    "--gradient-checkpointing",
+    "--gradient_checkpointing",
+)
+AMP = ("--amp", "--precision", "--mixed-precision", "--mixed_precision")
 EPOCHS = ("--epochs", "--num-epochs", "--num_epochs", "--num_train_epochs")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?([eE]-?[0-9]+)?")
 
@@ -45,7 +54,7 @@ def make_few_points_answer(rule: str, what: str, series: Series, least: int, nex
     return Unknown(
         rule=rule,
         what=what,
-        why=f"{series.tag} has {len(series.values)} points; this rule needs {least}",
+        why=f"{series.tag} has {count_text(len(series.values), 'point')}; this rule needs {least}",
         next=next_,
     )
 
@@ -89,6 +98,15 @@ def repeat_command(material: RunData) -> str:
     """Return the command line that starts the run's command again."""
     command = material.run.command
     return f"labctl run -- {shlex.join(command)}" if command else "labctl run"
+
+
+def add_switch(material: RunData, names: Iterable[str], otherwise: str) -> str:
+    """Build the run's command with one of these options without a value, or return `otherwise`."""
+    name = next((name for name in names if name in material.options), "")
+    words = list(material.run.command)
+    if not name or not any(word.endswith(".py") or word == "-m" for word in words):
+        return otherwise
+    return f"labctl run -- {shlex.join([*words, name])}" if name not in words else otherwise
 
 
 def build_command(material: RunData, changes: Mapping[tuple[str, ...], str], otherwise: str) -> str:

@@ -55,6 +55,9 @@ class Profiling:
         self.process = os.getpid()
         self.optimizer: Any = None
         self.profile: Any = None
+        self.memory: Any = None
+        # Nsight Systems records the program; only the steps are counted here.
+        self.is_nsight = bool(os.environ.get("LABCTL_PROFILE_NSIGHT"))
         self.done = False
 
     def attach(self, optimizers: Any) -> None:
@@ -83,12 +86,32 @@ class Profiling:
             # labctl on the user's machine reads the line from the log.
             sys.stderr.write(f"labctl profile: step {self.seen} of {self.warmup + self.steps}\n")
             sys.stderr.flush()
-            if self.profile is None:
-                self.profile = self.start_profiler()
-            else:
-                self.profile.step()
+            self.record(optimizer)
+            self.done = self.done or (self.is_nsight and self.seen >= self.warmup + self.steps)
         if self.done:
             raise SystemExit(0)
+
+    def record(self, optimizer: Any) -> None:
+        """Start the profiler after the first step; tell it of each later one."""
+        if self.is_nsight:
+            self.mark_step(sys.modules["torch"])
+            return
+        if self.profile is None:
+            if os.environ.get("LABCTL_PROFILE_MEMORY"):
+                self.memory = importlib.import_module("labctl_memory").MemoryRecorder()
+                self.memory.start(sys.modules["torch"])
+            self.profile = self.start_profiler()
+            return
+        if self.memory is not None:
+            self.memory.note(optimizer)
+        self.profile.step()
+
+    def mark_step(self, torch: Any) -> None:
+        """Begin the next step's range in the report of Nsight Systems."""
+        if torch.cuda.is_available():
+            if self.seen > 1:
+                torch.cuda.nvtx.range_pop()
+            torch.cuda.nvtx.range_push(f"step {self.seen + 1}")
 
     def start_profiler(self) -> Any:
         """Start a profiler that waits, warms up (its own first step is slow), and then records."""
@@ -127,20 +150,29 @@ class Profiling:
         with gzip.open(str(path), "wb", compresslevel=5) as file:
             file.write(text)
         partial.unlink()
-        self.write_summary(json.loads(text).get("traceEvents", ()))
+        self.write_summary(profile, json.loads(text).get("traceEvents", ()))
 
-    def write_summary(self, entries: Sequence[Any]) -> None:
+    def write_summary(self, profile: Any, entries: Sequence[Any]) -> None:
         summary = importlib.import_module("labctl_trace").summary
         try:
             figures = summary(entries)
+            memory = self.summarize_memory(profile, entries)
         except ValueError as error:
             self.write_note(str(error))
             return
-        text = json.dumps({**figures, **self.describe()._asdict()})
+        text = json.dumps({**figures, **self.describe()._asdict(), "memory": memory})
         self.write("profile.json", text)
         page = read_sibling("page.html")
         # Inside a script element, `<` could end the element.
         self.write("index.html", page.replace(PAGE_MARK, text.replace("<", "\\u003c")))
+
+    def summarize_memory(self, profile: Any, entries: Sequence[Any]) -> Any:
+        """Write what PyTorch says about memory, and return the figures; None if not asked for."""
+        if self.memory is None:
+            return None
+        torch = sys.modules["torch"]
+        self.memory.write_files(torch, profile, self.directory)
+        return self.memory.summarize(torch, entries)
 
     def describe(self) -> ProfiledProgram:
         import torch

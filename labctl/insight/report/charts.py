@@ -98,12 +98,13 @@ def draw_chart(
     low: float | None = None,
     high: float | None = None,
     reference: Curve | None = None,
+    most: int = MOST_LINES,
 ) -> Chart:
-    """Lay out a chart of at most MOST_LINES curves. `share` values (0 to 1) are shown in percent.
+    """Lay out a chart of at most `most` curves. `share` values (0 to 1) are shown in percent.
 
     The y axis always includes `low` and `high`. `reference` is a line to compare the curves with.
     """
-    drawn, left = list(curves[:MOST_LINES]), curves[MOST_LINES:]
+    drawn, left = list(curves[:most]), curves[most:]
     notes = [f"{len(left)} more lines are not drawn"] if left else []
     cleaned = [_clean(curve) for curve in drawn]
     notes += [f"{curve.label}: {missing}" for curve, missing in cleaned if missing]

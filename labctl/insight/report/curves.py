@@ -32,14 +32,14 @@ def draw_logged(facts: ReportFacts) -> tuple[tuple[Chart, ...], str]:
     """
     groups: dict[str, list[Series]] = {}
     for series in facts.scalars.series:
-        groups.setdefault(_metric_name(series.tag), []).append(series)
-    names = sorted(groups, key=lambda name: (_priority(name), name))
+        groups.setdefault(metric_name(series.tag), []).append(series)
+    names = sorted(groups, key=lambda name: (metric_priority(name), name))
     once = [name for name in names if _is_setting(name, groups[name])]
     drawn = [name for name in names if name not in once]
     shown = drawn[:MOST_CHARTS]
     charts = tuple(_draw_metric(name, groups[name], facts.chosen_step) for name in shown)
     settings = [
-        f"{_title(name).lower()}{SPACE}{number(groups[name][0].values[0])}" for name in once
+        f"{metric_title(name).lower()}{SPACE}{number(groups[name][0].values[0])}" for name in once
     ]
     notes = [f"Logged once: {', '.join(settings[:MOST_SETTINGS])}."] if once else []
     left = len(drawn) - len(shown) + max(0, len(settings) - MOST_SETTINGS)
@@ -49,17 +49,22 @@ def draw_logged(facts: ReportFacts) -> tuple[tuple[Chart, ...], str]:
 
 def _is_setting(name: str, group: Sequence[Series]) -> bool:
     """Whether it was logged only once and is not one of the most important metrics."""
-    return _priority(name) == len(FIRST) and len(group) == 1 and len(group[0].values) == 1
+    return not is_result(name) and len(group) == 1 and len(group[0].values) == 1
 
 
-def _metric_name(tag: str) -> str:
+def is_result(name: str) -> bool:
+    """Whether a metric is one of the most important ones, such as an accuracy or a loss."""
+    return metric_priority(name) < len(FIRST)
+
+
+def metric_name(tag: str) -> str:
     """Return the metric of a tag without its data set: train/loss and val_loss are both loss."""
     last = tag.rpartition("/")[2]
     bare = re.sub(r"^(train|training|val|valid|validation|eval|test|epoch)_", "", last)
     return bare or last
 
 
-def _priority(name: str) -> int:
+def metric_priority(name: str) -> int:
     words = name.lower().split("_")
     return next((index for index, word in enumerate(FIRST) if word in words), len(FIRST))
 
@@ -80,11 +85,17 @@ def _draw_metric(name: str, group: Sequence[Series], chosen: int | None) -> Char
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
     mark = (float(chosen), f"chosen, step{SPACE}{chosen:,}") if chosen is not None else None
     return draw_chart(
-        name, _title(name), curves, unit=unit, share=share, mark=mark, high=1.0 if share else None
+        name,
+        metric_title(name),
+        curves,
+        unit=unit,
+        share=share,
+        mark=mark,
+        high=1.0 if share else None,
     )
 
 
-def _title(name: str) -> str:
+def metric_title(name: str) -> str:
     return name.replace("_", " ").strip().capitalize()[:80]
 
 

@@ -49,12 +49,23 @@ class LostServer(Value, frozen=True):
     took_s: float | None = None
 
 
+class TextSection(Value, frozen=True):
+    """A part of the student's text: its title, "" before the first one, and its HTML.
+
+    The HTML comes from `notes.render_notes` alone, which escapes everything else.
+    """
+
+    title: str
+    html: str
+
+
 class ReportFacts(Value, frozen=True):
     """Everything known about one run.
 
     `reclaims` is None without a ledger of the run, since their number is unknown then. `here` and
     `server` are evaluations by machine; `server_accuracy` is set if only that is known. `pictures`
-    are data URIs by the path that the evaluation names. `notes` say what could not be read.
+    are data URIs by the path that the evaluation names. `text` is the student's own.
+    `notes` say what could not be read.
     """
 
     lab: str
@@ -73,6 +84,7 @@ class ReportFacts(Value, frozen=True):
     bill: Bill = Bill()
     reclaims: tuple[LostServer, ...] | None = None
     pictures: dict[str, str] = msgspec.field(default_factory=dict)
+    text: tuple[TextSection, ...] = ()
     notes: tuple[str, ...] = ()
     made_at: float = 0.0
     labctl: str = ""

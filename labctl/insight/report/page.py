@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from labctl.insight.report import pictures
 from labctl.insight.report.charts import Chart
 from labctl.insight.report.curves import draw_logged, draw_telemetry
-from labctl.insight.report.facts import ReportFacts
+from labctl.insight.report.facts import ReportFacts, TextSection
 from labctl.insight.report.formatting import (
     NOT_MEASURED,
     bare_percent,
@@ -28,6 +29,8 @@ from labctl.text import price_text
 MOST_MATRIX = 20
 MOST_PAIRS = 20
 MOST_PICTURES = 24
+# nats; a model that guesses among all tokens of a language has about 12
+MOST_LOSS = 100.0
 
 
 class Tile(Value, frozen=True):
@@ -104,6 +107,7 @@ class Page(Value, frozen=True):
     headline: str
     lead: str
     tiles: tuple[Tile, ...]
+    text: tuple[TextSection, ...]
     scale: Scale | None
     charts: tuple[Chart, ...]
     charts_note: str
@@ -139,11 +143,10 @@ def build_page(facts: ReportFacts) -> Page:
         run=facts.run.id,
         date=date(facts.run.started_at or facts.run.created_at),
         figure=percent(evaluation.accuracy) if evaluation else "",
-        headline=f"of the {evaluation.split} set classified correctly"
-        if evaluation
-        else "Not evaluated yet",
+        headline=_headline(evaluation),
         lead=_lead(evaluation),
         tiles=_tiles(facts, used),
+        text=facts.text,
         scale=_scale(evaluation),
         charts=charts,
         charts_note=charts_note,
@@ -172,6 +175,13 @@ def build_page(facts: ReportFacts) -> Page:
     )
 
 
+def _headline(evaluation: Evaluation | None) -> str:
+    if evaluation is None:
+        return "Not evaluated yet"
+    verb = "classified" if evaluation.classes else "predicted"
+    return f"of the {evaluation.split} set {verb} correctly"
+
+
 def _lead(evaluation: Evaluation | None) -> str:
     if evaluation is None:
         return "Run labctl eval to measure the model's accuracy, then labctl report again."
@@ -182,10 +192,19 @@ def _lead(evaluation: Evaluation | None) -> str:
         low, high = bounds
         text += f" The 95% confidence interval is {bare_percent(low)} to {percent(high)}"
         text += " (Wilson)."
+    text += _describe_loss(evaluation)
     if evaluation.baseline_accuracy is None:
         return f"{text} Baseline: {NOT_MEASURED}."
     share = percent(evaluation.baseline_accuracy)
     return f"{text} Baseline: always predicting the majority class would get {share}."
+
+
+def _describe_loss(evaluation: Evaluation) -> str:
+    """Return loss and perplexity of predictions that have no classes, such as those of text."""
+    loss = evaluation.loss
+    if evaluation.classes or loss is None or not 0 <= loss <= MOST_LOSS:
+        return ""
+    return f" Loss {loss:.4f}, perplexity {math.exp(loss):,.2f}."
 
 
 def _scale(evaluation: Evaluation | None) -> Scale | None:

@@ -17,7 +17,9 @@ _START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _ALONE = {0x01, *range(0xD0, 0xD9)}
 
 
-def check_picture(picture: str) -> tuple[str, str]:
+def check_picture(
+    picture: str, most_bytes: int = MOST_BYTES, longest_side: int = LONGEST_SIDE
+) -> tuple[str, str]:
     """Check a data URI; return (the data URI to show, why it is not shown), one of them ""."""
     for prefix, kind in PREFIXES.items():
         if picture.startswith(prefix):
@@ -25,24 +27,26 @@ def check_picture(picture: str) -> tuple[str, str]:
                 content = base64.b64decode(picture.removeprefix(prefix), validate=True)
             except (binascii.Error, ValueError):
                 return "", "it is damaged"
-            return _check(content, kind)
+            return _check(content, kind, most_bytes, longest_side)
     return "", "it is not a PNG or JPEG"
 
 
-def check_bytes(content: bytes) -> tuple[str, str]:
+def check_bytes(
+    content: bytes, most_bytes: int = MOST_BYTES, longest_side: int = LONGEST_SIDE
+) -> tuple[str, str]:
     """Check a file's content; return the same as `check_picture`."""
     kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
-    return _check(content, kind)
+    return _check(content, kind, most_bytes, longest_side)
 
 
-def _check(content: bytes, kind: str) -> tuple[str, str]:
-    if len(content) > MOST_BYTES:
-        return "", f"it is larger than {MOST_BYTES // 1000} kB"
+def _check(content: bytes, kind: str, most_bytes: int, longest_side: int) -> tuple[str, str]:
+    if len(content) > most_bytes:
+        return "", f"it is larger than {most_bytes // 1000} kB"
     side = png_size(content) if kind == "png" else jpeg_size(content)
     if side is None:
         return "", "it is damaged or not a picture"
     width, height = side
-    if not (0 < width <= LONGEST_SIDE and 0 < height <= LONGEST_SIDE):
+    if not (0 < width <= longest_side and 0 < height <= longest_side):
         return "", f"it has {width:,} x {height:,} pixels"
     encoded = base64.b64encode(content).decode()
     return f"data:image/{kind};base64,{encoded}", ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from pathlib import Path
 from typing import Any
 
 from labctl.insight.report.formatting import visible
-from labctl.insight.report.page import Page
 from labctl.lazy import lazy_imports
 
 with lazy_imports(__name__):
@@ -14,8 +15,14 @@ with lazy_imports(__name__):
     import markupsafe
 
 
-def render(page: Page, templates: Path) -> str:
-    """Render the report. `templates` holds report.html.j2 and report.css. All text is escaped."""
+def render(
+    page: object, templates: Path, name: str = "report.html.j2", other: object | None = None
+) -> str:
+    """Render a page by a template of `templates`, with report.css. All text is escaped.
+
+    `other` is a second page for slides, that of the comparison. A template with a script allows
+    this script alone, by its hash.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates),
         autoescape=True,
@@ -24,9 +31,20 @@ def render(page: Page, templates: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Our own file, and the only text that is inserted without escaping.
-    style = markupsafe.Markup((templates / "report.css").read_text(encoding="utf-8"))
-    return environment.get_template("report.html.j2").render(page=page, style=style)
+    # Our own files, and the only texts that are inserted without escaping.
+    style, deck_style, script = (
+        markupsafe.Markup((templates / file).read_text(encoding="utf-8"))
+        for file in ("report.css", "slides.css", "slides.js")
+    )
+    digest = hashlib.sha256(f"\n{script}\n".encode()).digest()
+    return environment.get_template(name).render(
+        page=page,
+        other=other,
+        style=style,
+        deck_style=deck_style,
+        script=script,
+        script_hash=f"sha256-{base64.b64encode(digest).decode()}",
+    )
 
 
 def _make_visible(value: Any) -> Any:

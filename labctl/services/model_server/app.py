@@ -13,11 +13,10 @@ from typing import TypedDict
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from PIL.Image import Image
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from .batching import Batcher, Row
-from .bodies import HOW, read_images
+from .batching import Batcher, Item, Row
+from .bodies import HOW, describe_rows, read_images, read_rows
 from .drift import DriftMonitor
 from .metrics import CONTENT_TYPE, Metrics
 from .pictures import MemoryBudget, MemoryShare, decode_image
@@ -124,7 +123,7 @@ class ModelServer:
         reason = ""
         try:
             with self._budget.share() as share:
-                rows = await self._predict_images(request, share)
+                rows = await self._predict_items(request, share)
                 body: _PredictionsBody | _RefusalBody = self._describe_rows(rows)
             status = 200
         except RefusedError as error:
@@ -135,15 +134,20 @@ class ModelServer:
         self.metrics.request(status, time.perf_counter() - started_s, reason)
         return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 503 else None)
 
-    async def _predict_images(self, request: Request, share: MemoryShare) -> list[Row]:
+    async def _read_items(self, request: Request, share: MemoryShare) -> list[Item]:
         share.take(self._announced_bytes(request))
+        if self.model.columns:
+            return [*await read_rows(request, self.settings, self.model.columns)]
         contents = await read_images(request, self.settings)
         loop = asyncio.get_running_loop()
-        images = await loop.run_in_executor(self._decoders, self._decode_images, contents, share)
+        return await loop.run_in_executor(self._decoders, self._decode_images, contents, share)
+
+    async def _predict_items(self, request: Request, share: MemoryShare) -> list[Row]:
+        items = await self._read_items(request, share)
         batcher = self._batcher
         if batcher is None:
             raise RefusedError(503, "stopping", "the server is not ready")
-        (result,) = await asyncio.gather(batcher.predict(images), return_exceptions=True)
+        (result,) = await asyncio.gather(batcher.predict(items), return_exceptions=True)
         if isinstance(result, RefusedError):
             raise result
         if isinstance(result, BaseException):
@@ -158,7 +162,7 @@ class ModelServer:
         largest = self.settings.max_body_bytes
         return min(int(length), largest) if length.isdigit() else largest
 
-    def _decode_images(self, contents: list[bytes], share: MemoryShare) -> list[Image]:
+    def _decode_images(self, contents: list[bytes], share: MemoryShare) -> list[Item]:
         most = self.settings.max_pixels
         return [decode_image(one, number, most, share) for number, one in enumerate(contents)]
 
@@ -181,9 +185,10 @@ class ModelServer:
 
     async def healthz(self) -> Response:
         alive = self._batcher is not None and self._batcher.alive
+        columns = {"columns": self.model.columns} if self.model.columns else {}
         body = {
             "status": "ok" if alive else "failed",
-            "model": {**self._model_name(), "classes": len(self.model.classes)},
+            "model": {**self._model_name(), "classes": len(self.model.classes), **columns},
             "max_batch": self.settings.max_batch,
             "drift": "measured" if self.model.reference else "not measured",
         }
@@ -193,5 +198,6 @@ class ModelServer:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def describe(self) -> Response:
-        body = {"POST /predict": HOW, "GET": ["/healthz", "/metrics"], "model": self._model_name()}
+        how = describe_rows(self.model.columns) if self.model.columns else HOW
+        body = {"POST /predict": how, "GET": ["/healthz", "/metrics"], "model": self._model_name()}
         return JSONResponse(body)

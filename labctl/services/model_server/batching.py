@@ -1,4 +1,6 @@
-"""Dynamic batching: images that arrive while the model is busy form its next batch.
+"""Dynamic batching: items that arrive while the model is busy form its next batch.
+
+An item is an image, or a row of a table.
 
 A single request never waits for others, and under load batches grow by themselves.
 """
@@ -6,29 +8,31 @@ A single request never waits for others, and under load batches grow by themselv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from PIL.Image import Image
 
 from .refusals import RefusedError
 
 Row = list[float]
-Predict = Callable[[list[Image]], list[Row]]
+Item = Image | Row
+Predict = Callable[[list[Any]], list[Row]]
 
 
 @dataclass(frozen=True)
-class _QueuedImage:
-    image: Image
+class _QueuedItem:
+    item: Item
     answer: asyncio.Future[Row]
 
 
 class Batcher:
-    """Passes images to `predict` in batches, from one thread. For use in one event loop.
+    """Passes items to `predict` in batches, from one thread. For use in one event loop.
 
-    `on_batch` is called after each batch with its number of images and its seconds.
+    `on_batch` is called after each batch with its number of items and its seconds.
     """
 
     def __init__(
@@ -45,13 +49,13 @@ class Batcher:
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._wait_s = wait_s
-        self._queue: asyncio.Queue[_QueuedImage] = asyncio.Queue()
+        self._queue: asyncio.Queue[_QueuedItem] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "model")
         self._task: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
-        """Number of images that the model has not started on."""
+        """Number of items that the model has not started on."""
         return self._queue.qsize()
 
     @property
@@ -62,7 +66,7 @@ class Batcher:
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def close(self) -> None:
-        """Stop; images that are still waiting are refused."""
+        """Stop; items that are still waiting are refused."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -73,16 +77,16 @@ class Batcher:
             )
         self._thread.shutdown(wait=False)
 
-    async def predict(self, images: list[Image]) -> list[Row]:
-        """Compute a row for each image, in their order.
+    async def predict(self, items: Sequence[Item]) -> list[Row]:
+        """Compute a row of probabilities for each item, in their order.
 
-        RefusedError (busy) if too many images are waiting; raises the model's own errors.
+        RefusedError (busy) if too many items are waiting; raises the model's own errors.
         """
-        if self.waiting + len(images) > self._max_waiting:
-            text = f"{self.waiting} images are waiting; try again in a second"
+        if self.waiting + len(items) > self._max_waiting:
+            text = f"{self.waiting} items are waiting; try again in a second"
             raise RefusedError(503, "busy", text)
         loop = asyncio.get_running_loop()
-        queued = [_QueuedImage(image, loop.create_future()) for image in images]
+        queued = [_QueuedItem(item, loop.create_future()) for item in items]
         for waiting in queued:
             self._queue.put_nowait(waiting)
         # Collects every result, also if several failed.
@@ -108,7 +112,7 @@ class Batcher:
             if open_requests:
                 await self._answer(open_requests)
 
-    async def _gather(self, batch: list[_QueuedImage]) -> None:
+    async def _gather(self, batch: list[_QueuedItem]) -> None:
         """Add images to a batch until it is full or has waited long enough."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._wait_s
@@ -117,28 +121,28 @@ class Batcher:
                 left_s = until - loop.time()
                 batch.append(await asyncio.wait_for(self._queue.get(), left_s))
 
-    async def _answer(self, batch: list[_QueuedImage]) -> None:
-        result = await self._run([waiting.image for waiting in batch])
+    async def _answer(self, batch: list[_QueuedItem]) -> None:
+        result = await self._run([waiting.item for waiting in batch])
         if isinstance(result, BaseException) and len(batch) > 1:
-            # One bad image must not cost the others their answers.
+            # One bad item must not cost the others their answers.
             for waiting in batch:
-                single = await self._run([waiting.image])
+                single = await self._run([waiting.item])
                 _settle(waiting, single if isinstance(single, BaseException) else single[0])
             return
         for number, waiting in enumerate(batch):
             _settle(waiting, result if isinstance(result, BaseException) else result[number])
 
-    async def _run(self, images: list[Image]) -> list[Row] | BaseException:
+    async def _run(self, items: list[Item]) -> list[Row] | BaseException:
         """Return the model's rows, or the exception that it raised, of any kind: foreign code."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
-        done = loop.run_in_executor(self._thread, self._predict, images)
+        done = loop.run_in_executor(self._thread, self._predict, items)
         await asyncio.wait([done])
-        self._on_batch(len(images), loop.time() - started_s)
+        self._on_batch(len(items), loop.time() - started_s)
         return done.exception() or done.result()
 
 
-def _settle(waiting: _QueuedImage, result: Row | BaseException) -> None:
+def _settle(waiting: _QueuedItem, result: Row | BaseException) -> None:
     if waiting.answer.done():
         return
     if isinstance(result, BaseException):

@@ -1,4 +1,4 @@
-"""Check that a checkpoint contains only data: safetensors and text, but no pickles.
+"""Check that a checkpoint contains only data: safetensors, trees as text, but no pickles.
 
 Loading a pickle (torch.save, joblib, `.npy` with objects) runs the code in it, with all rights of
 the process. So a checkpoint with a pickle is refused before any of it is loaded (`wire.judge`
@@ -33,7 +33,9 @@ HALF_WRITTEN = re.compile(r"\..*\.partial-")
 
 
 def check(path: Path) -> tuple[str, ...]:
-    """List the safetensors files at or below `path`, by name; ModelError names a refused file.
+    """List the files of a model at or below `path`, by name; ModelError names a refused file.
+
+    They are safetensors, or the text formats of XGBoost and LightGBM.
 
     Reads only the headers of large files. Links out of `path` are refused. A run may still be
     writing: incomplete directories with hidden names and deleted files are ignored.
@@ -46,7 +48,7 @@ def check(path: Path) -> tuple[str, ...]:
         if not is_inside(file, path):
             raise ModelError(f"{name!a} is a link that leads out of the checkpoint")
         with suppress(FileNotFoundError):
-            if _is_safetensors(file, name):
+            if _is_model(file, name):
                 names.append(name)
     if not names:
         raise ModelError(f"there are no safetensors in {path}; {ADVICE}")
@@ -80,8 +82,8 @@ def _list_files(path: Path) -> list[Path]:
     return sorted(files)
 
 
-def _is_safetensors(file: Path, name: str) -> bool:
-    """Whether it is safetensors; False for text. ModelError for anything else."""
+def _is_model(file: Path, name: str) -> bool:
+    """Whether it is safetensors or trees; False for other text. ModelError for anything else."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{name!a} is not a file")
@@ -102,13 +104,22 @@ def _is_safetensors(file: Path, name: str) -> bool:
     if size > LARGEST_TEXT_BYTES:
         raise ModelError(f"{name!a} is too large for a text file ({size} bytes)")
     try:
-        text = file.read_text(encoding="utf-8")
-        if file.suffix == ".json":
-            json.loads(text)
+        return _has_trees(file)
     except (ValueError, RecursionError):
         kind = "JSON" if file.suffix == ".json" else "text"
         raise ModelError(f"{name!a} is not {kind}, despite its name") from None
-    return False
+
+
+def _has_trees(file: Path) -> bool:
+    """Whether a text is a model of XGBoost or LightGBM; ValueError if it is not what its name says.
+
+    XGBoost writes JSON with these keys; the first line of LightGBM's text is its name for them.
+    """
+    text = file.read_text(encoding="utf-8")
+    if file.suffix != ".json":
+        return file.suffix == ".txt" and text.startswith("tree\n")
+    value = json.loads(text)
+    return isinstance(value, dict) and {"learner", "version"} <= value.keys()
 
 
 def _find_damage(file: Path, size: int) -> str:

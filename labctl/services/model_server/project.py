@@ -8,13 +8,17 @@
     predict(images) -> rows          a list of PIL images -> for each a probability per class, in
                                      the order of `classes`
 
+or, for a model of tables, `predict(rows)` with a list of rows, and
+
+    columns: Sequence[str]           the names of the values of a row, float or NaN
+
 and may have
 
     checkpoint: str                  the name of the loaded checkpoint, for /healthz
     reference: Sequence[int]         how often each class was predicted on the validation set, in
                                      the order of `classes`; drift is measured against it
 
-`predict` is called from one thread, with 1 to max_batch images of any size and mode.
+`predict` is called from one thread, with 1 to max_batch images of any size and mode, or rows.
 """
 
 from __future__ import annotations
@@ -26,13 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from PIL.Image import Image
-
 from . import checkpoint
 from .refusals import ModelError, RefusedError
 
 MODULE = "predict"
-CONTRACT = "see docs/serve.md: load(checkpoints) returns an object with classes and predict(images)"
+CONTRACT = "load(checkpoints) returns an object with classes and predict(images)"
 
 
 class Predictor(Protocol):
@@ -41,24 +43,25 @@ class Predictor(Protocol):
     @property
     def classes(self) -> Sequence[str]: ...
 
-    def predict(self, images: list[Image]) -> Sequence[Sequence[float]]: ...
+    def predict(self, items: list[Any], /) -> Sequence[Sequence[float]]: ...
 
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model. `reference` is () if the project does not provide it."""
+    """A loaded model. `reference` and `columns` are () if the project does not provide them."""
 
     predictor: Predictor
     classes: tuple[str, ...]
     checkpoint: str
     reference: tuple[int, ...]
+    columns: tuple[str, ...] = ()
 
-    def rows(self, images: list[Image]) -> list[list[float]]:
-        """Compute a row of probabilities for each image; RefusedError for an invalid result."""
-        predictions = self.predictor.predict(images)
+    def rows(self, items: list[Any]) -> list[list[float]]:
+        """Compute a row of probabilities for each item; RefusedError for an invalid result."""
+        predictions = self.predictor.predict(items)
         rows = [[float(value) for value in row] for row in predictions]
-        if len(rows) != len(images) or any(len(row) != len(self.classes) for row in rows):
-            text = "predict() must return one probability per class for each image"
+        if len(rows) != len(items) or any(len(row) != len(self.classes) for row in rows):
+            text = "predict() must return one probability per class for each image or row"
             raise RefusedError(500, "model_failed", text)
         if not all(math.isfinite(value) for row in rows for value in row):
             raise RefusedError(500, "not_a_number", "the model returned NaN or infinity")
@@ -92,4 +95,5 @@ def _check_predictor(predictor: Any, files: tuple[str, ...]) -> Model:
     if reference and (len(reference) != len(classes) or min(reference) < 0 or not any(reference)):
         raise ModelError("reference must have a count for each class")
     name = str(getattr(predictor, "checkpoint", "")) or files[0]
-    return Model(predictor, classes, name, reference)
+    columns = tuple(str(value) for value in getattr(predictor, "columns", ()))
+    return Model(predictor, classes, name, reference, columns)

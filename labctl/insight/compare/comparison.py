@@ -1,0 +1,189 @@
+"""What several runs of a lab reached, cost and had set differently, and whether that is chance."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from labctl.insight.compare.curves import CurveValues, compare_curves
+from labctl.insight.compare.mcnemar import (
+    SIGNIFICANCE,
+    PairedTest,
+    adjust_for_several,
+    run_mcnemar_test,
+)
+from labctl.insight.compare.settings import SettingDifference, find_differences
+from labctl.insight.report.charts import Chart
+from labctl.insight.report.facts import ReportFacts
+from labctl.model import Value
+from labctl.runs.evaluation import Evaluation, Predictions, confidence_interval
+
+# The letters of the runs in tables and charts; more curves in one plot could not be told apart.
+LABELS = "ABCDEF"
+MOST_RUNS = len(LABELS)
+
+
+class ComparedRun(Value, frozen=True):
+    """One run: its letter, the result of its evaluation, and what it cost.
+
+    Shares are from 0 to 1; `low` and `high` are the 95% interval (Wilson) of `accuracy`. None is
+    not measured.
+    """
+
+    label: str
+    run: str
+    state: str
+    accuracy: float | None = None
+    low: float | None = None
+    high: float | None = None
+    correct: int | None = None
+    items: int | None = None
+    split: str = ""
+    checkpoint: str = ""
+    took_s: float | None = None
+    cost_usd: float | None = None
+    price_usd_per_hour: float | None = None
+
+
+class PairComparison(Value, frozen=True):
+    """Two runs, by their letters: the test of their difference, or why it was not made.
+
+    `is_significant` is decided by `adjusted_p_value`, which allows for the number of pairs.
+    """
+
+    first: str
+    second: str
+    test: PairedTest | None = None
+    adjusted_p_value: float | None = None
+    is_significant: bool | None = None
+    reason: str = ""
+    hint: str = ""
+
+    @property
+    def better(self) -> str:
+        """The letter of the run that is significantly better; "" if neither is."""
+        if self.test is None or not self.is_significant:
+            return ""
+        return self.first if self.test.only_first > self.test.only_second else self.second
+
+
+class ComparisonResult(Value, frozen=True):
+    """Several runs side by side; `differences` and `curves` have values in the order of `runs`."""
+
+    runs: tuple[ComparedRun, ...]
+    differences: tuple[SettingDifference, ...]
+    curves: tuple[CurveValues, ...]
+    pairs: tuple[PairComparison, ...]
+    notes: tuple[str, ...] = ()
+
+
+def compare_runs(runs: Sequence[ReportFacts]) -> tuple[ComparisonResult, tuple[Chart, ...]]:
+    """Compare two to MOST_RUNS runs; return the comparison and the charts of their curves."""
+    labels = LABELS[: len(runs)]
+    labeled = list(zip(labels, runs, strict=True))
+    curves, charts = compare_curves(runs, labels)
+    pairs = [_compare_pair(*one) for one in itertools.combinations(labeled, 2)]
+    comparison = ComparisonResult(
+        runs=tuple(_describe_run(label, facts) for label, facts in labeled),
+        differences=find_differences(runs),
+        curves=curves,
+        pairs=_adjust(pairs),
+        notes=tuple(f"{label}: {note}" for label, facts in labeled for note in facts.notes),
+    )
+    return comparison, charts
+
+
+def _describe_run(label: str, facts: ReportFacts) -> ComparedRun:
+    run, evaluation = facts.run, facts.evaluation
+    described = ComparedRun(
+        label=label,
+        run=run.id,
+        state=run.summary or run.state_text,
+        took_s=run.ended_at - run.started_at if run.ended_at and run.started_at else None,
+        cost_usd=facts.bill.run_usd,
+        price_usd_per_hour=facts.bill.price_usd_per_hour,
+    )
+    if evaluation is None:
+        return described
+    low, high = confidence_interval(evaluation.correct, evaluation.items) or (None, None)
+    return replace(
+        described,
+        accuracy=evaluation.accuracy,
+        low=low,
+        high=high,
+        correct=evaluation.correct if evaluation.items else None,
+        items=evaluation.items or None,
+        split=evaluation.split,
+        checkpoint=evaluation.checkpoint,
+    )
+
+
+def _compare_pair(
+    first: tuple[str, ReportFacts], second: tuple[str, ReportFacts]
+) -> PairComparison:
+    pair = PairComparison(first=first[0], second=second[0])
+    evaluations = []
+    for label, facts in (first, second):
+        if reason := _find_missing_part(facts.evaluation):
+            hint = f"labctl eval {facts.run.id}"
+            return replace(pair, reason=f"{label} {reason}", hint=hint)
+        evaluations += [facts.evaluation] if facts.evaluation else []
+    if reason := _find_difference(*evaluations):
+        return replace(pair, reason=reason)
+    one, other = (_get_predictions(evaluation) for evaluation in evaluations)
+    return replace(pair, test=run_mcnemar_test(*_count_discordant(one, other)))
+
+
+def _get_predictions(evaluation: Evaluation) -> Predictions:
+    assert evaluation.predictions is not None, "checked by _find_missing_part"
+    return evaluation.predictions
+
+
+def _find_missing_part(evaluation: Evaluation | None) -> str:
+    """Describe what a run's evaluation lacks for a paired test; "" if it lacks nothing."""
+    if evaluation is None:
+        return "was not evaluated"
+    if evaluation.predictions is None:
+        return "has no prediction for each item: its evaluate.py did not write `predictions`"
+    if not evaluation.data_sha256:
+        return "has no hash of its test set: its evaluate.py did not write `data_sha256`"
+    return ""
+
+
+def _find_difference(first: Evaluation, second: Evaluation) -> str:
+    """Describe why two evaluations are not of the same items; "" if they are."""
+    if first.split != second.split:
+        return f"one was evaluated on {first.split}, the other on {second.split}"
+    if first.data_sha256 != second.data_sha256 or first.items != second.items:
+        return "they were evaluated on different test sets"
+    if first.classes != second.classes:
+        return "they have different classes"
+    one, other = _get_predictions(first), _get_predictions(second)
+    if one.order_sha256 != other.order_sha256:
+        return "their predictions are not in the same order of the items"
+    if one.truth != other.truth:
+        return "their evaluations disagree about the true classes"
+    return ""
+
+
+def _count_discordant(first: Predictions, second: Predictions) -> tuple[int, int]:
+    """Count the items that only the first, and only the second, classified correctly."""
+    only_first = only_second = 0
+    for truth, one, other in zip(first.truth, first.predicted, second.predicted, strict=True):
+        only_first += one == truth != other
+        only_second += other == truth != one
+    return only_first, only_second
+
+
+def _adjust(pairs: Sequence[PairComparison]) -> tuple[PairComparison, ...]:
+    """Decide which differences are significant, by p-values adjusted for the number of tests."""
+    p_values = adjust_for_several([pair.test.p_value for pair in pairs if pair.test])
+    adjusted = iter(p_values)
+    return tuple(
+        replace(pair, adjusted_p_value=value, is_significant=value < SIGNIFICANCE)
+        if pair.test and (value := next(adjusted)) is not None
+        else pair
+        for pair in pairs
+    )

@@ -1,0 +1,126 @@
+"""The shape of a language model from the header of a GGUF file, which a stranger may have written.
+
+Format: docs/gguf.md of the project ggml. Only the key-value pairs are read, no tensor.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+from labctl.estimate.language_model import ModelShape
+
+MAGIC = b"GGUF"
+MOST_PAIRS = 10_000
+MOST_ITEMS = 10_000_000
+LONGEST_KEY = 65_535
+# a chat template has tens of kilobytes
+LONGEST_TEXT = 16 * 1024**2
+_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q"}
+_NUMBERS |= {11: "<q", 12: "<d"}
+_TEXT, _LIST = 8, 9
+_LARGEST = 100_000_000
+
+
+class _Reader:
+    """Reads values in the order of the file; ValueError at its end and beyond a limit."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def number(self, form: str) -> float:
+        size = struct.calcsize(form)
+        content = self.file.read(size)
+        if len(content) < size:
+            raise ValueError("the file ends within its header")
+        value: float = struct.unpack(form, content)[0]
+        return value
+
+    def count(self, most: int) -> int:
+        value = int(self.number("<Q"))
+        if value > most:
+            raise ValueError(
+                f"its header has {value:,} entries or bytes where {most:,} are allowed"
+            )
+        return value
+
+    def text(self, most: int) -> str:
+        size = self.count(most)
+        content = self.file.read(size)
+        if len(content) < size:
+            raise ValueError("the file ends within its header")
+        return content.decode(errors="replace")
+
+    def value(self, kind: int) -> float | str | int:
+        """Return a number or a text; of a list, its number of items."""
+        if kind == _TEXT:
+            return self.text(LONGEST_TEXT)
+        if kind == _LIST:
+            return self._skip_list()
+        if kind not in _NUMBERS:
+            raise ValueError(f"its header has a value of the unknown type {kind}")
+        return self.number(_NUMBERS[kind])
+
+    def _skip_list(self) -> int:
+        kind, items = int(self.number("<I")), self.count(MOST_ITEMS)
+        if kind in _NUMBERS:
+            self.file.seek(items * struct.calcsize(_NUMBERS[kind]), 1)
+        elif kind == _TEXT:
+            for _ in range(items):
+                self.text(LONGEST_TEXT)
+        else:
+            raise ValueError("its header has a list of lists")
+        return items
+
+
+def read_shape(file: BinaryIO) -> ModelShape:
+    """Read the model's shape; ValueError, with the reason, if the file is not such a model."""
+    reader = _Reader(file)
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ValueError("it does not begin with GGUF")
+    version = int(reader.number("<I"))
+    if version not in (2, 3):
+        raise ValueError(f"it has version {version} of the format; 2 and 3 are known")
+    reader.number("<Q")  # tensors
+    pairs: dict[str, float | str | int] = {}
+    for _ in range(reader.count(MOST_PAIRS)):
+        key = reader.text(LONGEST_KEY)
+        pairs[key] = reader.value(int(reader.number("<I")))
+    return _build_shape(pairs)
+
+
+def _build_shape(pairs: dict[str, float | str | int]) -> ModelShape:
+    kind = str(pairs.get("general.architecture", ""))
+
+    def find(name: str, default: int = 0) -> int:
+        value = pairs.get(f"{kind}.{name}", default)
+        if isinstance(value, str) or not 0 <= value <= _LARGEST:
+            raise ValueError(f"its header has the {name} {value!r}")
+        if not value and not default and name in _REQUIRED:
+            raise ValueError(f"its header has no {name}, so it is not a language model")
+        return int(value)
+
+    hidden, heads = find("embedding_length"), find("attention.head_count")
+    layers = find("block_count")
+    experts = find("expert_count")
+    window = find("attention.sliding_window")
+    return ModelShape(
+        kind=kind,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=find("attention.head_count_kv", heads),
+        head_dim=find("attention.key_length", max(1, hidden // heads)),
+        width=find("feed_forward_length", 1),
+        vocabulary=find("vocab_size") or int(pairs.get("tokenizer.ggml.tokens", 0) or 0),
+        longest_context=find("context_length"),
+        window=window,
+        # llama.cpp decides which layers use it; without that, all are taken to be full.
+        windowed_layers=0,
+        experts=experts if experts > 1 else 0,
+        active_experts=find("expert_used_count") if experts > 1 else 0,
+        quantized="gguf",
+    )
+
+
+_REQUIRED = ("embedding_length", "attention.head_count", "block_count", "context_length")
