@@ -27,6 +27,7 @@ VERBS = {
     "wireguard-remove": "host.wireguard.remove",
     "status": "runs.run_state.status",
     "cancel": "runs.runs.cancel",
+    "stall": "runs.stall.measure",
     "resume": "runs.resume.resume",
     "restore-pushed": "runs.resume.from_push",
     "clear": "runs.ended_runs.clear",
@@ -76,6 +77,7 @@ STREAMING_VERBS = {
     "service-image": "runs.services.build",
     "fetch": "files.fetch.fetch_data_sets",
     "watchdog": "watchdog.watchdog.run",
+    "await-reclaim": "watchdog.notice_services.await_reclaim",
     "telemetry": "host.telemetry.record",
     "top": "host.top.top",
     "service-step": "runs.service_step.serve",
@@ -85,6 +87,7 @@ STREAMING_VERBS = {
 # Verbs that do not show that a server is in use; all others do.
 PASSIVE_VERBS = (
     "status",
+    "stall",
     "manifest",
     "edits",
     "image",
@@ -93,6 +96,7 @@ PASSIVE_VERBS = (
     "pulled",
     "follow",
     "watchdog",
+    "await-reclaim",
     "telemetry",
     "reload-units",
     "top",

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from labctl.commands.shell_output import parse_gpus, parse_int_or_zero
+from labctl.decoding import decode_json
 from labctl.errors import ProviderError
 from labctl.model import Gpu, Value
 
@@ -168,6 +169,8 @@ alone() { # command: runs it while no other labctl changes a lease
 
 if [ "$action" = claim ]; then
   [ -d "$dir" ] || mkdir -m 1777 "$dir" 2>/dev/null || [ -d "$dir" ] || error="cannot make $dir"
+  # The labctl of another account has just made it, and opens it to all next.
+  [ -w "$dir" ] || sleep 1
   kind=$(stat -f -c %T "$dir" 2>/dev/null)
   case $kind in nfs* | cifs* | smb* | afs* | v9fs | lustre | gpfs | ceph)
     error="$dir is on a network filesystem ($kind)" ;;
@@ -216,7 +219,7 @@ def parse(stdout: str) -> MachineLease:
 def _parse_holder(text: str) -> Holder | None:
     """Parse a lease file; None if another program, or a malicious user, wrote something else."""
     try:
-        owner = msgspec.json.decode(text, type=_Owner)
+        owner = decode_json(text, _Owner)
     except msgspec.MsgspecError:
         return None
     return Holder(

@@ -7,6 +7,7 @@ import shlex
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.model import Value
 from labctl.text import count_text
 
@@ -165,7 +166,7 @@ def parse_claims(output: str) -> list[LabClaim]:
     claims = []
     for line in output.splitlines():
         try:
-            claims.append(msgspec.json.decode(line, type=LabClaim))
+            claims.append(decode_json(line, LabClaim))
         except msgspec.MsgspecError:
             continue
     return claims

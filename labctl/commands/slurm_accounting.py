@@ -111,10 +111,10 @@ def parse_accounting(output: str) -> ClassAccounting:
             rows = parts[line]
         elif line.strip():
             rows.append(line.strip().split("|"))
-    used = {row[0].strip(): _parse_gpus(row[1]) or 0 for row in parts[_USE] if len(row) == 2}
+    used = {row[0].strip(): parse_gpus(row[1]) or 0 for row in parts[_USE] if len(row) == 2}
     qos = [
         ClassQos(
-            gpus=_parse_gpus(tres) or 0,
+            gpus=parse_gpus(tres) or 0,
             wall_s=_parse_time(wall),
             cpus=_parse_number(r"cpu=(\d+)", tres),
             memory_mib=_parse_memory(tres),
@@ -123,7 +123,7 @@ def parse_accounting(output: str) -> ClassAccounting:
         for tres, wall, jobs in parts[_QOS]
     ]
     users = tuple(
-        ClassUser(name, qos, _parse_gpus(minutes), used.get(name, 0), most_jobs == "0")
+        ClassUser(name, qos, parse_gpus(minutes), used.get(name, 0), most_jobs == "0")
         for name, qos, minutes, most_jobs in parts[_USERS]
         if name
     )
@@ -233,7 +233,7 @@ def _sacctmgr(*words: str) -> str:
     return " ".join(shlex.quote(word) for word in ("sacctmgr", "-i", *words))
 
 
-def _parse_gpus(text: str) -> int | None:
+def parse_gpus(text: str) -> int | None:
     """Parse `cpu=4,gres/gpu=2`; None without a number of GPUs."""
     return _parse_number(rf"{_GPUS}=(\d+)", text)
 

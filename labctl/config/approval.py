@@ -16,6 +16,7 @@ from labctl.config.identity import write_private
 from labctl.config.reader import LAB_FILE
 from labctl.config.schema import LabConfig
 from labctl.config.show import list_settings
+from labctl.decoding import decode_json
 from labctl.lazy import lazy_imports
 
 with lazy_imports(__name__):
@@ -81,7 +82,11 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     provider = config.server.provider
     section = f"server.{provider}."
     named_keys = {key for key in from_lab if key.startswith(section)}
-    if not config.server.on_this_machine:
+    has_others = config.server.is_market or bool(config.server.candidates)
+    if has_others:
+        named_keys |= {key for key in from_lab if key.startswith("server.")}
+        provider = " or ".join(config.server.candidates or (provider,))
+    elif not config.server.on_this_machine:
         # Settings of another provider, as in server.local.memory, are not in use.
         named_keys |= {key for key in from_lab if re.fullmatch(r"server\.[^.]+", key)}
     details = [
@@ -96,9 +101,10 @@ def _describe_server_use(config: LabConfig, from_lab: set[str]) -> list[str]:
     if "server.provider" not in from_lab:
         choices = details or [key.removeprefix("server.") for key in sorted(named_keys)]
         settings = escape("; ".join(choices))
-        return [f"start a server from {provider} with its own settings: {settings}"]
+        return [f"start a server from {provider} with these settings: {settings}"]
     text = f" ({escape('; '.join(details))})" if details else ""
-    where = " on this machine" if config.server.on_this_machine else ", a shared or paid machine"
+    is_here = config.server.on_this_machine and not has_others
+    where = " on this machine" if is_here else ", a shared or paid machine"
     return [f"use a server from {provider}{where}{text}"]
 
 
@@ -143,7 +149,7 @@ def _hash_file(config: LabConfig) -> str:
 def _read_answers(paths: Paths) -> dict[str, dict[str, str | int]]:
     file = paths.config_dir / "trust.json"
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, str | int]])
+        return decode_json(file.read_bytes(), dict[str, dict[str, str | int]])
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError:

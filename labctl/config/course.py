@@ -20,7 +20,7 @@ from labctl.config.course_schema import (
 from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
 from labctl.config.document import Node, escape, make_problems_error, quote, read_bytes
-from labctl.config.lab import NO_JOB_BUILDS, LabConfigReader, ProviderFinder
+from labctl.config.lab import LISTS, NO_JOB_BUILDS, LabConfigReader, ProviderFinder
 from labctl.config.layers import (
     build_switch_layers,
     iterate_leaves,
@@ -115,9 +115,9 @@ class _CourseConfigReader:
         lab = self.read_lab(file, {key: self.nodes[key] for key in LAB_KEYS if key in self.nodes})
         grading = self.read_grading(file)
         self.check_across(file)
-        if lab is not None and lab.server.count > 1:
+        if lab.server.count > 1:
             self.add_problem("server.count", "each student of a course has one server")
-        if self.problems or lab is None:
+        if self.problems:
             return None
         need = msgspec.structs.replace(
             lab.server.need,
@@ -150,15 +150,13 @@ class _CourseConfigReader:
             assignment_groups=file.assignment_groups,
         )
 
-    def read_lab(self, file: CourseFile, nodes: dict[str, Node]) -> LabConfig | None:
+    def read_lab(self, file: CourseFile, nodes: dict[str, Node]) -> LabConfig:
         """Read the lab of every seat, as if these keys were in a lab.yaml."""
         entries = {**self.add_networks(file, nodes), "lab": Node(file.course)}
         layers = [self.below, Node(entries, 0, LAB_FILE), *self.above]
         top = reduce(merge, layers, Node({}, 0, LAB_FILE))
         loading = LabConfigReader(self.path, self.home, top, self.find_provider, self.problems)
         lab = loading.build_config()
-        if lab is None:
-            return None
         origins = {
             key: origin.replace(LAB_FILE, COURSE_FILE) for key, origin in lab.origins.items()
         }
@@ -213,7 +211,7 @@ class _CourseConfigReader:
         top = reduce(merge, [self.below, named, *self.above], Node({}, 0, LAB_FILE))
         lab = LabConfigReader(self.path, self.home, top, self.find_provider, inner).build_config()
         self.problems += [Problem(f"grading.{p.path}", p.line, p.message) for p in inner]
-        return None if lab is None or len(self.problems) > before else GradingConfig(lab=lab)
+        return None if len(self.problems) > before else GradingConfig(lab=lab)
 
     def check_across(self, file: CourseFile) -> None:
         """Check rules that concern several values."""
@@ -267,7 +265,8 @@ class _CourseConfigReader:
                 self.problems.append(make_problem(node, path, reasons[path]))
         image = self.nodes.get("image", Node(None))
         if isinstance(image.value, dict):
-            self.problems.append(make_problem(image, "image", NO_JOB_BUILDS))
+            message = f"{NO_JOB_BUILDS}; in an assignment's lab.yaml, also a list: {LISTS}"
+            self.problems.append(make_problem(image, "image", message))
 
     def check_weights(self, file: CourseFile) -> None:
         """Report weights of groups that leave a part of the course without one, or are not 100%."""
@@ -309,6 +308,9 @@ class _CourseConfigReader:
                 f"{quote(str(provider.value))} is the provider of students; "
                 "name the provider that the course's servers come from"
             )
+            self.problems.append(make_problem(provider, path, message))
+        elif traits is not None and traits.is_market:
+            message = "name one provider: the servers of a course are planned and paid at one place"
             self.problems.append(make_problem(provider, path, message))
 
     def check_assignment(self, name: str, assignment: AssignmentConfig) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.document import escape, make_read_error
+from labctl.decoding import decode_json
 from labctl.errors import LabError, PolicyError
 
 LAB_ID_FILE = Path(".labctl") / "lab.json"
@@ -34,7 +35,7 @@ def read_lab_id(root: Path) -> str:
             hint=f"rm {escape(str(file.parent))}",
         )
     try:
-        record = msgspec.json.decode(file.read_bytes(), type=_LabRecord)
+        record = decode_json(file.read_bytes(), _LabRecord)
     except FileNotFoundError:
         return ""
     except msgspec.MsgspecError:

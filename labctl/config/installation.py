@@ -16,21 +16,31 @@ with lazy_imports(__name__):
 
 # as long as the commits that GitHub shows
 COMMIT_DIGITS = 7
+# in a wheel that was built in a clone; hatch_build.py writes it
+BUILT_COMMIT = "commit.txt"
 
 
 def find_commit(clone: Path | None = None) -> str:
-    """Return the short commit of the git clone that labctl runs from; "" for an installed package.
+    """Return the short commit of the clone that labctl runs from, or that it was built from.
 
-    git's files are read without git, which may be absent and takes longer than `--version`.
+    "" for a package that was not built in a clone. git's files are read without git, which may be
+    absent and takes longer than `--version`.
     """
     clone = clone or Path(__file__).parents[2]
     if not (clone / "pyproject.toml").is_file():
-        return ""
+        return _read_built_commit(clone / "labctl" / BUILT_COMMIT)
     try:
         commit = _read_commit(_find_git_dir(clone))
     except (OSError, UnicodeDecodeError):
         return ""
     return commit[:COMMIT_DIGITS] if re.fullmatch("[0-9a-f]{40,64}", commit) else ""
+
+
+def _read_built_commit(record: Path) -> str:
+    try:
+        return record.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _find_git_dir(clone: Path) -> Path:

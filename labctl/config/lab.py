@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 
@@ -47,19 +48,23 @@ from labctl.config.schema import (
     ServerFile,
     ServiceConfig,
 )
+from labctl.config.sweep import build_sweep
+from labctl.config.tracking import find_tracking_problem
 from labctl.errors import ConfigError, NotFoundError, Problem, UsageError
 from labctl.model import Need
 
 # Why a setting for containers cannot apply to plain processes.
-_LISTS_ONLY = (
-    "without containers labctl makes an environment from a list of packages: "
+LISTS = (
     '`image: {python: "3.11", requirements: requirements.txt}` or `image: {conda: environment.yml}`'
 )
+_LISTS_ONLY = f"without containers labctl makes an environment from a list of packages: {LISTS}"
 _NO_FILE = "is a file of a cluster; write name:tag or registry/name:tag"
 NO_JOB_BUILDS = (
-    "machines with Slurm build no images: name one of a registry, such as registry.example/name:tag"
+    "machines with Slurm build no images: build it on another computer, push it to a registry and "
+    "write `image: registry.example/name:tag`"
 )
-_ALL_MEMORY = "with `executor: process` a run uses all the memory and processors of the server"
+_LISTS_IN_JOBS = "a job runs in an environment of these packages, not in a container"
+_ALL_MEMORY = "as a plain process a run uses all the memory and processors of the server"
 SAMPLE = (
     "labctl init digits && cd digits   # a sample\n"
     "labctl init   # in a directory with your own code"
@@ -76,6 +81,7 @@ def load_lab(
     environ: Mapping[str, str] | None = None,
     find_provider: ProviderFinder | None = None,
     needs_file: bool = True,
+    skips_faults: bool = False,
 ) -> LabConfig:
     """Load the lab at a directory or lab.yaml, without checking the files that it names.
 
@@ -83,6 +89,7 @@ def load_lab(
     provider, or None (or raises UsageError, NotFoundError) for an unknown one; without it the
     providers' sections stay plain and unchecked, which loads no provider. Without `needs_file` a
     directory without lab.yaml is read like one with an empty lab.yaml, whatever its name is.
+    With `skips_faults`, values of the files that cannot be read have their defaults.
     Raises ConfigError with every problem of lab.yaml, config.yaml and the switches.
     """
     path = _lab_file(path_or_dir)
@@ -93,7 +100,7 @@ def load_lab(
     has_no_file = not needs_file and not path.exists()
     default = f'lab: "{clean_name(path.parent.name)}"\n'.encode()  # quoted: it may be `null`
     data = default if has_no_file else read_bytes(path, LAB_FILE, hint=hint)
-    if not data.strip(b"\xef\xbb\xbf \t\r\n"):
+    if not data.strip(b"\xef\xbb\xbf \t\r\n") and not skips_faults:
         raise ConfigError(
             f"{escape(str(path))} is empty",
             why="it needs at least one line, such as `lab: digits`",
@@ -101,7 +108,7 @@ def load_lab(
         )
     known = [key for key in list_keys(LabFile) if key not in MACHINE_KEYS]
     lab_layer = read_file_layer(data, LAB_FILE, known, problems, own_paths.cache_dir)
-    if problems and not lab_layer.value:
+    if problems and not lab_layer.value and not skips_faults:
         # Nothing in it can be read, so problems with missing values would only mislead.
         raise _make_config_error(path, problems)
     layers = [
@@ -112,9 +119,16 @@ def load_lab(
     top = reduce(merge, layers, Node({}, 0, LAB_FILE))
     reader = LabConfigReader(path, own_paths.home, top, find_provider, problems)
     config = reader.build_config(data)
-    if config is None:
+    if skips_faults:
+        problems = [problem for problem in problems if _is_of_switch(problem)]
+    if problems:
         raise _make_config_error(path, problems)
     return config
+
+
+def _is_of_switch(problem: Problem) -> bool:
+    """Whether an option or a variable has the problem: the user chose that for this command."""
+    return problem.origin.startswith(("--", "LABCTL_"))
 
 
 def _make_config_error(path: Path, problems: list[Problem]) -> ConfigError:
@@ -197,8 +211,8 @@ class LabConfigReader:
         self.problems = problems
         self.providers = ""
 
-    def build_config(self, content: bytes = b"") -> LabConfig | None:
-        """Return the lab, or None if there are problems."""
+    def build_config(self, content: bytes = b"") -> LabConfig:
+        """Return the lab; values that have problems have their defaults."""
         settings, server_node = self.split_server()
         top = Node({**self.nodes, "server": server_node}, 0, LAB_FILE)
         file = read_struct(top, LabFile, "", self.problems)
@@ -206,8 +220,6 @@ class LabConfigReader:
         name = self.find_name()
         self.check_across(file)
         services = self.build_services(file)
-        if self.problems:
-            return None
         return LabConfig(
             name=name,
             root=self.path.parent,
@@ -215,12 +227,14 @@ class LabConfigReader:
             content=content,
             server=ServerConfig(
                 provider=file.server.provider,
-                executor=self.get_job_executor(file.server.provider) or file.server.executor,
+                candidates=self.list_candidates(file),
+                executor=self.choose_executor(file),
                 need=_need(file.server),
                 count=file.server.count,
                 network=file.server.network,
                 provider_settings=settings,
                 on_this_machine=self.is_on_this_machine(file.server.provider),
+                is_market=self.is_market(file.server.provider),
             ),
             image=self.choose_image(file),
             run=file.run,
@@ -230,9 +244,11 @@ class LabConfigReader:
             data={key: self.make_source(text) for key, text in file.data.items()},
             outputs=file.outputs,
             services=services,
+            track=file.track,
             store=file.store,
             mirror_s=file.mirror or DEFAULT_MIRROR_S,
             limits=file.limits,
+            sweep=build_sweep(self.nodes.get("sweep"), file.sweep, self.problems),
             base_image=file.base_image,
             wheelhouse=str(expand(file.wheelhouse, self.home)) if file.wheelhouse else "",
             package_index=file.package_index,
@@ -246,12 +262,47 @@ class LabConfigReader:
             },
         )
 
+    def list_candidates(self, file: LabFile) -> tuple[str, ...]:
+        """List the providers to try in turn. An option or a variable selects one alone."""
+        provider = file.server.provider
+        is_selected = self.find_leaf("server.provider").origin.startswith(("--", "LABCTL_"))
+        if not file.server.fallback or is_selected:
+            return ()
+        return tuple(dict.fromkeys((provider, *file.server.fallback)))
+
+    def check_fallback(self, file: LabFile) -> None:
+        """Report a fallback that is not installed, or that cannot replace another provider."""
+        for name in file.server.fallback:
+            if self.find_provider is None:
+                return
+            traits = self.find_traits(name)
+            node = self.find_leaf("server.fallback")
+            if traits is None:
+                message = f"there is no provider called {quote(name)}; {self.providers}"
+                self.problems.append(make_problem(node, "server.fallback", message))
+            elif traits.job_executor or traits.for_students or traits.is_market:
+                message = f"{name} cannot replace another provider"
+                self.problems.append(make_problem(node, "server.fallback", message))
+
     def is_on_this_machine(self, provider: str) -> bool:
         return provider in self.traits and self.traits[provider].on_this_machine
+
+    def is_market(self, provider: str) -> bool:
+        return provider in self.traits and self.traits[provider].is_market
 
     def get_job_executor(self, provider: str) -> str:
         """Return the executor of a provider whose runs are jobs; "" for any other."""
         return self.traits[provider].job_executor if provider in self.traits else ""
+
+    def get_no_engine(self, provider: str) -> str:
+        """Return why servers of a provider have no Docker Engine; "" if they may have one."""
+        return self.traits[provider].no_engine if provider in self.traits else ""
+
+    def choose_executor(self, file: LabFile) -> str:
+        """Return the provider's only executor, else the configured one."""
+        provider = file.server.provider
+        only = "process" if self.get_no_engine(provider) else ""
+        return self.get_job_executor(provider) or only or file.server.executor
 
     def split_server(self) -> tuple[dict[str, ProviderSettings], Node]:
         """Return the providers' settings, and `server` without their sections."""
@@ -285,7 +336,7 @@ class LabConfigReader:
             return False
         self.traits[provider] = traits
         path = f"server.{escape(provider)}"
-        settings[provider] = read(node, traits.settings_type, path, self.problems)
+        settings[provider] = _read_section(node, traits.settings_type, path, self.problems)
         return True
 
     def find_traits(self, provider: str) -> ProviderTraits | None:
@@ -339,6 +390,9 @@ class LabConfigReader:
                 self.problems.append(
                     make_problem(self.find_leaf(key), key, f"{quote(name)} is listed twice")
                 )
+        if problem := find_tracking_problem(file.track, file.secrets):
+            node = self.find_leaf("track.wandb")
+            self.problems.append(make_problem(node, "track.wandb", problem))
         longest = file.server.max_ttl
         if longest and file.server.ttl and file.server.ttl > longest:
             message = f"is longer than max_ttl ({format_duration(longest)})"
@@ -347,11 +401,12 @@ class LabConfigReader:
             self.check_job_executor(file)
         elif file.server.executor == "slurm":
             self.check_granted_job_executor(file)
-        elif file.server.executor == "process":
+        elif self.choose_executor(file) == "process":
             self.check_process_executor(file)
         elif isinstance(file.image, str) and file.image.startswith("/"):
             self.problems.append(make_problem(self.find_leaf("image"), "image", _NO_FILE))
         self.check_count(file)
+        self.check_fallback(file)
         for name in sorted(set(file.secrets) & set(file.env)):
             message = "is also in secrets; lab.yaml must not contain the value of a secret"
             self.problems.append(
@@ -366,9 +421,16 @@ class LabConfigReader:
         if file.server.count > 1 and traits and (traits.job_executor or traits.for_students):
             message = f"{provider} gives a lab one server"
             self.problems.append(make_problem(count, "server.count", message))
+        if file.server.count > 1 and (self.list_candidates(file) or (traits and traits.is_market)):
+            message = "several servers come from one provider: name it, without `fallback`"
+            self.problems.append(make_problem(count, "server.count", message))
         if file.launch.restarts and not file.launch.launcher and file.server.count == 1:
             message = "needs `with: torchrun`, or several servers"
             self.problems.append(make_problem(restarts, "launch.restarts", message))
+        if file.launch.stall_s and file.server.count == 1:
+            message = "needs several servers: write `count: 2`, or remove `stall`"
+            node = self.find_leaf("launch.stall")
+            self.problems.append(make_problem(node, "launch.stall", message))
         if "server.network" in self.leaves and file.server.count == 1:
             self.check_network(file)
 
@@ -381,7 +443,11 @@ class LabConfigReader:
 
     def check_process_executor(self, file: LabFile) -> None:
         """Report settings that need a container."""
-        image = file.image
+        image, no_engine = file.image, self.get_no_engine(file.server.provider)
+        because = f" ({no_engine})" if no_engine else ""
+        if no_engine and file.server.executor != "process":
+            # The default is no choice, and the provider makes it.
+            self.refuse_settings(("server.executor", f"{no_engine}: write `process`, or nothing"))
         reasons = dict.fromkeys(("image.build", "image.registry", "image.store"), _LISTS_ONLY)
         if not isinstance(image, ImageFile) or not (image.requirements or image.conda):
             reasons = {"image": _LISTS_ONLY}
@@ -389,7 +455,9 @@ class LabConfigReader:
         for key, reason in reasons.items():
             node = self.nodes.get(key) if key == "image" else self.leaves.get(key)
             if node is not None and node.value is not None:
-                self.problems.append(make_problem(node, key, f"needs a container; {reason}"))
+                self.problems.append(
+                    make_problem(node, key, f"needs a container{because}; {reason}")
+                )
 
     def check_job_executor(self, file: LabFile) -> None:
         """Report settings that a job of a cluster cannot have."""
@@ -412,12 +480,21 @@ class LabConfigReader:
             return
         self.check_job_gpu(file)
         self.refuse_settings(("store", "the course saves results"))
-        if not isinstance(file.image, str):
-            self.refuse_settings(("image", NO_JOB_BUILDS))
+        if isinstance(file.image, ImageFile):
+            self.check_job_packages(file.image)
         elif file.image.startswith("/"):
             self.refuse_settings(("image", _NO_FILE))
-        elif not file.image:
-            self.refuse_settings(("limits.shm", "needs a container, so name an `image` too"))
+        if not (isinstance(file.image, str) and file.image):
+            why = "needs a container, so write the name of an image: `image: NAME`"
+            self.refuse_settings(("limits.shm", why))
+
+    def check_job_packages(self, image: ImageFile) -> None:
+        """Report what a list of packages cannot have in a job, or else that nothing is built."""
+        if image.requirements or image.conda:
+            keys = ("image.build", "image.registry", "image.store")
+            self.refuse_settings(*((key, _LISTS_IN_JOBS) for key in keys))
+        else:
+            self.refuse_settings(("image", f"{NO_JOB_BUILDS}; for packages alone: {LISTS}"))
 
     def check_job_gpu(self, file: LabFile) -> None:
         """Report a minimum of GPU memory, which Slurm does not know."""
@@ -458,7 +535,7 @@ class LabConfigReader:
         nodes = mapping if isinstance(mapping, dict) else {}
         for name, node in nodes.items():
             if name not in KNOWN_SERVICE_PORTS and not _has_port(node):
-                known = " and ".join(KNOWN_SERVICE_PORTS)
+                known = ", ".join(KNOWN_SERVICE_PORTS)
                 message = f"needs a port (only {known} have a default): write `{{port: 8000}}`"
                 self.problems.append(make_problem(node, f"services.{escape(name)}", message))
         for name, service in file.services.items():
@@ -479,7 +556,7 @@ class LabConfigReader:
             # Without a version, a base image of this machine decides: see `environment.list_args`.
             # A run without a container has the Python of its server.
             is_job = bool(self.get_job_executor(file.server.provider))
-            has_server_python = is_job or file.server.executor == "process"
+            has_server_python = is_job or self.choose_executor(file) != "docker"
             default_python = "" if file.base_image or has_server_python else DEFAULT_PYTHON
             return ImageConfig(
                 build="" if is_environment else image.build or ".",
@@ -507,6 +584,18 @@ class LabConfigReader:
         return DataSource(written=text, path=self.path.parent / text, inside_lab=True)
 
 
+def _read_section(
+    node: Node, kind: type[msgspec.Struct], path: str, problems: list[Problem]
+) -> msgspec.Struct | None:
+    """Read a provider's section; of one with problems what can be read, None if nothing can."""
+    before = len(problems)
+    section: msgspec.Struct | None = read(node, kind, path, problems)
+    if section is None and len(problems) > before:
+        with suppress(ValueError):  # of keys that exclude each other
+            section = read_struct(node, kind, path, [])
+    return section
+
+
 def _has_port(service: Node) -> bool:
     """Whether the service has a port, or is not a mapping and so cannot have one."""
     entries = {} if service.value is None else service.value
@@ -520,6 +609,7 @@ def _need(server: ServerFile) -> Need:
         gpu = msgspec.structs.replace(gpu, min_memory_bytes=least)
     return Need(
         gpu=gpu,
+        type=server.type,
         arch=server.arch,
         work=server.work,
         spot=server.spot,

@@ -19,6 +19,7 @@ SWITCHES = {
     "provider": "server.provider",
     "executor": "server.executor",
     "gpu": "server.gpu",
+    "type": "server.type",
     "gpu_memory": "server.gpu_memory",
     "arch": "server.arch",
     "work": "server.work",

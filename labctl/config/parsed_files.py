@@ -31,6 +31,9 @@ class ParsedFile(Value, frozen=True):
     top: Node
 
 
+_DECODER = msgspec.msgpack.Decoder(ParsedFile)
+
+
 def parse_or_recall(
     data: bytes, origin: str, problems: list[Problem], cache_dir: Path
 ) -> Node | None:
@@ -50,7 +53,7 @@ def parse_or_recall(
 
 def _recall(file: Path, data: bytes, origin: str) -> Node | None:
     try:
-        kept = msgspec.msgpack.decode(file.read_bytes(), type=ParsedFile)
+        kept = _DECODER.decode(file.read_bytes())
     except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     is_same = (kept.version, kept.origin, kept.data) == (VERSION, origin, data)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from labctl.decoding import convert_value
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 
@@ -87,6 +88,6 @@ def parse_pipfile(text: str) -> Pipfile:
 
 def _parse(text: str, kind: type[T]) -> T:
     try:
-        return msgspec.convert(tomllib.loads(text), kind)
+        return convert_value(tomllib.loads(text), kind)
     except RecursionError:
         raise ValueError("its lists or tables are nested too deeply") from None

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 import msgspec
 
 from labctl.config.document import Node, escape, quote
+from labctl.decoding import convert_value
 from labctl.errors import Problem
 from labctl.lazy import lazy_imports
 
@@ -251,7 +252,7 @@ def _read_scalar(node: Node, kind: Any, path: str, problems: list[Problem]) -> A
                 return extra.parse(text)
         if get_origin(kind) is Literal:
             return _parse_choice(text, get_args(kind))
-        value = msgspec.convert(text, kind, strict=False)
+        value = convert_value(text, kind, strict=False)
         if isinstance(value, float) and not abs(value) < float("inf"):
             raise ValueError(f"{quote(text)} is not a finite number")
         return value

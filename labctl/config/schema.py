@@ -26,6 +26,8 @@ from labctl.config.scalars import (
     parse_server_count,
     parse_size,
 )
+from labctl.config.sweep import SweepConfig, SweepFile
+from labctl.config.tracking import TrackConfig
 from labctl.model import GpuNeed, Need, Spot, Value, Work
 
 DEFAULT_PROVIDER = "local"
@@ -34,11 +36,13 @@ DEFAULT_IMAGE = f"python:{DEFAULT_PYTHON}-slim"
 DEFAULT_OUTPUTS = ("checkpoints", "logs")
 DEFAULT_SHM_BYTES = 2 * 10**9
 DEFAULT_IMAGE_CACHE_BYTES = 20 * 10**9
-KNOWN_SERVICE_PORTS = {"tensorboard": 6006, "jupyter": 8888}
+KNOWN_SERVICE_PORTS = {"tensorboard": 6006, "jupyter": 8888, "mlflow": 5000}
 MIN_MEMORY_BYTES = 6 * 2**20
 DEFAULT_MIRROR_S, MIN_MIRROR_S = 60, 2
 # A link that is cut for less than this may be a matter of routing.
 DEFAULT_SILENCE_S, MIN_SILENCE_S = 120, 10
+# Programs load their libraries for so long without a word.
+MIN_STALL_S = 30
 
 # files of a Python project that pip installs
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
@@ -140,9 +144,29 @@ def parse_silence(text: str) -> int:
     return seconds
 
 
+def parse_stall(text: str) -> int:
+    seconds = 0 if text == "off" else parse_duration(text)
+    if text != "off" and (not seconds or seconds < MIN_STALL_S):
+        raise ValueError(f"{quote(text)} is too short: the minimum is {MIN_STALL_S}s; or write off")
+    return seconds or 0
+
+
 def parse_index(text: str) -> str:
     if not re.fullmatch(r"https?://[^\s/]+(/\S*)?", text):
         raise ValueError(f"{quote(text)} is not the https:// address of a package index")
+    return text
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    return tuple(parse_name(part.strip()) for part in text.split(","))
+
+
+def parse_machine_type(text: str) -> str:
+    """Parse the name of a machine type; "" for `any`."""
+    if text == "any":
+        return ""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:/ -]{0,99}", text):
+        raise ValueError(f"{quote(text)} is not a machine type: write g5.xlarge")
     return text
 
 
@@ -177,7 +201,8 @@ class LaunchConfig(Value, frozen=True):
 
     `processes` is the number of processes on a server, 0 for one for each GPU. After one has
     failed, all of them start again, up to `restarts` times: by torchrun on one server, by labctl on
-    several. A server that does not answer for `silence_s` counts as failed.
+    several. A server that does not answer for `silence_s` counts as failed. A run on several
+    servers fails if none of its processes shows any progress for `stall_s`; 0 if it never does.
     """
 
     launcher: Literal["", "torchrun"] = msgspec.field(default="", name="with")
@@ -188,6 +213,7 @@ class LaunchConfig(Value, frozen=True):
     silence_s: Annotated[int, Parsed(parse_silence)] = msgspec.field(
         default=DEFAULT_SILENCE_S, name="silence"
     )
+    stall_s: Annotated[int, Parsed(parse_stall)] = msgspec.field(default=0, name="stall")
 
     def __post_init__(self) -> None:
         if not self.launcher and self.processes:
@@ -267,10 +293,12 @@ class ServerFile(Value, frozen=True):
     """`server:` in lab.yaml, without the providers' own sections."""
 
     provider: Name = DEFAULT_PROVIDER
+    fallback: Annotated[tuple[str, ...], Parsed(parse_names)] | tuple[Name, ...] = ()
     executor: ExecutorName = "docker"
     count: Annotated[int, Parsed(parse_server_count)] = 1
     network: NetworkName = "auto"
     gpu: Annotated[GpuNeed, Parsed(parse_gpu)] = GpuNeed()
+    type: Annotated[str, Parsed(parse_machine_type)] = ""
     gpu_memory: Size = 0
     arch: Literal["", "x86_64", "arm64"] = ""
     work: Work = ""
@@ -295,9 +323,11 @@ class LabFile(Value, frozen=True):
     data: dict[Name, Annotated[str, Parsed(parse_source)]] = msgspec.field(default_factory=dict)
     outputs: tuple[Annotated[str, Parsed(parse_output)], ...] = DEFAULT_OUTPUTS
     services: dict[Name, ServiceConfig] = msgspec.field(default_factory=dict)
+    track: TrackConfig = TrackConfig()
     store: Annotated[str, Parsed(parse_store)] = ""
     mirror: Annotated[int | None, Parsed(parse_interval)] = None
     limits: ContainerLimits = ContainerLimits()
+    sweep: SweepFile = SweepFile()
     base_image: Reference = ""
     wheelhouse: Annotated[str, Parsed(parse_place)] = ""
     package_index: Annotated[str, Parsed(parse_index)] = ""
@@ -332,29 +362,36 @@ class ProviderTraits(Value, frozen=True):
 
     `on_this_machine`: its servers are containers on this machine. `for_students`: a course grants
     its servers, so the servers of a course cannot come from it. `job_executor`: its servers are
-    login nodes, and have this executor alone.
+    login nodes, and have this executor alone. `is_market`: its servers come from other providers.
+    `no_engine`: why its servers have no Docker Engine,
+    so that runs are plain processes; "" if they may have one.
     """
 
     settings_type: type[msgspec.Struct]
     on_this_machine: bool = False
     for_students: bool = False
     job_executor: str = ""
+    is_market: bool = False
+    no_engine: str = ""
 
 
 class ServerConfig(Value, frozen=True):
     """The configuration of the lab's server; `on_this_machine` as in ProviderTraits.
 
     `count` is the number of servers, which are all alike: `need` is that of one. They exchange data
-    over `network`.
+    over `network`. A new server comes from the first of `candidates` that has one; () for the
+    `provider` alone. `is_market` as in ProviderTraits.
     """
 
     provider: str
     need: Need
+    candidates: tuple[str, ...] = ()
     count: int = 1
     network: NetworkName = "auto"
     executor: str = "docker"
     provider_settings: dict[str, ProviderSettings] = msgspec.field(default_factory=dict)
     on_this_machine: bool = False
+    is_market: bool = False
 
 
 class LabConfig(Value, frozen=True):
@@ -377,9 +414,11 @@ class LabConfig(Value, frozen=True):
     data: dict[str, DataSource] = msgspec.field(default_factory=dict)
     outputs: tuple[str, ...] = DEFAULT_OUTPUTS
     services: dict[str, ServiceConfig] = msgspec.field(default_factory=dict)
+    track: TrackConfig = TrackConfig()
     store: str = ""
     mirror_s: int = DEFAULT_MIRROR_S
     limits: ContainerLimits = ContainerLimits()
+    sweep: SweepConfig = SweepConfig()
     base_image: str = ""
     wheelhouse: str = ""
     package_index: str = ""

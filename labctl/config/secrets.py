@@ -15,6 +15,7 @@ from labctl.config.document import escape, make_read_error
 from labctl.config.identity import write_private
 from labctl.config.scalars import parse_secret_name
 from labctl.config.schema import LabConfig
+from labctl.decoding import decode_json
 from labctl.errors import LabError, PolicyError, UsageError
 from labctl.shell import Secret
 
@@ -102,7 +103,7 @@ def _read_stored(file: Path) -> dict[str, str]:
                     why=f"its mode is {mode:04o}; a file of secrets must be 0600",
                     hint=f"chmod 600 {escape(str(file))}",
                 )
-            return msgspec.json.decode(stream.read(), type=dict[str, str])
+            return decode_json(stream.read(), dict[str, str])
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError:

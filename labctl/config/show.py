@@ -11,6 +11,7 @@ import msgspec
 
 from labctl.config.scalars import format_duration, format_size, gpu_text, number_text
 from labctl.config.schema import LabConfig
+from labctl.config.sweep import list_sweep_settings
 
 DEFAULT = "default"
 MASK = "********"
@@ -46,6 +47,8 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         yield "launch.restarts", str(config.launch.restarts)
     if config.server.count > 1:
         yield "launch.silence", format_duration(config.launch.silence_s)
+        stall_s = config.launch.stall_s
+        yield "launch.stall", format_duration(stall_s) if stall_s else "off"
     yield from ((f"env.{key}", text) for key, text in config.env.items())
     yield "secrets", ", ".join(config.secrets)
     yield from ((f"data.{key}", source.written) for key, source in config.data.items())
@@ -54,11 +57,13 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
         yield f"services.{name}.port", str(service.port)
         if service.command:
             yield f"services.{name}.command", shlex.join(service.command)
+    yield "track.wandb", config.track.wandb or "off"
     yield "store", config.store
     yield "mirror", format_duration(config.mirror_s) if config.store else ""
     yield "limits.memory", _size(config.limits.memory_bytes)
     yield "limits.cpus", number_text(config.limits.cpus) if config.limits.cpus else ""
     yield "limits.shm", _size(config.limits.shm_bytes)
+    yield from list_sweep_settings(config.sweep)
     yield "base_image", config.base_image
     yield "wheelhouse", config.wheelhouse
     yield "package_index", config.package_index
@@ -68,11 +73,15 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
 def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     need = config.server.need
     yield "server.provider", config.server.provider
+    if config.server.candidates:
+        yield "server.fallback", ", ".join(config.server.candidates[1:])
     yield "server.executor", config.server.executor
     if config.server.count > 1:
         yield "server.count", str(config.server.count)
         yield "server.network", config.server.network
     yield "server.gpu", gpu_text(need.gpu)
+    if need.type:
+        yield "server.type", need.type
     yield "server.gpu_memory", _size(need.gpu.min_memory_bytes)
     yield "server.arch", need.arch
     yield "server.work", need.work
@@ -116,7 +125,13 @@ def _mask(key: str, text: str) -> str:
 
 
 def _find_origin(config: LabConfig, key: str) -> str:
-    """Find the origin of the key, or of the list or mapping that it is a part of."""
+    """Find the origin of the key, or of the list or mapping that it is a part of.
+
+    For a mapping that is shown as one value, it is that of its first part.
+    """
+    parts = (each for name, each in config.origins.items() if name.startswith(f"{key}."))
+    if key not in config.origins and (origin := next(parts, "")):
+        return origin
     while key:
         if key in config.origins:
             return config.origins[key]

@@ -20,7 +20,7 @@ from labctl.courses.status import build_seat_context
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.events import Note
 from labctl.model import Value
-from labctl.servers import attempts, guard
+from labctl.servers import affordable_offers, guard
 from labctl.submissions.assignment import judge
 from labctl.submissions.receiver import Receiver
 
@@ -90,7 +90,7 @@ def _update_watchdog(staff: CourseOperator, seat: Seat) -> tuple[str, bool]:
         return "", True
     context = build_seat_context(staff, seat)
     need = context.config.server.need
-    left_usd = attempts.budget_left_usd(context, need, but=server.id)
+    left_usd = affordable_offers.budget_left_usd(context, need, but=server.id)
     try:
         guard.arm(context, server, budget_left_usd=left_usd, ceiling_s=need.max_ttl_s)
     except LabError as error:

@@ -13,6 +13,7 @@ import msgspec
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.servers import CourseOperator
+from labctl.decoding import decode_json
 from labctl.errors import PolicyError
 from labctl.stores import LabStore, lab_store
 
@@ -70,7 +71,7 @@ def _parse_entries(data: bytes) -> list[CourseLedgerEntry]:
     entries = []
     for line in data.splitlines():
         try:
-            entries.append(msgspec.json.decode(line, type=CourseLedgerEntry))
+            entries.append(decode_json(line, CourseLedgerEntry))
         except msgspec.MsgspecError:
             continue
     return entries

@@ -1,4 +1,4 @@
-"""Messages, commands, handouts and more time for the servers of a course."""
+"""Messages, commands, handouts, assignments' files and more time for the servers of a course."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from labctl.courses.material import collect_material, push_material
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_reporter import label_events, make_done_notifier
 from labctl.courses.seat_results import SeatFailure
+from labctl.courses.server_starters import SeatStarter, read_in_order, write_starter
 from labctl.courses.servers import CourseOperator, SeatOutcome
 from labctl.courses.status import build_seat_context, find_server, list_running_servers
 from labctl.errors import LabError, NotFoundError, UsageError, assign_subject
 from labctl.lifecycle import extend as more_time
 from labctl.lifecycle import fleet
 from labctl.model import Run, Server
-from labctl.servers import attempts, guard
+from labctl.servers import affordable_offers, guard
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter, ServerResult, run_on_all
 from labctl.shell import command
@@ -81,10 +82,21 @@ def run_on_seats(
     )
 
 
-def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutcome]:
-    """Copy the course's handouts from its folder to these seats' servers."""
+class PushOutcome(SeatOutcome, frozen=True):
+    """What a push did for one seat; `starters` are the assignments with files that needed it."""
+
+    starters: tuple[SeatStarter, ...] = ()
+
+
+def push_files(staff: CourseOperator, seats: Sequence[Seat]) -> list[PushOutcome]:
+    """Copy handouts and the published files of assignments to these seats' running servers.
+
+    The handouts go to every lab, the assignments' files into the code of the seat's own lab.
+    NotFoundError if no seat has a server.
+    """
     pairs = list_running_servers(staff, seats)
     handouts = collect_material(staff.folder, staff.reporter, data=False)
+    starters = read_in_order(staff.folder)
     servers = {seat.lab_id: server for seat, server in pairs}
     by_lab = {seat.lab_id: seat for seat, _ in pairs}
     contexts = build_seat_contexts(
@@ -93,20 +105,25 @@ def push_handouts(staff: CourseOperator, seats: Sequence[Seat]) -> list[SeatOutc
     reporting = [label_events(context, by_lab[context.lab_id].name) for context in contexts]
     login_limiter = LoginLimiter(list(servers.values()))
 
-    def push_to_seat(context: LabContext) -> Server:
+    def push_to_seat(context: LabContext) -> tuple[SeatStarter, ...]:
         server = servers[context.lab_id]
         with login_limiter.acquire_slot(server.endpoint):
             push_material(context, server, handouts)
-        return server
+            written = [
+                SeatStarter(assignment=one.assignment, changes=write_starter(context, server, one))
+                for one in starters
+            ]
+        return tuple(starter for starter in written if starter.changes)
 
     outcomes = fleet.run_for_each(
         reporting, push_to_seat, on_result=make_done_notifier(staff.reporter, by_lab)
     )
     return [
-        SeatOutcome(
+        PushOutcome(
             seat=by_lab[outcome.context.lab_id].name,
             students=by_lab[outcome.context.lab_id].students,
             server=servers[outcome.context.lab_id],
+            starters=outcome.value or (),
             failure=SeatFailure(outcome.context.subject, outcome.error) if outcome.error else None,
         )
         for outcome in outcomes
@@ -125,7 +142,7 @@ def extend_server(
     staff.folder.ledger.append("extend", seat=seat.name, by=staff.by, why=why, seconds=span_s)
     context = build_seat_context(staff, seat)
     need = context.config.server.need
-    left_usd = attempts.budget_left_usd(context, need, but=server.id)
+    left_usd = affordable_offers.budget_left_usd(context, need, but=server.id)
     latest_at = server.created_at + need.max_ttl_s if need.max_ttl_s else None
     try:
         with assign_subject(context.subject):

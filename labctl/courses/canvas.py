@@ -24,6 +24,7 @@ from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.ledger_entries import CourseLedgerDraft
 from labctl.courses.records.roster_import import load_keys
 from labctl.courses.records.writeback import EXCUSED as EXCUSED_CELLS
+from labctl.decoding import convert_value
 from labctl.errors import ConfigError, LabError, PolicyError
 from labctl.events import Progress, Question, Reporter
 from labctl.model import Value
@@ -115,7 +116,7 @@ class CanvasGradebook:
         """
         rules = self._folder.config.assignments[self._name]
         with translate_errors(self._config, self._name):
-            found = msgspec.convert(vars(load_assignment(self._assignment)), _CanvasAssignment)
+            found = convert_value(vars(load_assignment(self._assignment)), _CanvasAssignment)
             _check_assignment(found, self._name, rules.points)
             submissions = self._read_submissions()
         grades = list_grades(self._folder, self._name, everybody=True)
@@ -204,7 +205,7 @@ class CanvasGradebook:
     def _read_submissions(self) -> dict[str, _CanvasSubmission]:
         """Return the submissions by Canvas's id of the student: each has one, also without work."""
         listed = [
-            msgspec.convert(vars(submission), _CanvasSubmission)
+            convert_value(vars(submission), _CanvasSubmission)
             for submission in self._assignment.get_submissions()
         ]
         return {str(submission.user_id): submission for submission in listed}

@@ -17,6 +17,7 @@ import msgspec
 from labctl.config.identity import write_private
 from labctl.courses.records.folder import Seat
 from labctl.courses.seat_claims import EndFailure, SeatClaim, SeatState, ServerActions
+from labctl.decoding import decode_json
 from labctl.errors import BusyError, LabError, PolicyError, ProviderError
 from labctl.errors.replies import describe_error
 from labctl.errors.unexpected import as_lab_error
@@ -362,7 +363,7 @@ def _as_provider_error(error: LabError) -> LabError:
 
 def _read_holding(file: Path) -> SeatState:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=SeatState)
+        return decode_json(file.read_bytes(), SeatState)
     except FileNotFoundError:
         return SeatState()
     except msgspec.MsgspecError as error:

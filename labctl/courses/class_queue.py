@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from labctl.commands import slurm_accounting, slurm_nodes, slurm_reservations
+from labctl.commands import slurm_accounting, slurm_jobs, slurm_nodes, slurm_reservations
 from labctl.commands.root import NO_ROOT_EXIT_CODE, as_root
 from labctl.commands.slurm_accounting import ClassAccounting, ClassLimits
 from labctl.config import CourseConfig
@@ -186,9 +186,12 @@ class ClassQueue:
             context.reporter.emit(UniqueNote(text=add_next(text, again), level="warning"))
 
     def record_gpu_minutes(self, context: LabContext, server: Server) -> None:
-        """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
-        present = read_accounting(context, server, self.folder.config.name)
-        record_gpu_minutes(self.folder.private, present.users or ())
+        """Record what each account has used, and its jobs. LabError if Slurm does not answer."""
+        account = slurm_accounting.class_account(self.folder.config.name)
+        queries = (slurm_accounting.build_query(account), slurm_jobs.build_query(account))
+        output = _run(context, server, " && ".join(queries), QUERY_S)
+        users = slurm_accounting.parse_accounting(output.partition(slurm_jobs.HEADING)[0]).users
+        record_gpu_minutes(self.folder.private, users or (), slurm_jobs.parse_jobs(output))
 
 
 def build_limits(config: CourseConfig) -> ClassLimits:

@@ -18,6 +18,7 @@ from labctl.config import LabConfig, Paths
 from labctl.courses.records.folder import FORMER, MOST_NAME, PRIVATE, CourseFolder, Seat
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
 from labctl.courses.records.spending import SeatSpending, allowance_usd, compute_spending
+from labctl.decoding import decode_json
 from labctl.errors.subject import COURSE, Subject
 from labctl.events import Reporter
 from labctl.lazy import lazy_imports
@@ -134,7 +135,7 @@ class BakedImage(Value, frozen=True):
 def find_baked_image(folder: CourseFolder) -> BakedImage | None:
     """Return the image that seats boot from, or None if none was baked for their provider."""
     try:
-        image = msgspec.json.decode((folder.private / BAKED).read_bytes(), type=BakedImage)
+        image = decode_json((folder.private / BAKED).read_bytes(), BakedImage)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
     return image if image.provider == folder.config.lab.server.provider else None

@@ -7,6 +7,9 @@ import io
 import time
 from collections.abc import Sequence
 
+import msgspec
+
+from labctl.courses.context import find_baked_image
 from labctl.courses.metering import record_costs
 from labctl.courses.records.cost_report import (
     CourseCosts,
@@ -47,6 +50,8 @@ def compute_costs(
         time.time() if now is None else now,
         living,
     )
+    if (image := find_baked_image(folder)) is not None:
+        costs = msgspec.structs.replace(costs, image_usd_per_month=image.usd_per_month)
     names = [seat.seat for seat in costs.seats if seat.students]
     return add_gpu_minutes(costs, read_gpu_minutes(folder.config, folder.private, names))
 
@@ -54,10 +59,12 @@ def compute_costs(
 def format_csv(found: CourseCosts) -> str:
     """Return the costs as CSV, one line for each student, without names.
 
-    A team's dollars are split equally.
+    A team's dollars are split equally. In a course with Slurm, lines also have the seat's GPU
+    minutes.
     """
     seats = {student: seat for seat in found.seats for student in seat.students}
-    rows: list[Sequence[object]] = [COLUMNS]
+    has_minutes = any(seat.gpu_minutes for seat in found.seats)
+    rows: list[Sequence[object]] = [(*COLUMNS, *(("seat_gpu_minutes",) if has_minutes else ()))]
     for cost in found.students:
         seat = seats[cost.student]
         rows.append(
@@ -72,6 +79,7 @@ def format_csv(found: CourseCosts) -> str:
                 f"{seat.usd:.4f}",
                 "" if seat.budget_usd is None else f"{seat.budget_usd:.2f}",
                 "" if seat.left_usd is None else f"{seat.left_usd:.4f}",
+                *((seat.gpu_minutes.used if seat.gpu_minutes else "",) if has_minutes else ()),
             )
         )
     stream = io.StringIO(newline="")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from labctl.courses.collect import SeatSubmission
 from labctl.courses.grading.flags import (
     Flag,
@@ -18,6 +16,7 @@ from labctl.courses.grading.flags import (
 from labctl.courses.grading.record import GradeRecord
 from labctl.courses.handed_out import hash_handed_out_files
 from labctl.courses.records.folder import CourseFolder
+from labctl.decoding import convert_value
 from labctl.errors import TransferError
 from labctl.model import FileEntry
 from labctl.submissions import bundle, manifest
@@ -71,7 +70,7 @@ def _read_facts(
         seat=handed.seat,
         pseudonym=folder.pseudonym(handed.seat),
         run=bundle_manifest.run,
-        record=msgspec.convert(run, SubmittedRun) if run else None,
+        record=convert_value(run, SubmittedRun) if run else None,
         commit=bundle_manifest.code.commit,
         run_commit=bundle_manifest.code.run_commit,
         files=tuple(

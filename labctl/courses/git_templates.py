@@ -20,6 +20,7 @@ import msgspec
 from labctl.config import copy_environment
 from labctl.config.document import escape, quote
 from labctl.config.identity import write_private
+from labctl.decoding import decode_json
 from labctl.sync.starter import StarterFile, find_size_problem
 
 # bytes of the largest file that git may write, which is the pack with the commit
@@ -59,7 +60,7 @@ def read_commit(address: str, commit: str, cache: Path) -> list[StarterFile]:
     """
     stored = _cache_file(address, commit, cache)
     try:
-        return msgspec.json.decode(stored.read_bytes(), type=list[StarterFile])
+        return decode_json(stored.read_bytes(), list[StarterFile])
     except (FileNotFoundError, msgspec.MsgspecError):
         pass
     if shutil.which("git") is None:

@@ -29,6 +29,9 @@ def check_reference(staff: CourseOperator) -> Check | None:
         fix = "push it to a registry and name it in course.yaml, then:\nlabctl course bake"
         return Check(name=NAME, ok=False, detail=detail, next=fix)
     if not lab.has_own_image:
+        if not lab.uses_containers:
+            detail = "none in course.yaml: runs use the programs of their machine"
+            return Check(name=NAME, ok=True, detail=detail)
         if have_own_images(staff.folder):
             detail = "none in course.yaml; each assignment brings its own"
             return Check(name=NAME, ok=True, detail=detail)

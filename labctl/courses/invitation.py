@@ -27,12 +27,13 @@ from labctl.courses.join_codes import (
 from labctl.courses.keys import AuthorizedKeys, keeper_dir, make_join_file_invalid_error, parse_key
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.records.gitignore import JOIN_FILES, ignore_in_git
+from labctl.decoding import decode_json
 from labctl.errors import ConfigError, PolicyError, UsageError
 from labctl.model import NAME_PATTERN, Value
 from labctl.submissions.assignment import SSH_PLACE
 from labctl.submissions.receipt import is_signed, sign_bytes
 from labctl.submissions.receiver import Receiver
-from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
+from labctl.submissions.untrusted_json import UPGRADE, decode_untrusted_json, is_newer_version
 
 KIND = "labctl-join"
 VERSION = 1
@@ -139,7 +140,7 @@ def enroll(
     """
     record = _record_path(folder, student)
     try:
-        invitation = msgspec.json.decode(record.read_bytes(), type=_PendingInvitation)
+        invitation = decode_json(record.read_bytes(), _PendingInvitation)
     except FileNotFoundError:
         raise make_join_file_invalid_error() from None
     if invitation.expires < now:
@@ -159,7 +160,7 @@ def withdraw_expired(folder: CourseFolder, keys: AuthorizedKeys, now: float) -> 
     expired = []
     for path in (keeper_dir(folder) / "invitations").glob("[!.]*.json"):
         try:
-            invitation = msgspec.json.decode(path.read_bytes(), type=_PendingInvitation)
+            invitation = decode_json(path.read_bytes(), _PendingInvitation)
         except (FileNotFoundError, msgspec.MsgspecError):
             continue
         if invitation.expires < now:
@@ -184,7 +185,7 @@ def read_join(data: bytes, *, key: str = "", now: float | None = None) -> JoinIn
                 why=f"this labctl reads version {VERSION} of join files",
                 hint=UPGRADE,
             )
-        file = decode_json(data, JoinFile)
+        file = decode_untrusted_json(data, JoinFile)
         _check_contents(file.join)
     except ValueError as error:
         raise ConfigError(

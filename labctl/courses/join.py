@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import tempfile
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from labctl.errors import (
 )
 from labctl.errors.replies import decode_reply
 from labctl.events import Question, Reporter
-from labctl.http_client import open_session, read_body
+from labctl.http_client import is_confidential, open_session, read_body
 from labctl.model import Endpoint, Value
 from labctl.providers.course import REQUEST as KEEPER_REQUEST
 from labctl.providers.course import download_starter
@@ -58,7 +57,6 @@ from labctl.wire.line_requests import encode_request
 from labctl.wire.verbs import Reply, Request, Verb
 
 URL_S = 20.0
-_LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost)(:[0-9]{1,5})?/\S*")
 
 
 class JoinResult(Value, frozen=True):
@@ -94,7 +92,7 @@ def fetch_join_file(place: str) -> bytes:
                 why=error.strerror or "",
                 hint="labctl join FILE   # where you saved the join file from your instructor",
             ) from None
-    if not place.startswith("https://") and not _LOOPBACK.fullmatch(place):
+    if not is_confidential(place):
         raise UsageError(
             f"{place} is not an https:// address",
             why="without https, others could read the code and use it first",
@@ -106,7 +104,7 @@ def fetch_join_file(place: str) -> bytes:
 def _download(place: str) -> bytes:
     try:
         with open_session() as session, session.get(place, timeout=URL_S, stream=True) as response:
-            if not response.url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+            if not is_confidential(response.url):
                 raise PolicyError(
                     f"{place} redirects to an address without https",
                     why=response.url[:200],

@@ -17,6 +17,7 @@ import msgspec
 from labctl.config.identity import write_private
 from labctl.courses.keys import keeper_dir
 from labctl.courses.records.folder import CourseFolder
+from labctl.decoding import decode_json
 from labctl.lazy import lazy_imports
 from labctl.model import NAME_PATTERN, Value
 
@@ -78,7 +79,7 @@ def read_page_code(folder: CourseFolder, student: str) -> PageCode | None:
     if not NAME_PATTERN.fullmatch(student):
         return None
     try:
-        return msgspec.json.decode(_record_path(folder, student).read_bytes(), type=PageCode)
+        return decode_json(_record_path(folder, student).read_bytes(), PageCode)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from labctl.courses.grading.results import clean_text
+from labctl.decoding import decode_json
 from labctl.model import Value
 
 MOST_CELLS = 500
@@ -64,10 +65,14 @@ class _Notebook(msgspec.Struct):
     cells: list[_StoredCell]
 
 
+# A text in a notebook is a string, or a list of its lines.
+_TEXT = msgspec.json.Decoder(str | list[str])
+
+
 def parse_notebook(content: bytes) -> tuple[RenderedCell, ...]:
     """Return the cells of a notebook in format 4; ValueError if it is not one."""
     try:
-        notebook = msgspec.json.decode(content, type=_Notebook)
+        notebook = decode_json(content, _Notebook)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not a notebook in format 4: {error}") from None
     room = _Room()
@@ -132,7 +137,7 @@ def _make_text(text: str, room: _Room) -> CellOutput:
 
 def _decode_text(data: Mapping[str, msgspec.Raw]) -> str:
     try:
-        text = msgspec.json.decode(data.get("text/plain", b'""'), type=str | list[str])
+        text = _TEXT.decode(data.get("text/plain", b'""'))
     except msgspec.MsgspecError:
         return ""
     return "".join(text)
@@ -143,7 +148,7 @@ def _decode_image(raw: msgspec.Raw | None, beginning: bytes) -> bytes | None:
     if raw is None:
         return None
     try:
-        text = "".join(msgspec.json.decode(raw, type=str | list[str]))
+        text = "".join(_TEXT.decode(raw))
         image = base64.b64decode("".join(text.split()), validate=True)
     except (msgspec.MsgspecError, binascii.Error, ValueError):
         return None

@@ -10,6 +10,7 @@ import msgspec
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
 from labctl.courses.class_cluster import ClassCluster, list_cluster_machines
+from labctl.courses.context import BakedImage, find_baked_image
 from labctl.courses.graded_parts import check_parts, describe_parts, list_part_cautions
 from labctl.courses.records import plan_changes, timetable
 from labctl.courses.records.cost_report import CourseCosts, compute_course_costs
@@ -18,12 +19,14 @@ from labctl.courses.records.ledger_servers import read_servers
 from labctl.courses.records.plan_changes import KeyChange, PlanSnapshot
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.starters import StarterSummary, summarize_starters
+from labctl.decoding import decode_json
 from labctl.errors import LabError
 from labctl.errors.replies import describe_error
 from labctl.errors.subject import COURSE
 from labctl.model import Offer, Value
 from labctl.providers import Provider, QuotaRoom
-from labctl.servers import quotas
+from labctl.servers import machine_images, quotas
+from labctl.servers.offers import filter_by_type
 from labctl.text import duration_text, price_text
 
 PLAN_FILE = "plan.json"
@@ -48,7 +51,9 @@ class CoursePlan(Value, frozen=True):
 
     `servers` is the number of servers up at once. `once_at_most_usd` is the cost of every seat's
     server for its whole ttl, or to the end of its budget. `queue` is what Slurm gives each account,
-    and `machines` are those of its cluster, the controller first.
+    and `machines` are those of its cluster, the controller first. `image` is the baked machine
+    image; without one, `image_at_most_usd` is what one with the course's Docker image and data
+    would cost per month, if the course has any of them.
     """
 
     course: str
@@ -80,6 +85,8 @@ class CoursePlan(Value, frozen=True):
     grading: tuple[str, ...] = ()
     queue: str = ""
     machines: tuple[str, ...] = ()
+    image: BakedImage | None = None
+    image_at_most_usd: float | None = None
 
 
 def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
@@ -119,6 +126,7 @@ def compute_plan(staff: CourseOperator, *, offline: bool = False) -> CoursePlan:
         limits=plan_changes.describe_server_limits(config),
         cautions=(*_list_cautions(staff, at, starters), *list_part_cautions(config, parts)),
         costs=costs,
+        image=find_baked_image(folder),
         starters=starters,
         assignments=tuple(plan_changes.describe_assignments(config)),
         grading=tuple(describe_parts(config, parts)),
@@ -143,7 +151,7 @@ def load_plan_snapshot(staff: CourseOperator) -> PlanSnapshot | None:
     """Return the plan that was shown last, or None if it is missing or unreadable."""
     try:
         data = (staff.folder.private / PLAN_FILE).read_bytes()
-        return msgspec.json.decode(data, type=PlanSnapshot)
+        return decode_json(data, PlanSnapshot)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
 
@@ -224,7 +232,7 @@ def _add_prices(
     config = staff.folder.config
     course = staff.course(plain=True)  # whole servers, even if seats are accounts on them
     need = config.lab.server.need
-    offers = course.provider.offers(need)
+    offers = filter_by_type(course.provider.offers(need), need)
     most = need.max_price_usd_per_hour
     fitting = [offer for offer in offers if most is None or offer.price_usd_per_hour <= most]
     if not fitting:
@@ -257,8 +265,13 @@ def _add_prices(
             else 0.0
         )
         term_usd = hours * plan.servers * price
+    lab = config.lab
+    has_contents = (lab.has_own_image and lab.image.reference) or lab.data
     return msgspec.structs.replace(
         plan,
+        image_at_most_usd=machine_images.estimate_usd_per_month(course.provider)
+        if has_contents and plan.image is None
+        else None,
         offer=offer,
         usd_per_hour=price * plan.servers,
         once_at_most_usd=sum(seat_usd),

@@ -29,6 +29,7 @@ from labctl.model import GIB, Check, Offer, Server
 from labctl.servers import adoption, attempts, deadlines, end_server, guard, quotas, reachability
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import ServerResult, first_hop
+from labctl.servers.offers import filter_by_type
 from labctl.text import bytes_text, names_text, price_text
 
 LEAST_FREE_BYTES = 5 * GIB
@@ -93,7 +94,7 @@ def _check_class(
         return [Check(name="servers", ok=True, detail=f"all {len(seats)} seats have one")]
     need = course.config.server.need
     try:
-        offers = course.provider.offers(need)
+        offers = filter_by_type(course.provider.offers(need), need)
     except LabError as error:
         return [_failed_check("offers", error)]
     most = need.max_price_usd_per_hour
@@ -136,12 +137,19 @@ def _check_saving(staff: CourseOperator) -> list[Check]:
     return [Check(name="saving results", ok=False, detail=LOSS, next=LOSS_NEXT)]
 
 
+def _count_servers(offer: Offer, count: int) -> str:
+    return f"one {offer.type}" if count == 1 else f"{count} x {offer.type}"
+
+
 def _check_price(course: LabContext, offer: Offer, count: int) -> Check:
     need, price = course.config.server.need, offer.price_usd_per_hour
-    cost = f" at {price_text(price)}: {price_text(count * price)} together" if price else ", free"
-    detail = f"{count} x {offer.type}{cost}"
+    total = f": {price_text(count * price)} together" if count > 1 else ""
+    detail = _count_servers(offer, count)
+    detail += f" at {price_text(price)}{total}" if price else ", free"
     if offer.spot and offer.week_high_usd_per_hour:
-        detail += f" (spot; up to {price_text(offer.week_high_usd_per_hour)} each within a week)"
+        each = " each" if count > 1 else ""
+        highest = price_text(offer.week_high_usd_per_hour)
+        detail += f" (spot; up to {highest}{each} within a week)"
     short = need.budget_usd is not None and price > need.budget_usd
     return Check(
         name="prices",
@@ -167,7 +175,8 @@ def _check_room(staff: CourseOperator, offer: Offer, count: int) -> list[Check]:
     if room.most is None:
         detail = f"{room.quota} is unknown; {count * room.each:g} {room.units} are needed"
         return [Check(name="quota", ok=False, detail=detail, next=room.next)]
-    needs = f"{count} x {offer.type} need {count * room.each:g} {room.units}"
+    verb = "needs" if count == 1 else "need"
+    needs = f"{_count_servers(offer, count)} {verb} {count * room.each:g} {room.units}"
     detail = f"{needs}, {room.limit or 0:g} are allowed ({room.quota})"
     ok = room.most >= count
     return [Check(name="quota", ok=ok, detail=detail, next="" if ok else room.next)]

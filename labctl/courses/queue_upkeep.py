@@ -122,7 +122,7 @@ class QueueUpkeep:
                     self.hosts.queue.correct_hours(context, transport, release=release)
 
     def record_gpu_minutes(self) -> None:
-        """Ask Slurm what each account has used, and record it. LabError if it does not answer."""
+        """Record what each account has used, and its jobs. LabError if Slurm does not answer."""
         for _, context, server in self._list_queues():
             self.hosts.queue.record_gpu_minutes(context, server)
 

@@ -22,6 +22,7 @@ from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.publish import describe_course
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.requests import MOST_LINE_BYTES, RequestHandler
+from labctl.decoding import decode_json
 from labctl.errors import BusyError, LabError, UsageError
 from labctl.errors.replies import as_reply
 from labctl.keeper.scheduler import hold_alone
@@ -151,7 +152,7 @@ class RpcServer:
         wire.settimeout(IDLE_S)
         try:
             with wire, wire.makefile("rwb") as student, contextlib.suppress(OSError):
-                name = msgspec.json.decode(student.readline(MOST_LINE_BYTES), type=str)
+                name = decode_json(student.readline(MOST_LINE_BYTES), str)
                 while line := student.readline(MOST_LINE_BYTES):
                     student.write(self.request_handler.answer(name, line) + b"\n")
                     student.flush()

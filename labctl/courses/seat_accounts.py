@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.decoding import decode_json
 from labctl.errors import CapacityError, LabError, PolicyError
 from labctl.model import CreateServerRequest, Value
 from labctl.servers.shared_server import account_name
@@ -55,7 +56,7 @@ class SeatAccounts:
 
     def list_all(self) -> tuple[SharedServerAccount, ...]:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=_Seating).sittings
+            return decode_json(self._file.read_bytes(), _Seating).sittings
         except FileNotFoundError:
             return ()
         except msgspec.MsgspecError as error:

@@ -31,6 +31,7 @@ from labctl.providers import Provider
 from labctl.servers import accounts, end_server
 from labctl.servers.context import LabContext
 from labctl.servers.deadlines import explain_missing_timer
+from labctl.servers.offers import filter_by_type
 from labctl.servers.open_costs import describe_open_costs
 from labctl.text import dollars_text, duration_text
 from labctl.wire.keeper import SeatEndRecord
@@ -146,7 +147,7 @@ class SeatOperations:
             most = need.max_price_usd_per_hour
             offers = [
                 offer
-                for offer in self._provider.offers(need)
+                for offer in filter_by_type(self._provider.offers(need), need)
                 if most is None or offer.price_usd_per_hour <= most
             ]
             self._offers = (time.monotonic(), offers)

@@ -26,6 +26,7 @@ import msgspec
 from labctl.config import Paths, copy_environment
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.submission_worker import BUNDLE, RESULT, PreparedSubmission, SubmissionOrder
+from labctl.decoding import decode_json
 from labctl.errors import BusyError, DiskFullError, LabError, NotFoundError, PolicyError
 from labctl.errors.unexpected import as_lab_error
 from labctl.model import Value
@@ -290,7 +291,7 @@ def _read_result(file: Path) -> PreparedSubmission:
     try:
         with file.open("rb") as result:
             data = result.read(MOST_RESULT_BYTES + 1)
-        return msgspec.json.decode(data, type=PreparedSubmission)
+        return decode_json(data, PreparedSubmission)
     except (OSError, msgspec.MsgspecError):
         raise LabError(
             "your files could not be collected",

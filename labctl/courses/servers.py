@@ -29,9 +29,19 @@ from labctl.lifecycle import fleet
 from labctl.lifecycle import up as server_up
 from labctl.model import Need, Offer, Server
 from labctl.runs import images
-from labctl.servers import adoption, attempts, deadlines, guard, reachability
+from labctl.servers import (
+    adoption,
+    affordable_offers,
+    attempts,
+    deadlines,
+    guard,
+    price_consent,
+    reachability,
+    unguarded_cost,
+)
 from labctl.servers.context import LabContext
 from labctl.servers.disk_retention import KEPT_S
+from labctl.servers.offers import filter_by_type
 from labctl.state import State
 from labctl.text import dollars_text, duration_text, list_text, price_text
 
@@ -222,7 +232,7 @@ def require_price_consent(course: LabContext, fresh: Sequence[LabContext]) -> Ne
     if not fresh:
         return None
     need = course.config.server.need
-    offers = course.provider.offers(need)
+    offers = filter_by_type(course.provider.offers(need), need)
     ceiling = need.max_price_usd_per_hour
     fitting = [offer for offer in offers if ceiling is None or offer.price_usd_per_hour <= ceiling]
     if not fitting or not fitting[0].price_usd_per_hour:
@@ -237,8 +247,8 @@ def require_price_consent(course: LabContext, fresh: Sequence[LabContext]) -> Ne
         raise PolicyError(
             "nothing was started", why="the price was not confirmed", hint="labctl course plan"
         )
-    attempts.confirm_unguarded_cost(course, len(fresh) * offer.price_usd_per_hour)
-    limit = ceiling if ceiling is not None else attempts.max_confirmed_usd_per_hour(offer)
+    unguarded_cost.confirm_unguarded_cost(course, len(fresh) * offer.price_usd_per_hour)
+    limit = ceiling if ceiling is not None else price_consent.max_confirmed_usd_per_hour(offer)
     return msgspec.structs.replace(need, max_price_usd_per_hour=limit)
 
 
@@ -265,7 +275,7 @@ def _describe_limits(fresh: Sequence[LabContext], offer: Offer) -> str:
     most_usd = 0.0
     for context in fresh:
         need = context.config.server.need
-        left_usd = attempts.budget_left_usd(context, need)
+        left_usd = affordable_offers.budget_left_usd(context, need)
         span_s = deadlines.span_s(need, offer.price_usd_per_hour, left_usd)
         most_usd += float("inf") if span_s is None else span_s / 3600 * offer.price_usd_per_hour
     need = fresh[0].config.server.need

@@ -30,6 +30,7 @@ from labctl.courses.similarity_worker import (
     SimilarPair,
     UncomparedFile,
 )
+from labctl.decoding import decode_json
 from labctl.errors import LabError, NotFoundError
 from labctl.lifecycle.project_imports import read_notebook_code
 from labctl.model import Value
@@ -227,7 +228,7 @@ def _run_worker(request: ComparisonRequest) -> ComparisonReply:
                 check=False,
             )
             if done.returncode == 0:
-                return msgspec.json.decode(done.stdout, type=ComparisonReply)
+                return decode_json(done.stdout, ComparisonReply)
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             why = lines[-1] if lines else f"it ended with {done.returncode}"
         except subprocess.TimeoutExpired:

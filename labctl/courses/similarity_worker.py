@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 
@@ -36,6 +37,7 @@ MOST_FILE_PAIRS = 10
 # What more than this share of the submissions, and more than so many, have in common was taught.
 # A few friends in a small class are fewer.
 COMMON, LEAST_COMMON = 0.25, 5.0
+# seconds of processor time to read a file
 FILE_S = 10.0
 
 Spans = tuple[tuple[int, int], ...]
@@ -141,8 +143,9 @@ def _read_fingerprints(
 ) -> Fingerprints:
     fingerprints = {}
     for path, text in document.files.items():
-        # Pygments' regular expressions can be slow on purpose.
-        signal.setitimer(signal.ITIMER_REAL, FILE_S)
+        # Pygments' regular expressions can be slow on purpose. Only processor time counts: a busy
+        # machine must not skip a starter, whose code would then look copied.
+        signal.setitimer(signal.ITIMER_PROF, FILE_S)
         try:
             fingerprints[path] = copydetect.CodeFingerprint(
                 _language_name(path), NOISE, window, fp=io.StringIO(text)
@@ -154,7 +157,7 @@ def _read_fingerprints(
             why = f"{type(error).__name__}: {error}"
             skipped.append(UncomparedFile(document=document.name, path=path, why=why[:200]))
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
     return fingerprints
 
 
@@ -258,8 +261,8 @@ def _stop_file(*_: object) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGALRM, _stop_file)
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=ComparisonRequest)
+    signal.signal(signal.SIGPROF, _stop_file)
+    request = decode_json(sys.stdin.buffer.read(), ComparisonRequest)
     sys.stdout.buffer.write(msgspec.json.encode(compare_documents(request)))
 
 

@@ -43,7 +43,8 @@ class SeatStatus(Value, frozen=True):
     server has been idle, as its watchdog reported at `heard_at`. `run` is the newest known run.
     It is lost if its server has ended. The server is `silent` if its last report is too old.
     `refused` is why the last request was refused, until that is solved. `error` is why the server
-    could not be asked. `gpu_minutes` is what Slurm has counted; None with another engine.
+    could not be asked. `gpu_minutes` is what Slurm has counted, with the seat's jobs; None with
+    another engine.
     """
 
     seat: str
@@ -256,13 +257,13 @@ def _refresh_servers(staff: CourseOperator, seats: Sequence[Seat]) -> dict[str, 
 
 
 def refresh_gpu_minutes(course: LabContext) -> None:
-    """Record what each seat has used of the GPUs, if Slurm counts it."""
+    """Record what each seat has used of the GPUs, and its jobs, if the course has Slurm."""
     if not isinstance(course.provider, SharedSeats):
         return
     try:
         course.provider.upkeep.record_gpu_minutes()
     except LabError as error:
-        text = f"the GPU minutes are not up to date: {describe_error(error)}"
+        text = f"the GPU minutes and jobs are not up to date: {describe_error(error)}"
         course.reporter.emit(Note(text=text, level="warning"))
 
 

@@ -19,6 +19,7 @@ from labctl.courses import server_contents, starters
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.servers import CourseOperator
 from labctl.courses.status import build_seat_context, find_server
+from labctl.decoding import decode_json
 from labctl.errors import (
     ConnectError,
     LabError,
@@ -272,7 +273,7 @@ def main() -> None:
     for kind, limit in ((resource.RLIMIT_CPU, CPU_S), (resource.RLIMIT_AS, MEMORY_BYTES)):
         # The hard limit stays: the process that examines the bundle has its own.
         resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=SubmissionOrder)
+    order = decode_json(sys.stdin.buffer.read(), SubmissionOrder)
     try:
         prepared = prepare(order)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from labctl.decoding import convert_value
 from labctl.model import Value
 from labctl.state import LedgerEntry
 
@@ -32,7 +33,7 @@ def read_report(event: LedgerEntry) -> DatedWatchReport:
     nothing but that it arrived.
     """
     try:
-        watch = msgspec.convert(event.detail.get("watch") or {}, WatchReport)
+        watch = convert_value(event.detail.get("watch") or {}, WatchReport)
     except msgspec.ValidationError:
         watch = WatchReport()
     return DatedWatchReport(watch=watch, at=event.at)

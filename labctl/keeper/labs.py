@@ -30,7 +30,7 @@ from labctl.state.locks import hold_lock
 
 with lazy_imports(__name__):
     # Few labs have several servers, and this process stays small.
-    from labctl.lifecycle import gang, gang_outcome, gang_runs
+    from labctl.lifecycle import gang, gang_outcome, gang_runs, gang_stall
 
 EVERY_S = 15.0
 ENDED_EVERY_S = 60.0
@@ -250,7 +250,7 @@ def _refresh_runs(context: LabContext) -> set[str]:
 def _needs_recovery(
     members: Sequence[LabContext], on_servers: Sequence[set[str]], run_id: str
 ) -> bool:
-    """Whether a server lacks its part of a run that is not over, or that part has failed.
+    """Whether a server lacks its part of a run that is not over, or that part has failed or hangs.
 
     A part may also wait for the others, since the worker that started them again was interrupted.
     """
@@ -261,7 +261,8 @@ def _needs_recovery(
         part = one.state.get_run(one.lab_id, run_id)
         if run_id not in run_ids or part is None or (part.has_ended and part.exit_code != 0):
             return True
-    return False
+    stall_s = members[0].config.launch.stall_s
+    return count > 1 and gang_stall.is_stalled(members[:count], run_id, stall_s)
 
 
 def _end_remaining_parts(members: Sequence[LabContext], run_id: str) -> None:
@@ -311,7 +312,7 @@ def _list_servers(context: LabContext) -> list[Server]:
 
 def _describe_trouble(context: LabContext) -> str:
     if gang.has_several_servers(context):
-        return "a server does not answer, or a part of a run has failed: starting recovery"
+        return "a server does not answer, or a part of a run has failed or hangs: starting recovery"
     return "its server does not answer, or has lost a run: starting recovery"
 
 

@@ -4,52 +4,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from labctl.errors import (
     AuthenticationError,
     ConnectError,
-    EngineError,
     HostKeyError,
     LabError,
     PolicyError,
 )
 from labctl.events import Note, Question, Step, report_wait
 from labctl.lazy import lazy_imports
-from labctl.lifecycle import home_files, reconcile, unsaved_server, up
+from labctl.lifecycle import reconcile, unsaved_server
+from labctl.lifecycle.final_download import FinalDownload, download_everything
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
-from labctl.runs import outputs, runs
-from labctl.runs.saved_copies import note_downloaded
-from labctl.servers import adoption, end_server, job_queue, kept_disks, pending_attempts
+from labctl.runs import runs
+from labctl.servers import (
+    adoption,
+    end_server,
+    former_providers,
+    job_queue,
+    pending_attempts,
+)
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
+from labctl.servers.provider_choice import is_market
 from labctl.services import lab_services
 from labctl.stores import lab_store
-from labctl.sync import lab_files
-from labctl.sync.home_files import HomeFiles
-from labctl.sync.local_results import MissingFile
 from labctl.text import price_or_free_text
 
 with lazy_imports(__name__):
-    from labctl.lifecycle import gang_down, gang_wireguard
+    from labctl.lifecycle import gang_down, gang_wireguard, move_end
 
-GRACE_S = 60
-NAMED_AT_MOST = 20
 # seconds to wait for another command that works on the lab
 WAIT_S = 10.0
-DECIDE_ON_HOME = (
-    "labctl down   # asks about them\n"
-    "labctl up && labctl pull && labctl down --discard   # instead, to delete them"
-)
-FIX_FILES = (
-    "labctl up && labctl ssh   # rename them or make them readable\nlabctl down   # afterwards\n"
-    "labctl down --discard   # instead, to delete them"
-)
 
 # Raises PolicyError if this server, with these active runs, must stay. The last argument says
 # whether results that were not pulled would be lost.
@@ -61,8 +53,9 @@ class DownResult(Value, frozen=True):
 
     `dropped` is a leased machine that cannot be reached, or `has_other_key`: only the record of it
     here was removed. `home_files` counts the files that were downloaded from the server's home
-    directory. `unchecked` says why the machines of a lab without a server on record could not be
-    checked.
+    directory, to `home_directories` of the lab, one for each server. `unchecked` says why the
+    machines of a lab without a server on record could not be checked. `failures` says, by provider,
+    why it could not be asked what the lab has left there.
     """
 
     removed: str = ""
@@ -71,17 +64,11 @@ class DownResult(Value, frozen=True):
     pulled_files: int = 0
     saved_edits: int = 0
     home_files: int = 0
+    home_directories: tuple[str, ...] = ()
     servers_left: tuple[Server, ...] = ()
     leftovers: tuple[Resource, ...] = ()
     unchecked: str = ""
-
-
-class _Saved(Value, frozen=True):
-    """How many files `_save` downloaded."""
-
-    results: int = 0
-    edits: int = 0
-    home_files: int = 0
+    failures: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def down(
@@ -94,8 +81,9 @@ def down(
     """
     if gang_down.has_other_servers(context):
         return gang_down.down_all(context, discard=discard, consent=consent, wait_s=wait_s)
+    move_lock = context.state.lock(f"{context.lab_id}-move", "down", wait_s=wait_s)
     lock = context.state.lock(context.lab_id, "down", wait_s=wait_s)
-    with lock, explain_open_costs(context):
+    with move_lock, lock, explain_open_costs(context):
         # An unreachable keeper is a refusal, so it must come before the question and the downloads.
         reconcile.merge_keeper_records(context, required=not discard)
         try:
@@ -104,7 +92,8 @@ def down(
             return _forget_attempts(context, error)
         if server is None:
             reconcile.release_keeper(context, discard=discard)
-            return _sweep(context)
+            move_end.remove_parts(context)
+            return _add_former(context, _sweep(context))
         is_fresh = adoption.is_fresh(context, server)
         loses_results = discard and not is_fresh
         discard = discard or is_fresh
@@ -115,10 +104,11 @@ def down(
         # A process that follows one of its runs must not mistake this for a lost server.
         context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
         lab_services.stop_forwards(context, server)
-        saved = _Saved()
+        saved = FinalDownload()
         if not discard:
-            saved = _save(context, server, running, asks_for_home=consent is None)
+            saved = download_everything(context, server, running, asks_for_home=consent is None)
         reconcile.release_keeper(context, discard=discard)
+        move_end.remove_parts(context)
         if adoption.is_leased(context) and server.state != "stopped":
             gang_wireguard.remove(context, server)
         rest = end_server.remove_or_drop(context, server, discard=discard)
@@ -128,14 +118,29 @@ def down(
         _close_store(context)
         if isinstance(rest, LabError):
             return DownResult(dropped=server.id, has_other_key=isinstance(rest, HostKeyError))
-        return DownResult(
+        result = DownResult(
             removed=rest.server_id,
             pulled_files=saved.results,
             saved_edits=saved.edits,
             home_files=saved.home_files,
+            home_directories=(saved.home_directory,) if saved.home_directory else (),
             servers_left=rest.survivors,
             leftovers=rest.leftovers,
         )
+        return _add_former(context, result)
+
+
+def _add_former(context: LabContext, result: DownResult) -> DownResult:
+    """Remove what the lab has left at other providers too, and add what is still there."""
+    former = former_providers.sweep_former_providers(context)
+    context.connections.retire_machines()
+    rests = former.removals
+    return msgspec.structs.replace(
+        result,
+        servers_left=(*result.servers_left, *(one for rest in rests for one in rest.survivors)),
+        leftovers=(*result.leftovers, *(one for rest in rests for one in rest.leftovers)),
+        failures=former.failures,
+    )
 
 
 def _record_lost_runs(context: LabContext, server: Server, *, is_removed: bool) -> None:
@@ -150,7 +155,12 @@ def _record_lost_runs(context: LabContext, server: Server, *, is_removed: bool) 
 
 
 def _sweep(context: LabContext) -> DownResult:
-    """Remove what is left of a lab without a live server."""
+    """Remove what is left of a lab without a live server.
+
+    The providers behind a market are swept with the lab's former ones.
+    """
+    if is_market(context.provider.name):
+        return DownResult()
     ending = context.state.get_lab_server(context.lab_id)
     rest = end_server.sweep(context, ending.id if ending else "")
     return DownResult(removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers)
@@ -166,7 +176,7 @@ def drain_server(context: LabContext, server: Server, *, discard: bool) -> tuple
     running = [] if server.state == "stopped" else _list_running(context, server, discard)
     context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
     lab_services.stop_forwards(context, server)
-    saved = _Saved() if discard else _save(context, server, running)
+    saved = FinalDownload() if discard else download_everything(context, server, running)
     return saved.results, saved.edits
 
 
@@ -189,7 +199,8 @@ def find_server(
     `discard`.
     """
     try:
-        return adoption.adopt(context, listed)
+        with report_wait(context.reporter, f"looking for the server of {context.name}"):
+            return adoption.adopt(context, listed)
     except HostKeyError:
         if not discard:
             raise
@@ -273,96 +284,5 @@ def _ask_for_consent(
             "nothing was removed",
             why=f"{server.alias} is still running "
             f"({price_or_free_text(server.offer.price_usd_per_hour)})",
-            hint="labctl down --yes",
+            hint="labctl pull   # downloads new results and keeps the server",
         )
-
-
-def _save(
-    context: LabContext, server: Server, running: list[str], *, asks_for_home: bool | None = None
-) -> _Saved:
-    """Stop what runs, pull everything and verify it.
-
-    Files in the home directory are downloaded too: if the user agrees with `asks_for_home`, always
-    if that is False, and never if it is None.
-    """
-    if server.state == "stopped":
-        server = up.make_ready(context, server)
-    home = None
-    if asks_for_home is not None:
-        home = _choose_home_files(context, server, asks_for_home)
-    is_home_saved = not home
-    try:
-        _end_work(context, server, running)
-        pulled = outputs.pull(context, server, [], everything=True)
-        with report_wait(context.reporter, "looking for files that were edited on the server"):
-            edits = lab_files.save_edits(context, server)
-        if home:
-            home_files.pull_home_files(context, server, home)
-            is_home_saved = True
-        unsaved = [
-            *(_describe_missing(file) for file in outputs.list_missing(context, server)),
-            *(f"code/{skipped}" for skipped in edits.skipped),
-        ]
-    except LabError as error:
-        raise unsaved_server.stop_and_keep_disk(
-            context, server, error, has_home=not is_home_saved
-        ) from error
-    if unsaved:
-        raise unsaved_server.stop_and_keep_disk(
-            context, server, _make_unsaved_error(unsaved), hint=FIX_FILES
-        )
-    kept_disks.note_saved(context, server)
-    note_downloaded(context, server)
-    _remove_containers(context, server)
-    return _Saved(
-        results=sum(run.files for run in pulled),
-        edits=len(edits.saved),
-        home_files=len(home.files) if home else 0,
-    )
-
-
-def _choose_home_files(context: LabContext, server: Server, asks: bool) -> HomeFiles | None:
-    try:
-        return home_files.choose_home_files(context, server, asks=asks)
-    except PolicyError as error:
-        raise unsaved_server.stop_and_keep_disk(
-            context, server, error, hint=DECIDE_ON_HOME, has_home=True
-        ) from error
-    except LabError as error:
-        raise unsaved_server.stop_and_keep_disk(context, server, error) from error
-
-
-def _end_work(context: LabContext, server: Server, running: list[str]) -> None:
-    """Cancel these runs and stop the lab's services. Without an engine none of them can run."""
-    for run_id in running:
-        run, _ = runs.cancel(context, server, run_id, GRACE_S)
-        context.reporter.emit(Note(text=f"{run.id}: {run.summary}"))
-    # A file that a notebook saves after the pull would be lost with the server.
-    with suppress(EngineError), report_wait(context.reporter, "stopping the services"):
-        lab_services.stop_services(context, server)
-
-
-def _remove_containers(context: LabContext, server: Server) -> None:
-    try:
-        with report_wait(context.reporter, "removing the lab's containers"):
-            lab_services.remove_containers(context, server)
-    except EngineError as error:
-        # A deleted machine loses its containers. A leased one must not pass them to the next user.
-        if not adoption.is_leased(context):
-            return
-        error.why = f"{error.why}\nthe results are downloaded; only containers may be left there"
-        error.hint = "\n".join(
-            [error.hint, f"{context.subject.down} --discard   # ends the lease without Docker"]
-        )
-        raise
-
-
-def _describe_missing(file: MissingFile) -> str:
-    return f"runs/{file.run}/{file.path}" + (f": {file.reason}" if file.reason else "")
-
-
-def _make_unsaved_error(names: list[str]) -> LabError:
-    shown = "\n".join(f"  {name}" for name in names[:NAMED_AT_MOST])
-    more = f"\n  and {len(names) - NAMED_AT_MOST} more" * (len(names) > NAMED_AT_MOST)
-    count = "1 file exists" if len(names) == 1 else f"{len(names)} files exist"
-    return LabError(f"{count} only on the server:\n{shown}{more}")

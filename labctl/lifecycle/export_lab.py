@@ -24,7 +24,7 @@ from labctl.lifecycle.lab_archive import (
     write_export,
 )
 from labctl.model import Server
-from labctl.servers import attempts, cost, gang
+from labctl.servers import cost, gang, price_consent
 from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.ledgers import HANDED
@@ -155,7 +155,7 @@ def _make_parcel(
         runs=(run_id,),
         settings=_settings(config),
         data=data,
-        ceiling_usd_per_hour=attempts.max_confirmed_usd_per_hour(server.offer),
+        ceiling_usd_per_hour=price_consent.max_confirmed_usd_per_hour(server.offer),
         spent_usd=sum(cost.spent_usd(state, lab_id, time.time()) for lab_id in lab_ids),
         files={path: (size, sha256) for path, (_, size, sha256) in files.items()},
     )

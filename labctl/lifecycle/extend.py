@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+from labctl.events import report_wait
 from labctl.lifecycle import gang
 from labctl.lifecycle.status import record_watch
 from labctl.servers import deadlines, guard
@@ -25,7 +26,8 @@ def extend(
         members = gang.build_members(context)
         return gang.call_for_each(members, partial(extend, span_s=span_s, latest_at=latest_at))[0]
     server = context.get_server()
-    watch = guard.extend(context, server, span_s)
+    with report_wait(context.reporter, f"extending the life of {server.alias}"):
+        watch = guard.extend(context, server, span_s)
     record_watch(context, server, watch)
     reported = watch.ttl_left_s if watch else None
     left_s = reported if reported is not None and math.isfinite(reported) else None

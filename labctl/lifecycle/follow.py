@@ -32,6 +32,7 @@ from labctl.retry import retry_on
 from labctl.runs import outputs, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
+from labctl.servers.provider_choice import use_recorded_provider
 
 # seconds between two pulls of a followed run's outputs
 MIRROR_S = 20.0
@@ -62,6 +63,7 @@ def _follow_attempts(
         server = retry_on(TEMPORARY, pause_s=FIRST_PAUSE_S, longest_pause_s=LONGEST_PAUSE_S)(
             _get_addressed_server, context
         )
+        context = use_recorded_provider(context)
         try:
             if server is None:
                 raise ServerGoneError("the lab no longer has a server")
@@ -98,7 +100,9 @@ def _get_addressed_server(context: LabContext) -> Server | None:
     A recovery that was ended before its new server ran has left that server on record without one.
     """
     server = context.state.get_lab_server(context.lab_id)
-    return server if server is None or server.endpoint.host else adoption.adopt(context)
+    if server is None or server.endpoint.host:
+        return server
+    return adoption.adopt(use_recorded_provider(context))
 
 
 def _recover_or_wait(context: LabContext, run_id: str, reason: str) -> int:
@@ -133,6 +137,7 @@ def _recover_or_wait(context: LabContext, run_id: str, reason: str) -> int:
 
 def _find_other_recovery(context: LabContext, run_id: str) -> int | None:
     """Return where the log resumes if another process has recovered the run, else None."""
+    context = use_recorded_provider(context)
     with contextlib.suppress(LabError):
         server = adoption.adopt(context)
         record = None if server is None else runs.fetch_run(context, server, run_id)

@@ -26,6 +26,7 @@ from labctl.servers import gang
 from labctl.servers.context import LabContext
 from labctl.servers.gang import has_several_servers as has_several_servers
 from labctl.servers.gang import list_surplus as list_surplus
+from labctl.servers.gang import select_run_server as select_run_server
 from labctl.servers.gang import select_server as select_server
 
 T = TypeVar("T")

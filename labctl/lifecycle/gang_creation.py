@@ -15,7 +15,7 @@ from labctl.events import Note, report_wait
 from labctl.lifecycle.fleet import LabOutcome, run_for_each
 from labctl.model import Offer, Server
 from labctl.runs import images
-from labctl.servers import adoption, attempts, end_server
+from labctl.servers import adoption, affordable_offers, attempts, end_server, gpus, price_consent
 from labctl.servers.context import LabContext
 from labctl.stores.lab_store import warn_before_start
 from labctl.text import names_text
@@ -56,6 +56,7 @@ def create_missing_servers(
     if not missing:
         return
     warn_before_start(context)
+    gpus.warn_of_unknown_model(context)
     image = images.find_wanted_image(context)
     repeated: list[Server] = []
     try:
@@ -119,11 +120,11 @@ def _create_in_one_zone(
     first = missing[0]
     need = first.config.server.need
     # Each server has its share of the budget; a price must fit into what is left of every share.
-    poorest = min(missing, key=lambda one: attempts.budget_left_usd(one, need) or 0.0)
-    offers = attempts.list_affordable_offers(poorest, need)
+    poorest = min(missing, key=lambda one: affordable_offers.budget_left_usd(one, need) or 0.0)
+    offers = affordable_offers.list_affordable_offers(poorest, need)
     offers = [offer for offer in offers if not places or _find_place(offer) in places]
     full: list[str] = []
-    for offer in attempts.confirm_prices(
+    for offer in price_consent.confirm_prices(
         first, need, offers[: attempts.MOST_OFFERS], count=len(missing)
     ):
         try:

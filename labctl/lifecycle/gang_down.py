@@ -181,7 +181,7 @@ def _ask_for_consent(
         raise PolicyError(
             "nothing was removed",
             why=f"{names} are still running ({price_or_free_text(price)} in total)",
-            hint="labctl down --yes",
+            hint="labctl pull   # downloads new results and keeps the servers",
         )
 
 
@@ -193,7 +193,9 @@ def _add_up(results: Sequence[down.DownResult]) -> down.DownResult:
         pulled_files=sum(result.pulled_files for result in results),
         saved_edits=sum(result.saved_edits for result in results),
         home_files=sum(result.home_files for result in results),
+        home_directories=tuple(name for result in results for name in result.home_directories),
         servers_left=tuple(server for result in results for server in result.servers_left),
         leftovers=tuple({one.id: one for result in results for one in result.leftovers}.values()),
         unchecked="\n".join(filter(None, (result.unchecked for result in results))),
+        failures={name: why for result in results for name, why in result.failures.items()},
     )

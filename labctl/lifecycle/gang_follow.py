@@ -15,7 +15,7 @@ from labctl.events import Event, Note, PolicyReporter, RepeatedNote, SilentRepor
 from labctl.lifecycle import gang, gang_outcome, gang_restart, gang_runs, reconcile
 from labctl.lifecycle.fleet import run_for_each
 from labctl.lifecycle.follow import FIRST_PAUSE_S, LONGEST_PAUSE_S, TEMPORARY, mirror_outputs
-from labctl.lifecycle.gang_restart import Restart
+from labctl.lifecycle.gang_restart import Restart, RestartAbandonedError
 from labctl.lifecycle.gang_watch import GangWatch, PartFailure
 from labctl.lifecycle.recovery_lock import find_keeper
 from labctl.lifecycle.server_loss import ServerGoneError
@@ -185,8 +185,8 @@ class _Follower:
 
     def _follow_attempt(self, offset: int, tail: int) -> tuple[Run, PartFailure | None]:
         """Follow one attempt to the end of all parts; return the first part, and what failed."""
-        silence_s = self.context.config.launch.silence_s
-        with GangWatch(self.members, self.run_id, silence_s) as watch:
+        launch = self.context.config.launch
+        with GangWatch(self.members, self.run_id, launch.silence_s, launch.stall_s) as watch:
             with suppress(ServerGoneError):  # the watch has seen why
                 runs.watch(
                     self.first,
@@ -206,9 +206,16 @@ class _Follower:
         def restart() -> Restart | None:
             if self._is_canceled():
                 return None
-            done = gang_restart.restart(
-                self.context, self.run_id, failure.reason, recovers=self.recovers
-            )
+            try:
+                done = gang_restart.restart(
+                    self.context,
+                    self.run_id,
+                    failure.reason,
+                    recovers=self.recovers,
+                    is_abandoned=self._is_canceled,
+                )
+            except RestartAbandonedError:
+                return None
             if self._is_canceled():
                 gang_runs.cancel(self.members, self.run_id, gang_runs.GRACE_S)
                 return None

@@ -6,15 +6,18 @@ the others, which all read the same one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from labctl.errors import BusyError, LabError
 from labctl.events import report_wait
 from labctl.lifecycle import gang, gang_runs, recover, restore, up
+from labctl.lifecycle.recovery_wait import report_activity
 from labctl.lifecycle.restore import RunTree, SavedRun
 from labctl.lifecycle.server_loss import (
+    DEAD_S,
     FailedChecks,
     ServerGoneError,
     require_alive,
@@ -29,9 +32,13 @@ from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
 from labctl.sync import lab_files
 from labctl.sync.transfer_lock import share_transfers
+from labctl.text import names_text
 from labctl.wire.runs import RESUME_RUN, GangMember, ResumeRunReply, ResumeRunRequest, RunSpec
 
 ANSWER_S, POLL_S = 5.0, 5.0
+# Until then, a server that its provider calls running has answered, or counts as dead, unless it
+# may hold the only copy of results.
+CONCLUSION_S = DEAD_S + 120.0
 
 
 class Restart(NamedTuple):
@@ -44,19 +51,41 @@ class Restart(NamedTuple):
     step: float | None = None
 
 
-def restart(context: LabContext, run_id: str, reason: str, *, recovers: bool) -> Restart:
+class RestartAbandonedError(LabError):
+    """The run was canceled, or its lab is no longer kept, before its restart began."""
+
+
+def make_silence_error(names: Sequence[str], run_id: str) -> BusyError:
+    """Return the error that these servers neither answer nor are gone."""
+    verb = "does" if len(names) == 1 else "do"
+    return BusyError(
+        f"{names_text(names, 5)} {verb} not answer",
+        why=f"{run_id} starts again when every server answers, or is gone at its provider",
+        hint=f"labctl cancel {run_id}   # instead, to give it up\nlabctl down",
+    )
+
+
+def restart(
+    context: LabContext,
+    run_id: str,
+    reason: str,
+    *,
+    recovers: bool,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> Restart:
     """Start the run's next attempt on all servers.
 
     With `recovers`, servers that are gone are replaced within the agreed price. Safe to repeat.
-    BusyError if another process starts the run again; ServerRemovedError if the user has removed a
-    server; PolicyError if it was recovered in vain too often.
+    BusyError if another process starts the run again, or if a server neither answers nor is gone;
+    RestartAbandonedError if `is_abandoned` while this waits for that; ServerRemovedError if the
+    user has removed a server; PolicyError if it was recovered in vain too often.
     """
     with context.state.lock(f"{context.lab_id}-restart", f"restart {run_id}", wait_s=0.0):
         members = gang.build_members(context, gang_runs.count_parts(context, run_id))
         if recovers:
             recover.require_progress(context, run_id)
             _require_not_removed(members)
-            _await_conclusion(context, members)
+            _await_conclusion(context, members, run_id, is_abandoned)
             _require_not_removed(members)
             up.up(make_recovery_context(context, run_id))
         # Parts that still run, perhaps on a server that was silent, belong to the attempt before.
@@ -85,9 +114,15 @@ def _require_not_removed(members: Sequence[LabContext]) -> None:
         require_not_removed(one, one.state.get_lab_server(one.lab_id))
 
 
-def _await_conclusion(context: LabContext, members: list[LabContext]) -> None:
+def _await_conclusion(
+    context: LabContext,
+    members: Sequence[LabContext],
+    run_id: str,
+    is_abandoned: Callable[[], bool],
+) -> None:
     """Wait until each server either answers or is gone: a silent one still bills, and has files."""
     checks = FailedChecks()
+    silent = [one.config.name for one in members]
 
     def is_concluded(one: LabContext) -> bool:
         server = adoption.adopt(one)
@@ -101,10 +136,15 @@ def _await_conclusion(context: LabContext, members: list[LabContext]) -> None:
         return False
 
     def are_concluded() -> bool:
-        return all(is_concluded(one) for one in members)
+        if is_abandoned():
+            raise RestartAbandonedError(f"{run_id} does not start again")
+        silent[:] = [one.config.name for one in members if not is_concluded(one)]
+        return not silent
 
-    with report_wait(context.reporter, "waiting until every server answers or is gone"):
-        poll_until(are_concluded, pause_s=POLL_S)
+    name = "waiting until every server answers or is gone"
+    with report_wait(context.reporter, name), report_activity(context, name, CONCLUSION_S):
+        if not poll_until(are_concluded, pause_s=POLL_S, deadline_s=CONCLUSION_S):
+            raise make_silence_error(silent, run_id)
 
 
 def _save_first_part(first: LabContext, run_id: str) -> SavedRun:

@@ -19,7 +19,7 @@ from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.state import LedgerEntry
 from labctl.state.ledgers import CANCELED, HANDED, KEPT
-from labctl.sync import lab_files
+from labctl.sync import lab_files, transfer_lock
 from labctl.sync.transfer_lock import share_transfers
 from labctl.text import names_text
 from labctl.wire.runs import GangMember, RunSpec, StartRunReply
@@ -45,7 +45,7 @@ def require_one_server(context: LabContext, what: str, instead: str) -> None:
 def require_supported(context: LabContext, *, tty: bool, gpus: int) -> None:
     """UsageError for options of `labctl run` that only a run on one server can have."""
     for option, is_set, instead in (
-        ("-it", tty, "labctl run"),
+        ("-it", tty, "labctl run --detach\nlabctl exec -- bash   # a terminal beside the run"),
         ("--gpus", bool(gpus), f"write `launch: {{with: torchrun, per_server: {gpus}}}`"),
     ):
         if is_set:
@@ -140,10 +140,11 @@ def _build_spec(context: LabContext, command: tuple[str, ...], run_id: str) -> R
 
 def _push(context: LabContext, spec: RunSpec) -> None:
     server = context.get_server()
-    if first_run.has_run_on_server(context, server, spec.image):
-        lab_files.push(context, server, force=False)
-    else:
-        first_run.push_with_image(context, server, spec.image)
+    with transfer_lock.name_command("run"):
+        if first_run.has_run_on_server(context, server, spec.image):
+            lab_files.push(context, server, force=False)
+        else:
+            first_run.push_with_image(context, server, spec.image)
 
 
 def start_parts(

@@ -14,6 +14,7 @@ import msgspec
 from labctl.errors import LabError
 from labctl.lifecycle import gang_runs
 from labctl.lifecycle.fleet import run_for_each
+from labctl.lifecycle.gang_stall import StallCheck
 from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
 from labctl.model import Run, Server, Value
 from labctl.runs import runs
@@ -29,10 +30,10 @@ CONFIRM_S = 4.0
 
 
 class PartFailure(Value, frozen=True):
-    """Why a run ends on all servers: its part on the server of `rank` failed.
+    """Why a run ends on all servers: its part on the server of `rank` failed, or hangs.
 
-    `reason` begins with the server's name. `run` is that part as last seen. `is_lost` says
-    that the server is gone or does not answer.
+    `reason` begins with the server's name, or says that the run has stalled. `run` is that part as
+    last seen. `is_lost` says that the server is gone or does not answer.
     """
 
     rank: int
@@ -50,21 +51,25 @@ class GangWatch:
     """Checks the parts regularly in a thread, from the beginning of a `with` block to its end.
 
     `failure` is the first one seen. It is set once the parts on the other servers have been ended.
-    `is_done` is set once all parts have ended well, `all_answer` if every server has answered the
-    last check.
+    `is_done` is set once all parts have ended well. `silent` are the names of the servers that did
+    not answer the last check.
     A server counts as lost if its provider says so, or if it does not answer for `silence_s`. Only
     the time in which another one answers counts, since the network of this machine may be down.
+    A run that shows no progress anywhere for `stall_s` has failed, unless that is 0.
     """
 
-    def __init__(self, members: Sequence[LabContext], run_id: str, silence_s: float) -> None:
+    def __init__(
+        self, members: Sequence[LabContext], run_id: str, silence_s: float, stall_s: float = 0.0
+    ) -> None:
         self.failure: PartFailure | None = None
         self.is_done = False
-        self.all_answer = False
+        self.silent: tuple[str, ...] = ()
         self._members = list(members)
         self._run_id = run_id
         self._silence_s = silence_s
         self._failed_checks = FailedChecks()
         self._silent_s = [0.0] * len(self._members)
+        self._stall_check = StallCheck(self._members, run_id, stall_s)
         # when the parts were checked last, by the monotonic clock
         self._checked_s: float | None = None
         self._last_pause_s = LAST_POLL_S
@@ -103,10 +108,12 @@ class GangWatch:
                 return
 
     def end_if_failed(self) -> PartFailure | None:
-        """Check every part once; after a failure, end the parts on the other servers."""
+        """Check every part once; after a failure, end the parts that remain."""
         if failure := self._find_confirmed_failure():
-            others = [one for one in self._members if one.rank != failure.rank]
-            gang_runs.end_parts(others, self._run_id, failure.reason)
+            has_ended = failure.run is None or failure.run.has_ended
+            ended_rank = failure.rank if has_ended else None
+            remaining = [one for one in self._members if one.rank != ended_rank]
+            gang_runs.end_parts(remaining, self._run_id, failure.reason)
             self.failure = failure
         return failure
 
@@ -119,7 +126,10 @@ class GangWatch:
         return self._is_over.is_set()
 
     def _find_confirmed_failure(self) -> PartFailure | None:
-        """Return what failed. A lost server can make another part fail before anyone misses it."""
+        """Return what failed. A lost server can make another part fail before anyone misses it.
+
+        A stalled run may show progress at the last moment.
+        """
         failure = self.find_failure(self._silence_s)
         if failure is None or failure.is_lost or failure.is_final:
             return failure
@@ -132,7 +142,11 @@ class GangWatch:
         A server that has not answered for `silence_s` has failed.
         """
         outcomes = run_for_each(self._members, self._check_part)
-        self.all_answer = all(outcome.error is None for outcome in outcomes)
+        self.silent = tuple(
+            one.config.name
+            for one, outcome in zip(self._members, outcomes, strict=True)
+            if outcome.error is not None
+        )
         parts = [outcome.value for outcome in outcomes if outcome.value is not None]
         failures = [part for part in parts if isinstance(part, PartFailure)]
         ended = [part for part in parts if isinstance(part, Run) and part.has_ended]
@@ -140,7 +154,7 @@ class GangWatch:
         now_s = time.monotonic()
         since_s = 0.0 if self._checked_s is None else now_s - self._checked_s
         self._checked_s = now_s
-        if all(outcome.error is not None for outcome in outcomes):
+        if len(self.silent) == len(self._members):
             return None
         for rank, outcome in enumerate(outcomes):
             if outcome.error is None:
@@ -149,7 +163,15 @@ class GangWatch:
             self._silent_s[rank] += since_s
             if self._silent_s[rank] >= silence_s:
                 failures.append(self._make_silence_failure(rank, outcome.error))
-        return _merge_failures(failures)
+        return _merge_failures(failures) or self._find_stall(parts)
+
+    def _find_stall(self, parts: Sequence[PartFailure | Run]) -> PartFailure | None:
+        """Return the failure of a run that stalls, with its part on the server that seems to."""
+        running = {part.lab_id: part for part in parts if isinstance(part, Run)}
+        if self.silent or self.is_done or not (stall := self._stall_check.find()):
+            return None
+        run = running.get(self._members[stall.rank].lab_id)
+        return PartFailure(rank=stall.rank, reason=stall.reason, run=run)
 
     def _check_part(self, context: LabContext) -> PartFailure | Run:
         """Return the part as it is now, or its failure."""

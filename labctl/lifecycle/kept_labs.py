@@ -18,6 +18,7 @@ import msgspec
 
 from labctl.config import LabConfig, Paths, load_lab
 from labctl.config.member_ids import list_lab_ids
+from labctl.decoding import decode_json
 from labctl.errors import BusyError, LabError, NotFoundError
 from labctl.events import Reporter
 from labctl.lazy import lazy_imports
@@ -29,14 +30,15 @@ from labctl.state.ledgers import HANDED
 from labctl.state.locks import hold_lock
 
 with lazy_imports(__name__):
-    from labctl.lifecycle import gang, gang_outcome, gang_runs
+    from labctl.lifecycle import gang, gang_outcome, gang_runs, recovery_wait
     from labctl.servers import connections as server_connections
 
 RECORD = "keep.json"
 CHECKS_FILE = ".rounds.json"
 # Where the keeper puts data sets that are outside the lab directory on the owner's machine.
 OUTSIDE = Path(".labctl") / "data"
-DROP_S = 20.0
+# seconds that `drop` waits for a recovery, which needs some to notice that
+DROP_S = 45.0
 
 
 class KeptLab(Value, frozen=True):
@@ -104,7 +106,7 @@ def find_kept_lab(paths: Paths, name: str) -> KeptLab:
 
 def _read(path: Path) -> KeptLab | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=KeptLab)
+        return decode_json(path.read_bytes(), KeptLab)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
@@ -196,7 +198,7 @@ def read_checks(paths: Paths) -> dict[str, KeeperCheck]:
     """Read the last check of each kept lab; empty if the keeper never ran."""
     try:
         content = (paths.keep_dir / CHECKS_FILE).read_bytes()
-        return msgspec.json.decode(content, type=dict[str, KeeperCheck])
+        return decode_json(content, dict[str, KeeperCheck])
     except (FileNotFoundError, msgspec.MsgspecError):
         return {}
 
@@ -221,20 +223,25 @@ def lock_kept_lab(paths: Paths, name: str, what: str, *, wait_s: float = 0.0) ->
 def drop(paths: Paths, state: State, name: str) -> KeptLab:
     """Stop keeping a lab, and delete its directory. Its resources at the provider stay.
 
-    BusyError while the keeper works on it, since a recovery must not be interrupted.
+    A recovery that waits for a server ends. BusyError while one creates servers or starts a run,
+    since that must not be interrupted.
     """
     lab = find_kept_lab(paths, name)
     try:
-        with lock_kept_lab(paths, lab.name, "keep --drop", wait_s=DROP_S):
+        with (
+            recovery_wait.request_drop(paths, lab.name),
+            lock_kept_lab(paths, lab.name, "keep --drop", wait_s=DROP_S),
+        ):
             trash = paths.keep_dir / f".dropped-{lab.name}"
             shutil.rmtree(trash, ignore_errors=True)
             lab_directory(paths, lab.name).rename(trash)
             shutil.rmtree(trash, ignore_errors=True)
             _forget(paths, state, lab)
     except BusyError as error:
+        activity = recovery_wait.read_activity(paths, lab.name)
         raise BusyError(
             f"{lab.lab} is being recovered right now",
-            why=error.what,
+            why=activity.describe() if activity else error.what,
             hint=f"labctl keep --drop {lab.name}   # again, in a few minutes",
         ) from None
     return lab

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import DiskFullError, TransferError
 from labctl.lazy import lazy_imports
 from labctl.lifecycle.kept_labs import KeptLab
@@ -103,7 +104,7 @@ class LabExportReader:
             member = next(self._members, None)
             if member is None or member.name != HEAD or not 0 < member.size <= MOST_HEAD_BYTES:
                 raise TransferError("the received archive is not an exported lab")
-            self.parcel = msgspec.json.decode(self._stream.read(member.size), type=LabExport)
+            self.parcel = decode_json(self._stream.read(member.size), LabExport)
         except (TarError, msgspec.MsgspecError) as error:
             raise TransferError(
                 "the received archive is not an exported lab", why=str(error)

@@ -55,8 +55,10 @@ class LabStatus(Value, frozen=True):
     `interrupted_down` is the last one on this server. `stopped` is the disk of a server that is
     stopped, and `stop_reasons` are the limits that may have stopped it: more than one if its last
     report does not tell them apart, none if labctl did. `kept` are the lab's disks that outlived a
-    server. `ended` maps server ids to the reason that the provider gave for their end, and
-    `last_end` is that of the last server. `runs` begin with the newest.
+    server. `moving` are the servers of an unfinished move beside the lab's own. `ended` maps server
+    ids to the reason that the provider gave for their end, and `last_end` is that of the last
+    server. `runs` begin with the newest, and `measured` are the ids of the probes among them that
+    ended as planned.
     """
 
     lab: str
@@ -81,7 +83,9 @@ class LabStatus(Value, frozen=True):
     stopped: StoppedDisk | None
     stop_reasons: tuple[str, ...]
     kept: tuple[KeptDisk, ...]
+    moving: tuple[Server, ...]
     ended: dict[str, str]
     last_end: str
     runs: tuple[Run, ...]
     now: float
+    measured: tuple[str, ...] = ()

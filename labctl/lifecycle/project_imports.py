@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-
+from labctl.decoding import decode_json
 from labctl.model import Value
 
 MAX_SOURCE_BYTES = 1024 * 1024
@@ -186,7 +185,7 @@ def _does_something(node: ast.stmt) -> bool:
 
 def read_notebook_code(notebook: str) -> str:
     """Return the code of a notebook without IPython's own commands; ValueError if it is not one."""
-    cells = msgspec.json.decode(notebook, type=_NotebookFile).cells
+    cells = decode_json(notebook, _NotebookFile).cells
     lines = [
         line
         for cell in cells

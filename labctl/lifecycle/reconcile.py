@@ -17,7 +17,7 @@ from labctl.errors import (
     PolicyError,
     ProviderError,
 )
-from labctl.events import Note, Step
+from labctl.events import Note, Step, report_wait
 from labctl.lifecycle import disk_restore
 from labctl.lifecycle.keeper_host import KeeperHost
 from labctl.lifecycle.recovery_lock import find_keeper
@@ -45,7 +45,8 @@ def merge_keeper_records(context: LabContext, *, required: bool = False) -> str:
     if not host:
         return ""
     try:
-        report = KeeperHost(context, host).fetch_report()
+        with report_wait(context.reporter, f"reading the keeper's records on {host}"):
+            report = KeeperHost(context, host).fetch_report()
     except NotFoundError:
         _record_end(context, host)
         context.reporter.emit(Note(text=f"{host} no longer keeps {context.config.name}"))
@@ -270,7 +271,8 @@ def release_keeper(context: LabContext, *, discard: bool) -> None:
     """Pull what only the keeper has, then make it forget the lab.
 
     Must run before the lab's server is removed: a keeper that does not know would replace it.
-    PolicyError if the keeper cannot be reached; with `discard` that is only a warning.
+    A recovery there that only waits ends. BusyError if one does more than that, PolicyError if the
+    keeper cannot be reached; with `discard` both are only warnings.
     """
     host = find_keeper(context)
     if not host:
@@ -279,16 +281,29 @@ def release_keeper(context: LabContext, *, discard: bool) -> None:
     try:
         for run_id in [] if discard else [run.id for run in keeper.fetch_report().runs]:
             pull_keeper_copy(context, keeper, run_id)
-        keeper.drop()
+        with report_wait(context.reporter, f"waiting until the keeper at {host} drops the lab"):
+            keeper.drop()
     except NotFoundError:
         pass
     except LabError as error:
+        is_busy = isinstance(error, BusyError) and not isinstance(error, ConnectError)
         if not discard:
-            raise _refuse_removal(context, host, error) from error
-        text = f"cannot reach the keeper at {host} ({error.what}); it may create another server"
+            refuse = _explain_recovery if is_busy else _refuse_removal
+            raise refuse(context, host, error) from error
+        problem = "cannot stop the recovery" if is_busy else "cannot reach the keeper"
+        text = f"{problem} at {host} ({error.what}); it may create another server"
         hint = f"on {host}:\nlabctl keep --drop {context.config.name}"
         context.reporter.emit(Note(text=add_next(text, hint), level="warning"))
     _record_end(context, host)
+
+
+def _explain_recovery(context: LabContext, host: str, error: LabError) -> LabError:
+    """Return the error that the keeper at `host` cannot drop the lab before a step has ended."""
+    return BusyError(
+        f"the keeper at {host} is recovering {context.config.name} right now",
+        why=f"{error.why}\nit must complete that first",
+        hint="labctl down   # again, in a few minutes",
+    )
 
 
 def _refuse_removal(context: LabContext, host: str, error: LabError) -> PolicyError:

@@ -32,6 +32,7 @@ from labctl.runs import images, runs
 from labctl.servers import adoption
 from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
+from labctl.servers.provider_choice import use_recorded_provider
 from labctl.sync import lab_files
 from labctl.wire.runs import RESUME_RUN, ResumeRunReply, ResumeRunRequest, RunRecord, RunSpec
 
@@ -81,6 +82,7 @@ def check_and_recover(
     for another watcher's recovery, and takes over from a watcher that has died.
     """
     known = runs.find_run(context, run_id)
+    context = use_recorded_provider(context)
     server = context.state.get_lab_server(context.lab_id)
     if server is None or not server.endpoint.host:
         server = adoption.adopt(context)
@@ -126,21 +128,25 @@ def recover(
     without `wait`, if another watcher does so now.
     """
     started_s = time.monotonic()
-    recorded = context.state.get_run(context.lab_id, run_id)
-    last_step = recorded.progress.get("step") if recorded else None
     with hold_recovery_lock(context, run_id, wait=wait) as lock:
+        # A move may have held the lock, and taken the lab to another provider.
+        context = use_recorded_provider(context)
+        recorded = context.state.get_run(context.lab_id, run_id)
+        last_step = recorded.progress.get("step") if recorded else None
+        _require_not_moving(context, recorded)
         # Check first: for a run that cannot resume, no server is created or ended.
         require_progress(context, run_id)
         _require_unfinished(context, run_id, restore.read_saved_run(context, run_id).run)
         save_and_terminate(context, run_id)
         lock.renew()
         server = up.up(make_recovery_context(context, run_id))
+        context = use_recorded_provider(context)
         spec, files = _restore_run(context, server, run_id)
         # The new server may lack a directory that the lab's data is in, and costs money already.
         with explain_open_costs(context, (NotFoundError, PolicyError)):
             lab_files.push_data(context, server)
         context.reporter.emit(Step(name=f"resuming {run_id}"))
-        reply, resumed = _resume(context, server, spec, reason, lock)
+        reply, resumed = resume_run(context, server, spec, reason, lock)
         run = runs.record_run(context, server, resumed)
         recovery = Recovery(
             run=run,
@@ -154,12 +160,23 @@ def recover(
         )
         context.reporter.emit(Step(name=f"resuming {run_id}", done=True, detail=server.id))
         if not reply.found:
-            _record(context, recovery)
+            record_recovery(context, recovery)
     return recovery
 
 
-def _record(context: LabContext, recovery: Recovery) -> None:
-    """Write the recovery to the ledger."""
+def _require_not_moving(context: LabContext, run: Run | None) -> None:
+    """RecoveryLockedError if an interrupted move has resumed the run on its new server."""
+    server = context.state.get_lab_server(context.lab_id, "next")
+    if run is not None and server is not None and run.server_id == server.id:
+        raise RecoveryLockedError(
+            f"run {run.id} is on the new server of an unfinished move",
+            why="the lab's own server is still the old one",
+            hint="labctl move   # completes the move",
+        )
+
+
+def record_recovery(context: LabContext, recovery: Recovery) -> None:
+    """Write a recovery, or the move of a run, to the ledger."""
     detail = {
         "told": recovery.reason,
         "took_s": recovery.took_s,
@@ -192,7 +209,7 @@ def require_progress(context: LabContext, run_id: str) -> None:
         )
 
 
-def _resume(
+def resume_run(
     context: LabContext, server: Server, spec: RunSpec, reason: str, lock: RecoveryLock
 ) -> tuple[ResumeRunReply, RunRecord]:
     """Start the next attempt exactly once; return the reply, and its run."""

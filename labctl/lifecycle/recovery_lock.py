@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -145,6 +145,20 @@ def hold_recovery_lock(context: LabContext, run_id: str, *, wait: bool) -> Itera
     """
     with _lock_machine(context, run_id, wait):
         yield from _lock_store(context, run_id, wait)
+
+
+@contextmanager
+def hold_recovery_locks(
+    context: LabContext, run_ids: Sequence[str]
+) -> Iterator[dict[str, RecoveryLock]]:
+    """Hold the locks to recover several runs of the lab, by run id; waits for other watchers."""
+    if not run_ids:
+        yield {}
+        return
+    with ExitStack() as held:
+        held.enter_context(_lock_machine(context, run_ids[0], wait=True))
+        lock = contextmanager(_lock_store)
+        yield {run_id: held.enter_context(lock(context, run_id, True)) for run_id in run_ids}
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def keep_code(context: LabContext, spec: RunSpec) -> None:
 
 def read_saved_run(context: LabContext, run_id: str) -> SavedRun:
     """Read what was saved of a run; NotFoundError if nothing was."""
-    return _read_from_store(context, run_id) or _read_local(context, run_id)
+    return _read_from_store(context, run_id) or read_local(context, run_id)
 
 
 def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
@@ -83,7 +83,8 @@ def _read_from_store(context: LabContext, run_id: str) -> SavedRun | None:
     return SavedRun(spec=stored.spec, run=stored.record)
 
 
-def _read_local(context: LabContext, run_id: str) -> SavedRun:
+def read_local(context: LabContext, run_id: str) -> SavedRun:
+    """Read what this machine has of a run; NotFoundError if it has nothing."""
     path = context.config.root / KEPT / run_id / "spec.json"
     try:
         spec = decode(RunSpec, path.read_bytes())
@@ -118,6 +119,7 @@ def _make_record(run: Run) -> RunRecord:
         stopped_by=run.stopped_by,
         gpu_lost_at=run.gpu_lost_at,
         oom_limit_bytes=run.oom_limit_bytes if isinstance(run.oom_limit_bytes, int) else None,
+        has_checkpoints=run.has_checkpoints is True,
     )
 
 
@@ -129,25 +131,38 @@ def restore(context: LabContext, server: Server, run_id: str) -> int:
             text = f"skipped {name}, which is incomplete in the store: {why}"
             context.reporter.emit(Note(text=text, level="warning"))
         return done.files
-    return _restore_local(context, server, run_id)
+    return restore_local(context, server, run_id)
 
 
-def _restore_local(context: LabContext, server: Server, run_id: str) -> int:
-    saved = _read_local(context, run_id)
+def restore_local(
+    context: LabContext, server: Server, run_id: str, *, replaces: bool = False
+) -> int:
+    """Copy what this machine has of a run to the server, as a lost run; return the files.
+
+    With `replaces`, it is newer than what the server has of the run.
+    """
+    saved = read_local(context, run_id)
     tree = build_tree(context, run_id)
     if not any(entry.path.startswith("checkpoints/") for entry in tree.files):
         text = f"no complete checkpoint of {run_id} was saved: it starts from the beginning"
         context.reporter.emit(Note(text=text, level="warning"))
-    send_tree(context, server, saved, tree)
+    send_tree(context, server, saved, tree, replaces=replaces)
     return len(tree.files)
 
 
 def send_tree(
-    context: LabContext, server: Server, saved: SavedRun, tree: RunTree, *, completes: bool = False
+    context: LabContext,
+    server: Server,
+    saved: SavedRun,
+    tree: RunTree,
+    *,
+    completes: bool = False,
+    replaces: bool = False,
 ) -> None:
     """Send a run's files to the server, and make a lost run of them there.
 
-    A run that is there already stays as it is; with `completes`, it gets the checkpoints.
+    A run that is there already stays as it is. With `completes` it gets the checkpoints, with
+    `replaces` it is set aside.
     """
     run_id, remote = saved.spec.id, context.open_agent(server)
     if tree.files:
@@ -167,7 +182,7 @@ def send_tree(
     attempts = (
         len(context.state.list_events(lab_id=context.lab_id, run_id=run_id, kind="recovered")) + 1
     )
-    request = AdoptPushedRequest(saved.spec, created_at, attempts, completes)
+    request = AdoptPushedRequest(saved.spec, created_at, attempts, completes, replaces)
     remote.call(ADOPT_PUSHED, request)
 
 

@@ -16,7 +16,7 @@ from labctl.events import Note, Reporter, Step
 from labctl.lazy import lazy_imports
 from labctl.lifecycle.comments import comment_out_example
 from labctl.lifecycle.lab_draft import require_writable
-from labctl.lifecycle.project_templates import DEFAULT_TEMPLATE
+from labctl.lifecycle.project_templates import DEFAULT_TEMPLATE, list_layers
 from labctl.servers.provider_traits import read_provider_traits
 
 with lazy_imports(__name__):
@@ -86,10 +86,7 @@ def create_project(
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
     try:
-        source = templates / template
-        shutil.copytree(
-            source, staging, dirs_exist_ok=True, ignore=lambda _, names: SKIPPED & {*names}
-        )
+        copy_template(templates, template, staging)
         has_dataset = (staging / "prepare_data.py").exists() and _make_dataset(staging, reporter)
         _render(staging, name, provider, has_dataset, provider_example)
         staging.chmod(0o755)
@@ -103,6 +100,17 @@ def create_project(
         shutil.rmtree(staging, ignore_errors=True)
         raise
     return target / "lab.yaml"
+
+
+def copy_template(templates: Path, template: str, target: Path) -> None:
+    """Copy the files of a template, with its lab.yaml.j2, to an existing directory."""
+    for layer in list_layers(template):
+        shutil.copytree(
+            templates / layer,
+            target,
+            dirs_exist_ok=True,
+            ignore=lambda _, names: SKIPPED & {*names},
+        )
 
 
 def _render(

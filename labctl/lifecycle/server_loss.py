@@ -11,7 +11,13 @@ from labctl.model import Server, Value
 from labctl.retry import poll_until
 from labctl.runs import outputs
 from labctl.runs.runs import record_address
-from labctl.servers import accounts, adoption, attempts, disk_retention, end_server
+from labctl.servers import (
+    accounts,
+    adoption,
+    affordable_offers,
+    disk_retention,
+    end_server,
+)
 from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
@@ -140,7 +146,7 @@ def _avoid_zone(context: LabContext, server: Server | None) -> None:
     if server is not None and server.offer.zone:
         detail = {"zone": server.offer.zone}
         context.state.record(
-            attempts.LEFT, lab_id=context.lab_id, server_id=server.id, detail=detail
+            affordable_offers.LEFT, lab_id=context.lab_id, server_id=server.id, detail=detail
         )
 
 

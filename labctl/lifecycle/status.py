@@ -11,11 +11,13 @@ from labctl.errors import BusyError, ConnectError
 from labctl.events import report_wait
 from labctl.lazy import lazy_imports
 from labctl.lifecycle.lab_status import Clocks, FreeDisk, InterruptedDown, LabStatus
-from labctl.model import Server
+from labctl.model import Run, Server
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
+from labctl.servers.provider_traits import describe_provider
 from labctl.servers.watch_reports import parse_watch
 from labctl.state.disks import STOPPED, find_stopped_disk, list_kept_disks
+from labctl.state.measured_runs import list_measured
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:  # `status` without a refresh starts faster without them
@@ -34,6 +36,7 @@ with lazy_imports(__name__):
         gang,
         guard,
         kept_disks,
+        moves,
         open_costs,
         pending_attempts,
     )
@@ -84,7 +87,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> Lab
     return LabStatus(
         lab=context.config.name,
         lab_id=context.lab_id,
-        executor=context.config.server.executor,
+        executor=_find_executor(context, server, is_config_complete=refresh),
         keeper=keeper,
         server=server,
         unfinished_up=server is None
@@ -107,11 +110,24 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> Lab
             _list_stop_reasons(context, server, parse_watch(watch), watched_at, now)
         ),
         kept=tuple(disk for one in lab_ids for disk in list_kept_disks(context.state, one)),
+        moving=tuple(one for one in context.state.list_servers(context.lab_id) if one.moving),
         ended={server_id: why for server_id, why in reasons.items() if why},
         last_end=reasons[ends[-1].server_id] if ends else "",
-        runs=tuple(reversed(context.state.list_runs(context.lab_id))),
+        runs=tuple(_list_runs(context, lab_ids)),
         now=now,
+        measured=list_measured(context.state, context.lab_id),
     )
+
+
+def _list_runs(context: LabContext, lab_ids: Sequence[str]) -> list[Run]:
+    """List the recorded runs, the newest first. One on all servers counts as that of the first."""
+    found: dict[str, Run] = {}
+    for lab_id in lab_ids:
+        for run in context.state.list_runs(lab_id):
+            found.setdefault(run.id, run)
+    if len(lab_ids) == 1:
+        return list(reversed(found.values()))
+    return sorted(found.values(), key=lambda run: run.created_at, reverse=True)
 
 
 def list_other_servers(context: LabContext) -> list[Server]:
@@ -139,7 +155,9 @@ def _refresh_records(context: LabContext) -> str:
     keeper = ""
     if context.state.list_events(lab_id=context.lab_id, kind=ledgers.HANDED, limit=1):
         keeper = reconcile.merge_keeper_records(context)
-    waiting = report_wait(context.reporter, f"checking the server ({context.provider.name})")
+    waiting = report_wait(
+        context.reporter, f"checking the server ({describe_provider(context.provider)})"
+    )
     with waiting, open_costs.explain_open_costs(context):
         adopted = adoption.adopt(context)
         if adopted is None:
@@ -147,6 +165,8 @@ def _refresh_records(context: LabContext) -> str:
         others = [*gang.build_members(context)[1:], *gang.list_surplus(context)]
         for member in others:
             adoption.adopt(member)
+        for part in filter(None, [moves.build_part(context, one) for one in moves.PARTS]):
+            adoption.adopt(part)
         if adopted is not None and adopted.state == "running":
             firewall.admit(context, adopted)
         # Also those of servers that lab.yaml asked for before.
@@ -161,6 +181,19 @@ def _query_server(context: LabContext, server: Server, why: bool) -> StatusReply
     reported = parse_watch(machine.watch)
     record_watch(context, server, guard.read_watchdog(context, server) if why else reported)
     return machine
+
+
+def _find_executor(context: LabContext, server: Server | None, *, is_config_complete: bool) -> str:
+    """Return how runs are started.
+
+    A provider may have one executor alone. It is not loaded for a look at the record, which has
+    what `up` used.
+    """
+    configured = context.config.server.executor
+    if server is None or is_config_complete or configured != "docker":
+        return configured
+    events = context.state.list_events(server_id=server.id, kind="ready", limit=1)
+    return str(events[0].detail.get("executor") or configured) if events else configured
 
 
 def _has_unfinished_up(context: LabContext, refresh: bool) -> bool:

@@ -16,9 +16,9 @@ from labctl.errors import (
 from labctl.events import Note, Question, report_wait
 from labctl.lifecycle import gang_runs, reconcile, up
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.model import Server, Value
+from labctl.model import Run, Server, Value
 from labctl.runs import runs
-from labctl.servers import adoption, attempts, power
+from labctl.servers import adoption, affordable_offers, power
 from labctl.servers.context import LabContext
 from labctl.servers.cost import spent_usd
 from labctl.servers.open_costs import explain_open_costs
@@ -36,6 +36,7 @@ WAIT_S = 10.0
 class StopResult(Value, frozen=True):
     """A stopped server, and its disk. `canceled` are the runs that this ended.
 
+    `with_checkpoints` are those of them that left checkpoints, the newest first.
     `closed_forwards` are the services whose background forwards this closed. `was_stopped`: it was
     stopped before, and nothing was done.
     """
@@ -43,6 +44,7 @@ class StopResult(Value, frozen=True):
     server: Server
     disk: StoppedDisk | None
     canceled: tuple[str, ...] = ()
+    with_checkpoints: tuple[str, ...] = ()
     closed_forwards: tuple[str, ...] = ()
     was_stopped: bool = False
 
@@ -67,8 +69,7 @@ def stop(context: LabContext) -> StopResult:
         active = _list_active(context, server)
         _ask_for_consent(context, server, active, price)
         forwards = lab_services.stop_forwards(context, server)
-        if active is not None:
-            _end_work(context, server, active)
+        canceled = () if active is None else _end_work(context, server, active)
         context.connections.close(server)
         until = time.time() + KEPT_S
         with report_wait(context.reporter, f"stopping {server.alias}"):
@@ -78,7 +79,11 @@ def stop(context: LabContext) -> StopResult:
         server = context.state.get_server(server.id) or server
         disk = find_stopped_disk(context.state, server)
         return StopResult(
-            server=server, disk=disk, canceled=tuple(active or ()), closed_forwards=forwards
+            server=server,
+            disk=disk,
+            canceled=tuple(run.id for run in canceled),
+            with_checkpoints=tuple(run.id for run in reversed(canceled) if run.has_checkpoints),
+            closed_forwards=forwards,
         )
 
 
@@ -163,18 +168,21 @@ def _describe_price(server: Server, usd_per_month: float) -> str:
     return "The server is free, running or stopped."
 
 
-def _end_work(context: LabContext, server: Server, active: list[str]) -> None:
+def _end_work(context: LabContext, server: Server, active: list[str]) -> tuple[Run, ...]:
     """Cancel these runs and stop the services, so that nothing is cut off halfway."""
+    canceled = []
     for run_id in active:
         run, _ = runs.cancel(context, server, run_id, GRACE_S)
         context.reporter.emit(Note(text=f"{run.id}: {run.summary}"))
+        canceled.append(run)
     with suppress(EngineError), report_wait(context.reporter, "stopping the services"):
         lab_services.stop_services(context, server)
+    return tuple(canceled)
 
 
 def _require_budget(context: LabContext) -> None:
     need = context.config.server.need
-    left = attempts.budget_left_usd(context, need)
+    left = affordable_offers.budget_left_usd(context, need)
     if left is not None and left <= 0:
         spent = spent_usd(context.state, context.lab_id, time.time())
         raise BudgetError(

@@ -17,11 +17,14 @@ from labctl.lifecycle.status import record_watch
 from labctl.model import Server, ServerFacts
 from labctl.runs import images, provenance
 from labctl.servers import (
+    affordable_offers,
     attempts,
+    candidates,
     chosen_need,
     deadlines,
     disk_retention,
     first_contact,
+    gpus,
     guard,
     provider_choice,
 )
@@ -32,8 +35,9 @@ from labctl.servers.job_queue import has_job_queue
 from labctl.servers.key_setup import call_with_key_setup
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.prepare import check_login_node, prepare, probe
+from labctl.servers.provider_traits import describe_provider
 from labctl.servers.reachability import wait_until_reachable
-from labctl.stores.lab_store import prepare_store, warn_before_start
+from labctl.stores.lab_store import has_one_key, prepare_store, warn_before_start
 from labctl.text import add_next
 from labctl.transports import Transport
 
@@ -63,17 +67,25 @@ def up(
         try:
             with explain_open_costs(context, LabError) if explains_costs else nullcontext():
                 need = context.config.server.need
-                provider_choice.note_choice(context)
+                context = provider_choice.use_recorded_provider(context, by_rule=True)
                 with report_part(context.reporter, "boot"):
-                    with report_wait(context.reporter, f"checking {context.provider.name}"):
+                    with report_wait(
+                        context.reporter, f"checking {describe_provider(context.provider)}"
+                    ):
                         server = call_with_key_setup(context, lambda: adopt(context, listed))
-                    if server is None:
+                    if server is not None:
+                        context = provider_choice.select_provider(context, server.provider)
+                        provider_choice.note_choice(context)
+                    else:
                         warn_before_start(context)
+                        gpus.warn_of_unknown_model(context)
                         image = images.find_wanted_image(context)
-                        server = attempts.create_server(context, need, image)
+                        server = candidates.create_server(context, need, image)
+                        context = provider_choice.select_provider(context, server.provider)
                         chosen_need.note_need(context, server)
                         on_create(server)
-                server = use_server(context, server)
+                with report_wait(context.reporter, f"checking {server.alias}"):
+                    server = use_server(context, server)
                 chosen_need.forget_missing_gpu(context, server)
                 return server
         except KeyboardInterrupt:
@@ -157,11 +169,14 @@ def _install(
     context.state.save_server(server)
     if loads_image:
         _start_load(context, lambda: images.start_load(context, server))
-    prepare_store(context, server)
-    if loads_image:
+    # The key for an SSH store would replace that of the server that this one is to replace.
+    is_stored = not (context.moving == "next" and has_one_key(context))
+    if is_stored:
+        prepare_store(context, server)
+    if loads_image and is_stored:
         _start_load(context, lambda: images.start_stored_load(context, server))
     need = context.config.server.need
-    left = attempts.budget_left_usd(context, need, but=server.id)
+    left = affordable_offers.budget_left_usd(context, need, but=server.id)
     watch = guard.arm(context, server, budget_left_usd=left, ceiling_s=need.max_ttl_s)
     record_watch(context, server, watch)
     for warning in (watch.cannot if watch else None) or ():
@@ -169,8 +184,10 @@ def _install(
     if text := deadlines.describe(context, server, watch):
         context.reporter.emit(Note(text=text))
     detail = msgspec.to_builtins(provenance.describe_machine(facts))
+    detail["executor"] = context.config.server.executor
     context.state.record("ready", lab_id=context.lab_id, server_id=server.id, detail=detail)
-    disk_restore.restore(context, server)
+    if not context.moving:
+        disk_restore.restore(context, server)
     return server
 
 

@@ -13,8 +13,9 @@ def describe_runs_beside(names: Sequence[str]) -> str:
     """Describe the runs, the newest first, that are active beside the run that just started."""
     newest, them = names[0], "it" if len(names) == 1 else "them"
     return (
-        f"{_name_active(names)} on this server; this run started beside {them}. "
-        f"To follow {newest}: labctl logs -f {newest}; to stop it: labctl cancel {newest}"
+        f"{_name_active(names)} on this server; this run started beside {them}\n"
+        f"  labctl logs -f {newest}   follow {newest}\n"
+        f"  labctl cancel {newest}    stop {newest}"
     )
 
 
@@ -22,6 +23,14 @@ def describe_runs_beside_profile(names: Sequence[str]) -> str:
     """Describe the runs, the newest first, that are active beside a profile."""
     return (
         f"{_name_active(names)} on this server, so the timings of this profile are affected. "
+        f"To stop {names[0]}: labctl cancel {names[0]}"
+    )
+
+
+def describe_runs_beside_probe(names: Sequence[str]) -> str:
+    """Describe the runs, the newest first, that are active beside a probe."""
+    return (
+        f"{_name_active(names)} on this server, so the estimate of this probe is affected. "
         f"To stop {names[0]}: labctl cancel {names[0]}"
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from labctl.events import Note, Progress, Reporter
 from labctl.lazy import lazy_imports
+from labctl.text import count_text
 
 with lazy_imports(__name__):
     from rich import text as rich_text
@@ -21,6 +22,13 @@ EXPORT = re.compile(r"^(?:#\d+ exporting to |Successfully built )")
 # A layer in the output of the engine, and of BuildKit with its bytes.
 LAYER = re.compile(r"^([0-9a-f]{12}): (Pulling fs layer|Already exists|Pull complete)$")
 LAYER_BYTES = re.compile(r"^#\d+ (sha256:[0-9a-f]{64}) ([\d.]+)([kMG]?B) / ([\d.]+)([kMG]?B)")
+# What pip does now, behind the clock that BuildKit puts in front.
+PIP = re.compile(
+    r"^(?:#\d+ [\d.]+ )?\s*(?:Collecting (?P<wanted>[\w.-]+)"
+    r"|Downloading (?:\S+/)?(?P<file>[\w.-]+?)-\d\S*\.(?:whl|gz|zip) \((?P<size>[\d.]+ \w+)\)"
+    r"|Building wheel for (?P<built>[\w.-]+)"
+    r"|Installing collected packages: (?P<all>.+))"
+)
 # The failed instruction as Docker repeats it after its output, and its exit code.
 FAILED = re.compile(
     r"(?:The command '|.*\bprocess \")(?:/bin/sh -c )?(?P<text>.*)"
@@ -157,6 +165,10 @@ class BuildLines(OutputLines):
         elif self._layers.read_line(line):
             detail = f"step {self._step} of {self._total}, {self._action}, {self._layers.text}"
             self._show(max(self._step - 1, 0), self._total, detail)
+        elif self._step and (package := describe_pip_line(line)):
+            # A build of many minutes looks like one that hangs without it.
+            detail = f"step {self._step} of {self._total}, {self._action}: {package}"
+            self._show(self._step - 1, self._total, detail)
 
 
 class PullLines(OutputLines):
@@ -201,6 +213,18 @@ class Layers:
             here, size = float(match[2]) * _UNITS[match[3]], float(match[4]) * _UNITS[match[5]]
             self._bytes[match[1]] = here, size
         return match is not None
+
+
+def describe_pip_line(line: str) -> str:
+    """Say which package pip has come to; "" for a line that names none."""
+    match = PIP.match(line)
+    if match is None:
+        return ""
+    if match["all"]:
+        return f"unpacking {count_text(len(match['all'].split(', ')), 'package')}"
+    if match["file"]:
+        return f"{match['file']} ({match['size']})"
+    return match["wanted"] or f"building {match['built']}"
 
 
 def describe_instruction(text: str) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from labctl.config import ImageConfig, find_data_dir
+from labctl.config import ImageConfig, LabConfig, find_data_dir
 from labctl.config.packages import PackageList, read_packages
 from labctl.text import price_text
 
@@ -81,6 +81,16 @@ def _find_base(image: ImageConfig) -> str:
     """Return the image that labctl's Dockerfile uses without a setting of this machine."""
     match = re.search(r"^ARG BASE=(\S+)$", read_dockerfile(image), re.MULTILINE)
     return match[1] if match else ""
+
+
+def describe_unused_dockerfile(config: LabConfig) -> str:
+    """Say that runs without an image of their own ignore the lab's Dockerfile; "" without one."""
+    if config.uses_containers or not config.image.build:
+        return ""
+    return (
+        "the Dockerfile is not used: runs here build no image, and have the programs of their "
+        "machine. To add packages, write in lab.yaml: image: {requirements: requirements.txt}"
+    )
 
 
 def describe_install(

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Value
 
@@ -38,6 +40,18 @@ class Mistake(Value, frozen=True):
     picture: str = ""
 
 
+class Predictions(Value, frozen=True):
+    """The true and the predicted class of every item, as numbers of `Evaluation.classes`.
+
+    Both are in the same order of the items, which `order_sha256` identifies: the SHA-256 in hex of
+    their names, each followed by a line feed.
+    """
+
+    order_sha256: str
+    truth: tuple[int, ...]
+    predicted: tuple[int, ...] = msgspec.field(name="said")
+
+
 class Evaluation(Value, frozen=True):
     """A checkpoint's predictions on a split. Shares are from 0 to 1.
 
@@ -46,6 +60,7 @@ class Evaluation(Value, frozen=True):
     number is not. `baseline_accuracy` is that of always predicting the training set's majority
     class; None if not computed. `where` is the machine that computed the evaluation.
     `worst` lists mistakes, the most confident first. Hashes are SHA-256 in hex, or "".
+    `predictions` are those of each item, None if evaluate.py wrote none.
     `checkpoint_fingerprints` are of all checkpoints that the run had then (wire/checkpoints.py).
     """
 
@@ -64,6 +79,7 @@ class Evaluation(Value, frozen=True):
     device: str = ""
     at: float = 0.0
     worst: tuple[Mistake, ...] = ()
+    predictions: Predictions | None = None
     checkpoint_fingerprints: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -105,7 +121,7 @@ def parse_evaluation(text: bytes, what: str = FILE) -> Evaluation:
     if len(text) > LARGEST_BYTES:
         raise _make_invalid_error(what, f"it is larger than {LARGEST_BYTES // 1024**2} MiB")
     try:
-        evaluation = msgspec.json.decode(text, type=Evaluation)
+        evaluation = decode_json(text, Evaluation)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise _make_invalid_error(what, str(error)) from None
     if problem := _find_problem(evaluation):
@@ -174,7 +190,28 @@ def _find_problem(evaluation: Evaluation) -> str:
     if evaluation.baseline_accuracy is not None and not 0 <= evaluation.baseline_accuracy <= 1:
         return "baseline_accuracy: expected a number from 0 to 1"
     problems = (_find_mistake_problem(mistake, evaluation) for mistake in evaluation.worst)
-    return next((problem for problem in problems if problem), "")
+    problem = next((problem for problem in problems if problem), "")
+    return problem or _find_predictions_problem(evaluation)
+
+
+def _find_predictions_problem(evaluation: Evaluation) -> str:
+    """Describe a contradiction between the predictions and the confusion matrix."""
+    predictions = evaluation.predictions
+    if predictions is None:
+        return ""
+    if not re.fullmatch("[0-9a-f]{64}", predictions.order_sha256):
+        return "predictions: order_sha256 is not a SHA-256 in hex"
+    lengths = {len(predictions.truth), len(predictions.predicted)}
+    if lengths != {evaluation.items}:
+        return f"predictions: expected {evaluation.items} of both truth and said"
+    pairs = Counter(zip(predictions.truth, predictions.predicted, strict=True))
+    counts = {
+        (row, column): count
+        for row, counts in enumerate(evaluation.confusion)
+        for column, count in enumerate(counts)
+        if count
+    }
+    return "" if pairs == counts else "predictions: they do not match the confusion matrix"
 
 
 def _find_summary_problem(evaluation: Evaluation) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.decoding import decode_json
 from labctl.errors import DiskFullError, TransferError
 from labctl.model import Value
 from labctl.state.locks import hold_lock
@@ -202,7 +203,7 @@ class ImageCache:
     def _read(self, file: Path) -> CachedImage | None:
         """Return a record whose archive has its size; None for anything else."""
         try:
-            image = msgspec.json.decode(file.read_bytes(), type=CachedImage)
+            image = decode_json(file.read_bytes(), CachedImage)
             complete = self.path(image).stat().st_size == image.size_bytes
         except (OSError, msgspec.MsgspecError):
             return None

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from labctl.commands.ssh import command_argv
+from labctl.decoding import decode_json
 from labctl.errors import (
     DiskFullError,
     LabError,
@@ -26,7 +27,7 @@ from labctl.errors import (
     assign_subject,
 )
 from labctl.errors.subject import LAB, Subject
-from labctl.events import Note
+from labctl.events import Note, report_lock_wait
 from labctl.model import Server, Value
 from labctl.runs import image_sources
 from labctl.runs.image_cache import ImageCache
@@ -98,7 +99,10 @@ def start_save(context: LabContext, server: Server, wanted: str) -> None:
 def wait_for_save(context: LabContext, wanted: str) -> None:
     """Wait while another process keeps this image."""
     lock, what = _save_lock(context, wanted), f"waiting for the image {wanted}"
-    with hold_lock(lock, what, wait_s=SAVE_S, is_command=False, on_wait=context.announce_wait):
+    with report_lock_wait(
+        context.reporter,
+        lambda on_wait: hold_lock(lock, what, wait_s=SAVE_S, is_command=False, on_wait=on_wait),
+    ):
         pass
 
 
@@ -277,7 +281,7 @@ def main() -> None:
     Prints an empty line once its lock is held.
     """
     os.nice(10)  # the run that has just started is more urgent
-    job = msgspec.json.decode(sys.argv[1], type=ImageJob)
+    job = decode_json(sys.argv[1], ImageJob)
     what = f"{job.action} {job.reference}"
     try:
         # Before the lock, since `labctl run` waits for that: a new server often has the image.

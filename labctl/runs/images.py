@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from labctl.config import ImageConfig
 from labctl.config.packages import PackageList
 from labctl.errors import BuildError, UsageError
-from labctl.events import Step
+from labctl.events import Step, report_lock_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Server
 from labctl.runs import environment
@@ -214,8 +214,11 @@ def ensure_current_image(
 
 
 def _lock_image(context: LabContext, name: str, what: str) -> AbstractContextManager[None]:
-    return context.state.lock(
-        name, what, wait_s=IMAGE_S, is_command=False, on_wait=context.announce_wait
+    return report_lock_wait(
+        context.reporter,
+        lambda on_wait: context.state.lock(
+            name, what, wait_s=IMAGE_S, is_command=False, on_wait=on_wait
+        ),
     )
 
 

@@ -47,7 +47,8 @@ def pull(
     `labctl pull` itself.
     """
     remote = context.open_agent(server)
-    runs.refresh(context, server, remote)
+    with report_wait(context.reporter, f"reading the runs on {server.alias}"):
+        runs.refresh(context, server, remote)
     result = transfer.pull(
         remote,
         context.config.name,

@@ -16,9 +16,11 @@ from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pac
 from labctl.events import Note, Progress
 from labctl.model import PROBE_PREFIX, Offer, Run, Server, Value
 from labctl.runs import first_run, run_specs, runs
+from labctl.runs.active_runs import describe_runs_beside_probe
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
-from labctl.sync import lab_files
+from labctl.state.measured_runs import record_measured
+from labctl.sync import lab_files, transfer_lock
 from labctl.text import duration_text
 from labctl.wire.runs import STATUS, StatusRequest
 from labctl.wire.watchdog import WatchRecord
@@ -116,10 +118,11 @@ def build_job(
     spec = run_specs.build_spec(context, server, command, run_id, False)
 
     def start() -> Run:
-        if push and first_run.has_run_on_server(context, server, spec.image):
-            lab_files.push(context, server, force=False)
-        elif push:
-            first_run.push_with_image(context, server, spec.image)
+        with transfer_lock.name_command("run"):
+            if push and first_run.has_run_on_server(context, server, spec.image):
+                lab_files.push(context, server, force=False)
+            elif push:
+                first_run.push_with_image(context, server, spec.image)
         return runs.start(
             context,
             server,
@@ -127,6 +130,7 @@ def build_job(
             follow=False,
             on_start=lambda run, _: on_start(run),
             on_log=lambda block: None,
+            describe_beside=describe_runs_beside_probe,
         )
 
     def cancel() -> Run:
@@ -174,8 +178,11 @@ def _follow(
         except LabError as second:
             error.why = "\n".join(filter(None, [error.why, f"it may go on: {second.what}"]))
         raise
-    if job.servers > 1 or not monitor.run.has_ended:
+    had_ended = monitor.run.has_ended
+    if job.servers > 1 or not had_ended:
         monitor.run = job.cancel()
+    if not had_ended:
+        record_measured(context.state, monitor.run)
     return monitor
 
 

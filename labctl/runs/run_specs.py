@@ -12,6 +12,7 @@ from labctl.errors import UsageError
 from labctl.model import NAME_PATTERN, Server
 from labctl.runs import images, server_environments
 from labctl.runs.launch import build_launch_command
+from labctl.runs.tracking import build_tracking_env
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_server_gpus_option, select_gpus
 from labctl.servers.job_queue import build_job_request, count_gpus
@@ -57,7 +58,7 @@ def build_spec(
         lab_id=context.lab_id,
         command=build_launch_command(config, command, gpu_count),
         image=find_run_image(context),
-        env=config.env,
+        env=build_tracking_env(config, run_id),
         secrets=config.secrets,
         outputs=config.outputs,
         gpus=gpus,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from labctl.config import copy_environment, read_secret_values
 from labctl.config.reader import find_nearest
+from labctl.decoding import convert_value
 from labctl.errors import (
     ConnectError,
     HostKeyError,
@@ -21,7 +23,7 @@ from labctl.model import Run, RunState, Server
 from labctl.retry import ReconnectPolicy
 from labctl.runs import images, provenance
 from labctl.runs.active_runs import describe_runs_beside
-from labctl.runs.environment import describe_install
+from labctl.runs.environment import describe_install, describe_unused_dockerfile
 from labctl.servers.agent import AgentClient
 from labctl.servers.context import LabContext
 from labctl.text import duration_text
@@ -72,6 +74,8 @@ def start(
     package_file = context.config.image.environment_file
     price = server.offer.price_usd_per_hour
     if text := describe_install(wanted.command, price, package_file):
+        context.reporter.emit(Note(text=text))
+    if text := describe_unused_dockerfile(context.config):
         context.reporter.emit(Note(text=text))
     with provenance.GitQuery(context.config.root) as git:
         request = StartRunRequest(wanted, read_secrets(context), held)
@@ -300,6 +304,18 @@ def cancel(
     return record_run(context, server, reply.run), reply.already
 
 
+def stop_to_move(context: LabContext, server: Server, run_id: str, grace_s: int) -> Run:
+    """Stop a run as `cancel` does, so that another server can resume it: it is lost then.
+
+    A run that ends by itself meanwhile has ended.
+    """
+    request = CancelRunRequest(context.config.name, context.lab_id, run_id, grace_s, moves=True)
+    limit = f"at most {duration_text(grace_s)} for a checkpoint"
+    with report_wait(context.reporter, f"stopping {run_id}", limit):
+        reply = context.open_agent(server).call(CANCEL_RUN, request, timeout_s=grace_s + 60.0)
+    return record_run(context, server, reply.run)
+
+
 def cancel_interrupted(cancel: Callable[[], Run], name: str) -> InterruptError:
     """Cancel a run that nobody waits for after Ctrl-C, and return the error that says so.
 
@@ -342,7 +358,7 @@ def to_run(record: RunRecord, server_id: str) -> Run:
         id=record.id,
         lab_id=record.lab_id,
         server_id=server_id,
-        state=msgspec.convert(state, RunState),
+        state=convert_value(state, cast(Any, RunState)),
         command=record.command,
         image=record.image,
         exit_code=record.exit_code,
@@ -360,6 +376,7 @@ def to_run(record: RunRecord, server_id: str) -> Run:
         gpu_lost_at=record.gpu_lost_at,
         oom_limit_bytes=msgspec.UNSET if record.oom_limit_bytes is None else record.oom_limit_bytes,
         executor=msgspec.UNSET if record.executor == DOCKER else record.executor,
+        has_checkpoints=record.has_checkpoints or msgspec.UNSET,
     )
 
 
@@ -375,6 +392,25 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
     near = find_similar_name(context, run_id)
     what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")
     raise NotFoundError(what, hint="labctl status --refresh", typed=run_id, near=near)
+
+
+def require_known_without_server(context: LabContext, run_id: str) -> None:
+    """NotFoundError if a run to recover is unknown, resembles another, and has no server.
+
+    With a server, the id is that of a new run.
+    """
+    if context.state.get_lab_server(context.lab_id) or context.state.get_run(
+        context.lab_id, run_id
+    ):
+        return
+    if near := find_similar_name(context, run_id):
+        raise NotFoundError(
+            f"there is no run {run_id}; did you mean {near}?",
+            why=f"{context.name} has no server to start a new run on",
+            hint=f"labctl run --recover --id {near}",
+            typed=run_id,
+            near=near,
+        )
 
 
 def find_similar_name(context: LabContext, typed: str) -> str:

@@ -17,8 +17,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import LabError
-from labctl.model import NAME_PATTERN, CreateServerRequest, Forward, Offer, Run, Server, Value
+from labctl.model import (
+    NAME_PATTERN,
+    CreateServerRequest,
+    Forward,
+    Moving,
+    Offer,
+    Run,
+    Server,
+    Value,
+)
 from labctl.shell import Secret
 from labctl.state.database import open_database, open_to_read, translate_errors
 from labctl.state.locks import hold_lock
@@ -111,16 +121,26 @@ class State:
             self.save_server(server)
             return server
 
+    def save_servers(self, *servers: Server) -> None:
+        """Store these servers together, or none of them."""
+        with self._transaction():
+            for server in servers:
+                self.save_server(server)
+
     def get_server(self, server_id: str) -> Server | None:
         return self._select_one(Server, "SELECT json FROM servers WHERE id = ?", (server_id,))
 
-    def get_lab_server(self, lab_id: str) -> Server | None:
-        """Return the lab's server, the newest if it has several; None without one."""
-        return self._select_one(
+    def get_lab_server(self, lab_id: str, moving: Moving = "") -> Server | None:
+        """Return the lab's server, the newest if it has several; None without one.
+
+        With `moving`, the one that has this part in an unfinished move of the lab.
+        """
+        servers = self._select_all(
             Server,
-            "SELECT json FROM servers WHERE lab_id = ? ORDER BY created_at DESC, id LIMIT 1",
+            "SELECT json FROM servers WHERE lab_id = ? ORDER BY created_at DESC, id",
             (lab_id,),
         )
+        return next((server for server in servers if server.moving == moving), None)
 
     def list_servers(self, lab_id: str | None = None) -> list[Server]:
         """List the recorded servers of one lab or of all, the oldest first."""
@@ -367,7 +387,7 @@ def _refuse_secrets(value: Any) -> None:
 
 def _decode(text: str, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return decode_json(text, kind)
     except msgspec.MsgspecError as error:
         raise LabError(
             "a record in labctl's database cannot be read",

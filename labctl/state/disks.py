@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from labctl.decoding import convert_value
 from labctl.model import Resource, Server, Value
 from labctl.state import State
 
@@ -62,7 +63,7 @@ def list_kept_disks(state: State, lab_id: str | None = None) -> list[KeptDisk]:
         for line in state.list_events(lab_id=lab_id, kind=kind)
     ]
     for line in sorted(lines, key=lambda entry: entry.number):
-        disk = msgspec.convert(line.detail["disk"], Resource)
+        disk = convert_value(line.detail["disk"], Resource)
         if line.kind == SEEN:
             disks[disk.id] = KeptDisk(disk=disk, seen_at=line.at)
         elif line.kind == REMOVED:
@@ -79,7 +80,14 @@ def is_expired(disk: Resource) -> bool:
 
 
 def has_expired(state: State, lab_id: str, provider: str) -> bool:
-    """Whether a recorded disk may have to be removed; only its provider knows the current expiry.
+    """Whether a recorded disk at the provider may have to be removed."""
+    return provider in list_expired_providers(state, lab_id)
+
+
+def list_expired_providers(state: State, lab_id: str) -> list[str]:
+    """List the providers at which a recorded disk may have to be removed.
+
+    Only its provider knows the current expiry.
 
     A disk whose content is on the lab's present server does not count: it is removed once that
     content has been downloaded.
@@ -87,8 +95,11 @@ def has_expired(state: State, lab_id: str, provider: str) -> bool:
     server = state.get_lab_server(lab_id)
     lines = state.list_events(server_id=server.id, kind=RESTORED) if server else []
     attached = {line.detail["disk"]["id"] for line in lines}
-    return any(
-        is_expired(msgspec.structs.replace(kept.disk, server_id=""))
+    expired = [
+        kept.disk.provider
         for kept in list_kept_disks(state, lab_id)
-        if kept.disk.provider == provider and not kept.missed_at and kept.disk.id not in attached
-    )
+        if is_expired(msgspec.structs.replace(kept.disk, server_id=""))
+        and not kept.missed_at
+        and kept.disk.id not in attached
+    ]
+    return list(dict.fromkeys(expired))

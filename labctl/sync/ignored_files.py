@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from labctl.config.reader import LAB_FILE
 from labctl.model import FileEntry
 from labctl.sync.ignore import NEVER_ANYWHERE, IgnoredName, IgnoreRule, inclusion_text, rule_text
 from labctl.text import bytes_text, names_text
@@ -22,6 +24,8 @@ LARGEST_CODE_BYTES = 256 * 1024
 # A directory with more ignored files than this is counted up to here.
 MOST_COUNTED = 100_000
 NAMED_AT_MOST = 3
+# what code that finds its data in a run contains
+DATA_PLACES = ("LABCTL_DATA_DIR", "/lab/data")
 _QUOTED = re.compile(r"""["']([^"'\n]{1,200})["']""")
 
 
@@ -38,11 +42,15 @@ class IgnoredDirectory(NamedTuple):
     is_left_out: bool
 
 
-def describe_ignored(root: Path, ignored: Sequence[IgnoredName], code: Iterable[FileEntry]) -> str:
-    """Describe the ignored files of directories that the code names; "" if there are none."""
+def describe_ignored(root: Path, ignored: Sequence[IgnoredName], texts: Mapping[str, str]) -> str:
+    """Describe the ignored files of directories that the code names; "" if there are none.
+
+    `texts` is what `read_code` returns.
+    """
     if not ignored:
         return ""
-    named = _read_named_parts(root, code)
+    quoted = (path for text in texts.values() for path in _QUOTED.findall(text))
+    named = {part for path in quoted for part in path.split("/")}
     directories = [d for d in _group_by_directory(root, ignored, named) if d.files]
     if not directories:
         return ""
@@ -64,22 +72,39 @@ def _describe(directory: IgnoredDirectory) -> str:
     return f"{name}/ ({files}, {bytes_text(directory.size_bytes)}; {rule})"
 
 
-def _read_named_parts(root: Path, code: Iterable[FileEntry]) -> set[str]:
-    """Return the parts of all paths in quotes, in the lab's first MOST_CODE_FILES code files."""
+def describe_data_in_code(root: Path, data: Mapping[str, Path], texts: Mapping[str, str]) -> str:
+    """Describe data directories of the lab that the code reads where a run does not have them.
+
+    `data` are their paths by name, `texts` is what `read_code` returns. "" if there are none, or if
+    the code knows where its data are.
+    """
+    code = [text for path, text in texts.items() if path != LAB_FILE]
+    if any(place in text for text in code for place in DATA_PLACES):
+        return ""
+    quoted = {os.path.normpath(path) for text in code for path in _QUOTED.findall(text)}
+    for name, directory in data.items():
+        path = directory.relative_to(root).as_posix()
+        if any(one == path or one.startswith(f"{path}/") for one in quoted):
+            return (
+                f"the code names {ascii(path)[1:-1]}/, which is under data: in lab.yaml and so is "
+                f"not sent with the code. A run has it at /lab/data/{name}, which is "
+                f"$LABCTL_DATA_DIR/{name}"
+            )
+    return ""
+
+
+def read_code(root: Path, code: Iterable[FileEntry]) -> dict[str, str]:
+    """Read the lab's first MOST_CODE_FILES code files; return their texts by path."""
     files = [
         entry.path
         for entry in code
         if entry.path.endswith(CODE_SUFFIXES) and entry.size <= LARGEST_CODE_BYTES
     ]
-    parts: set[str] = set()
+    texts: dict[str, str] = {}
     for path in files[:MOST_CODE_FILES]:
-        try:
-            text = (root / path).read_text("utf-8", errors="replace")
-        except OSError:
-            continue
-        for quoted in _QUOTED.findall(text):
-            parts.update(quoted.split("/"))
-    return parts
+        with suppress(OSError):
+            texts[path] = (root / path).read_text("utf-8", errors="replace")
+    return texts
 
 
 def _group_by_directory(

@@ -18,7 +18,7 @@ from labctl.servers.context import LabContext
 from labctl.sync import push as transfer
 from labctl.sync.fetch import fetch_data
 from labctl.sync.ignore import IgnoredName
-from labctl.sync.ignored_files import describe_ignored
+from labctl.sync.ignored_files import describe_data_in_code, describe_ignored, read_code
 from labctl.sync.push import Files, PushedTree
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers, share_transfers
@@ -50,7 +50,7 @@ def push(context: LabContext, server: Server, *, force: bool) -> list[PushedTree
 
 
 def push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree:
-    """Push the lab's code. After new code, say which ignored files a run may miss."""
+    """Push the lab's code. After new code, say which files a run may miss."""
     root, reporter = context.config.root, context.reporter
     inside = _list_data_inside(context.config)
     index = HashIndex(root, "code")
@@ -63,9 +63,26 @@ def push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree
 
     with report_part(reporter, "code"):
         (pushed,) = _push_trees(context, server, [("code", root, scan, index)], force=force)
-    if pushed.sent and (text := describe_ignored(root, ignored, files)):
-        reporter.emit(UniqueNote(text=text))
+    if pushed.sent:
+        _note_missing_files(context, ignored, files)
     return pushed
+
+
+def _note_missing_files(
+    context: LabContext, ignored: Sequence[IgnoredName], code: Sequence[FileEntry]
+) -> None:
+    """Say which files a run may miss that are on this machine."""
+    config = context.config
+    data = {name: one.path for name, one in config.data.items() if one.path and one.inside_lab}
+    if not (ignored or data):
+        return
+    texts = read_code(config.root, code)
+    for text in (
+        describe_ignored(config.root, ignored, texts),
+        describe_data_in_code(config.root, data, texts),
+    ):
+        if text:
+            context.reporter.emit(UniqueNote(text=text))
 
 
 def push_data(context: LabContext, server: Server, *, force: bool = False) -> list[PushedTree]:
@@ -137,7 +154,7 @@ def _push_trees(
 def check_trees(context: LabContext) -> None:
     """UsageError if a file of the code or the data cannot be pushed: bad name or no permission.
 
-    Before the lab has a server, also say which ignored files a run may miss.
+    Before the lab has a server, also say which files a run may miss.
     """
     config, quiet = context.config, SilentReporter()
     ignored: list[IgnoredName] = []
@@ -154,8 +171,8 @@ def check_trees(context: LabContext) -> None:
             if not os.access(root / entry.path, os.R_OK):
                 raise _make_unreadable_error(str(root / entry.path))
     has_server = context.state.get_lab_server(context.lab_id) is not None
-    if not has_server and (text := describe_ignored(config.root, ignored, code)):
-        context.reporter.emit(UniqueNote(text=text))
+    if not has_server:
+        _note_missing_files(context, ignored, code)
 
 
 def _make_unreadable_error(path: str) -> UsageError:

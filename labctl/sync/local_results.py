@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import PolicyError
 from labctl.model import Run, Value
 from labctl.sync.containment import escape_controls, find_stored_name_problem
@@ -129,7 +130,7 @@ def write_record(home: Path, record: Run | None) -> None:
 def read_pulled_run(file: Path) -> Run | None:
     """Read the record that a pull wrote beside the run's files; None if it cannot be read."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Run)
+        return decode_json(file.read_bytes(), Run)
     except (OSError, msgspec.MsgspecError):
         return None
 

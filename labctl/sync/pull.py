@@ -278,7 +278,8 @@ class _Pull:
         if comparison.unpulled and local:
             files = tuple(PulledFile(file.path, file.size, file.sha256) for file in local)
             lab, lab_id = self.request.lab, self.request.lab_id
-            self.remote.call(PULLED, PulledRequest(lab, lab_id, {self.name: files}))
+            with report_wait(self.reporter, f"finishing the download of {self.name}"):
+                self.remote.call(PULLED, PulledRequest(lab, lab_id, {self.name: files}))
 
     def _list_remaining(self, remaining: list[AnnouncedFile], ended: bool) -> list[MissingFile]:
         """List files that changed during every transfer; TransferError if the run has ended."""

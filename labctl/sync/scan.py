@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import NotFoundError, UsageError
 from labctl.events import Note, Progress, Reporter
 from labctl.model import FileEntry
@@ -105,7 +106,7 @@ class HashIndex:
 
 def _read_index(path: Path) -> dict[str, dict[str, Entry]]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Entry]])
+        return decode_json(path.read_bytes(), dict[str, dict[str, Entry]])
     except (OSError, msgspec.DecodeError):
         return {}
 

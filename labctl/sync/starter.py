@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from labctl.config.identity import write_private
+from labctl.decoding import decode_json
 from labctl.errors import ConfigError, PolicyError
 from labctl.model import Value
 from labctl.sync.containment import LONGEST_NAME_BYTES
@@ -79,7 +80,7 @@ def decode_starter(data: bytes) -> Starter:
     try:
         if len(data) > STARTER_MOST_BYTES:
             raise ValueError(f"it is larger than {STARTER_MOST_BYTES // 1024**2} MiB")
-        starter = msgspec.json.decode(data, type=Starter)
+        starter = decode_json(data, Starter)
         _require_usable_paths(starter)
         if problem := _find_total_problem(starter.files):
             raise ValueError(problem)
@@ -163,7 +164,7 @@ def read_record(root: Path) -> StarterRecord | None:
             hint=f"rm {file.parent if file.parent.is_symlink() else file}",
         )
     try:
-        record = msgspec.json.decode(file.read_bytes(), type=StarterRecord)
+        record = decode_json(file.read_bytes(), StarterRecord)
         _require_usable_paths(record.starter)
     except FileNotFoundError:
         return None

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from labctl.events import Note, Reporter
+from labctl.events import Reporter, report_lock_wait
 from labctl.state.locks import hold_lock
 
 # The longest time of one transfer. The kernel releases the lock of a process that has died.
@@ -37,22 +37,33 @@ def share_transfers() -> Iterator[None]:
 
 
 @contextmanager
+def name_command(command: str) -> Iterator[None]:
+    """Let transfers inside the block name `command`, which the user has typed, to who waits."""
+    token = _command.set(command)
+    try:
+        yield
+    finally:
+        _command.reset(token)
+
+
+@contextmanager
 def hold_transfers(
     lab_root: Path, what: str, reporter: Reporter, *, wait_s: float = WAIT_S
 ) -> Iterator[None]:
     """Hold the transfer lock of the lab in `lab_root` for `what`, such as "push".
 
+    A part of a larger command is named after that, see `name_command`.
     Other processes and threads wait, and their reporters name the holder. BusyError, also with the
     holder's name, after `wait_s` seconds. Not re-entrant, but parts may share it.
     """
-
-    def announce(holder: str) -> None:
-        reporter.emit(Note(text=f"{holder}; waiting for it to finish"))
-
     # In the lab itself: processes with different state directories still write to these files.
     lock = lab_root / ".labctl" / "transfer.lock"
+    name = _command.get() or what
     # An rsync that briefly outlives a killed labctl inherits the lock.
-    lock_for_one = hold_lock(lock, what, wait_s=wait_s, on_wait=announce, inheritable=True)
+    lock_for_one = report_lock_wait(
+        reporter,
+        lambda on_wait: hold_lock(lock, name, wait_s=wait_s, on_wait=on_wait, inheritable=True),
+    )
     shared = _shared.get()
     with lock_for_one if shared is None else shared.hold(lock_for_one):
         yield
@@ -83,3 +94,4 @@ class _SharedLock:
 
 
 _shared: ContextVar[_SharedLock | None] = ContextVar("labctl_transfers", default=None)
+_command: ContextVar[str] = ContextVar("labctl_command", default="")

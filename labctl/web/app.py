@@ -41,6 +41,8 @@ from labctl.web.server_load import LoadReader
 from labctl.web.view import SeatView, Snapshot, SubmissionView
 from labctl.web.web_site import Routes, add_routes
 
+# assignments that are drawn before the dashboard answers: the last ones of course.yaml
+MOST_PREPARED = 8
 # prefixes of the ids of a list's rows: seats and persons
 ROWS = ("s-", "p-")
 # kind of page -> the marks and the columns of its list
@@ -105,10 +107,15 @@ class Dashboard(CourseSite):
         return [*super().list_tasks(), self.load_reader.run(self.feed)]
 
     async def prepare(self) -> None:
-        """Draw the first page in advance, so that nobody waits for it."""
-        first = PageView(page="board", pseudonyms=Pseudonyms())
+        """Draw the pages of lists in advance, so that nobody waits for them."""
         with contextlib.suppress(LabError):  # the page shows it
-            await self.feed.open_channel(first.channel, self._choose_renderer(first))
+            snapshot = await self.feed.read_snapshot()
+            names = [f"assignments/{one.name}" for one in snapshot.assignments[-MOST_PREPARED:]]
+            seats = [f"seats/{seat.key}" for seat in snapshot.seats[:1]]
+            for page in ("board", "costs", "regrades", *names, *seats):
+                view = PageView(page=page, pseudonyms=Pseudonyms())
+                await self.feed.open_channel(view.channel, self._choose_renderer(view))
+        self.feed.forget_cost()
 
     def describe_frame(self, request: Request, snapshot: Snapshot) -> dict[str, object]:
         frame = super().describe_frame(request, snapshot)

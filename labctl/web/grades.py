@@ -18,12 +18,17 @@ from labctl.courses.records.excuses import KIND as EXCUSE_KIND
 from labctl.courses.records.excuses import read_excuses
 from labctl.courses.records.gradebook import Grade, Stamp, add_marks, read_results
 from labctl.courses.records.ledger_entries import CourseLedgerEntry
-from labctl.courses.records.marks import StudentMarks, describe_items, list_items
+from labctl.courses.records.marks import (
+    MarkedSubmission,
+    StudentMarks,
+    describe_items,
+    list_items,
+)
 from labctl.courses.records.membership import read_frozen_members
 from labctl.courses.records.student import Student
 from labctl.model import Value
 from labctl.web.ledger_view import LedgerView
-from labctl.web.view import GradeView
+from labctl.web.view import GradeView, SubmissionView, find_counting
 
 MAX_BYTES = 4 * 1024**2
 # characters of feedback that are shown
@@ -45,8 +50,9 @@ class GradeDecisions(Value, frozen=True):
     excuses: Mapping[tuple[str, str], str] = {}
 
 
-# an automatic grade, or an empty one for marks alone, the rules, the marks, and whether it is empty
-_Parts = tuple[GradeView, AssignmentConfig, StudentMarks, bool]
+# an automatic grade, or an empty one for marks alone, the rules, the marks, whether it is empty,
+# and the submission that the marks should be for
+_Parts = tuple[GradeView, AssignmentConfig, StudentMarks, bool, MarkedSubmission]
 
 
 class Grades:
@@ -73,8 +79,12 @@ class Grades:
         student: Student,
         assignments: Mapping[str, AssignmentConfig],
         decisions: GradeDecisions,
+        hand_ins: Sequence[SubmissionView] = (),
     ) -> tuple[GradeView, ...]:
-        """Return a student's grades, with marks; without an own grade, the grade of the team."""
+        """Return a student's grades, with marks; without an own grade, the grade of the team.
+
+        `hand_ins` are their submissions, the oldest first.
+        """
         grades = []
         for name, rules in assignments.items():
             grade = self._read_automatic(student, name, rules, decisions)
@@ -87,7 +97,8 @@ class Grades:
             elif rules.rubric and (grade is not None or marks):
                 is_empty = grade is None
                 grade = grade or _add_release(GradeView(assignment=name), student.id, decisions)
-                grade = self._add_marks((student.id, name), (grade, rules, marks, is_empty))
+                parts = (grade, rules, marks, is_empty, _identify_submission(grade, hand_ins))
+                grade = self._add_marks((student.id, name), parts)
             if grade is not None:
                 grades.append(grade)
         return tuple(grades)
@@ -179,8 +190,22 @@ def _add_release(grade: GradeView, student: str, decisions: GradeDecisions) -> G
     )
 
 
+def _identify_submission(grade: GradeView, hand_ins: Sequence[SubmissionView]) -> MarkedSubmission:
+    """Return what marks should be for: what was graded automatically, or else what counts."""
+    if grade.number:
+        return MarkedSubmission(number=grade.number, received=grade.received)
+    counting = find_counting(hand_ins, grade.assignment)
+    if counting is None:
+        return MarkedSubmission()
+    return MarkedSubmission(number=counting.number, received=counting.received)
+
+
 def _add_marks(
-    found: GradeView, rules: AssignmentConfig, marks: StudentMarks, is_empty: bool
+    found: GradeView,
+    rules: AssignmentConfig,
+    marks: StudentMarks,
+    is_empty: bool,
+    submission: MarkedSubmission,
 ) -> GradeView:
     """Return the grade with the marks of the rubric. `is_empty` is one of marks alone."""
     items = list_items(rules.rubric, marks)
@@ -197,7 +222,13 @@ def _add_marks(
     )
     text = "\n".join(filter(None, [grade.problem, describe_items(items), found.feedback]))
     return msgspec.structs.replace(
-        found, score=grade.final, points=rules.points, feedback=text[:MAX_FEEDBACK]
+        found,
+        score=grade.final,
+        points=rules.points,
+        feedback=text[:MAX_FEEDBACK],
+        outdated=tuple(
+            item.name for item in items if item.mark and item.mark.is_outdated(submission)
+        ),
     )
 
 
@@ -242,6 +273,7 @@ def _convert_record(record: GradeRecord) -> GradeView:
     return GradeView(
         assignment=record.assignment,
         number=record.number,
+        received=record.received,
         score=record.score,
         automatic=record.raw.score if record.raw else None,
         penalty=record.penalty,

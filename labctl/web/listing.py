@@ -26,6 +26,7 @@ PERSON_MARKS = (
     ("missing", "not submitted"),
     ("late", "late"),
     ("ungraded", "not graded"),
+    ("outdated", "to mark again"),
     ("excused", "excused"),
 )
 SEAT_COLUMNS = ("name", "state", "gpu", "run", "idle", "cost", "ends")
@@ -140,18 +141,23 @@ def person_marks(person: PersonView, assignment: str) -> tuple[str, ...]:
         "missing": not is_submitted and not is_excused,
         "late": submission is not None and submission.accepted and submission.late_s > 0,
         "ungraded": is_submitted and not is_excused and not is_graded,
+        "outdated": grade is not None and bool(grade.outdated),
         "excused": is_excused,
     }
     return tuple(name for name, holds in marks.items() if holds)
 
 
 class SeatCounts(Value, frozen=True):
-    """Seats of an assignment. `late` and `graded` are among those that submitted."""
+    """Seats of an assignment. `late` and `graded` are among those that submitted.
+
+    `outdated` have marks for an older submission than the one that counts.
+    """
 
     seats: int
     submitted: int
     late: int
     graded: int
+    outdated: int
 
 
 def count_seats(people: Iterable[PersonView], assignment: str) -> SeatCounts:
@@ -165,6 +171,7 @@ def count_seats(people: Iterable[PersonView], assignment: str) -> SeatCounts:
         submitted=sum("submitted" in marks for marks in seats.values()),
         late=sum("late" in marks for marks in seats.values()),
         graded=sum("submitted" in marks and "ungraded" not in marks for marks in seats.values()),
+        outdated=sum("outdated" in marks for marks in seats.values()),
     )
 
 

@@ -114,11 +114,20 @@ class Feed:
     async def read_snapshot(self) -> Snapshot:
         """Return a snapshot, at most as old as the pause between two; LabError if all failed."""
         async with self._snapshot_lock:
-            if self._snapshot is None or time.monotonic() - self._taken_at >= self._pause_s():
+            is_old = time.monotonic() - self._taken_at >= self._pause_s()
+            if self._snapshot is None or not self._taken_at or is_old:
                 await asyncio.to_thread(self._take_snapshot)
         if self._snapshot is None:
             raise LabError("the course cannot be read", why=self._trouble)
         return self._snapshot
+
+    def forget_cost(self) -> None:
+        """Forget what the work so far took: the first time is slow, and later ones are not."""
+        self._cost_s = 0.0
+
+    def expire(self) -> None:
+        """Let the next page take a new snapshot, which reads only what has changed since."""
+        self._cost_s = self._taken_at = 0.0
 
     async def renew(self) -> None:
         """Take a snapshot now and notify all watchers, after an action."""

@@ -23,6 +23,7 @@ from labctl.model import NAME_PATTERN, Run, Server
 from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.state import State
+from labctl.sync.starter_update import FileChange
 from labctl.web.view import ServerLoad
 from labctl.wire.runs import FOLLOW_RUN, FollowRunOpening, FollowRunRequest
 from labctl.wire.watchdog import WatchRecord
@@ -90,10 +91,10 @@ class CourseActions:
                 return lab, server
         raise NotFoundError("this lab has no files on the server yet", hint="labctl push")
 
-    def write_starter(self, seat: str, assignment: str) -> tuple[str, ...]:
+    def write_starter(self, seat: str, assignment: str) -> tuple[FileChange, ...]:
         """Write an assignment's published starter into the seat's own lab on its server.
 
-        Return the student's own files that differ and stay.
+        Deleted files come back. Return what was done, and every file of the student's that differs.
         """
         with self._lock:
             staff, course_seat = self._open_seat(seat)
@@ -101,7 +102,7 @@ class CourseActions:
         if starter is None:
             raise NotFoundError(f"{assignment} hands out no files")
         lab, server = self.open_lab(seat, course_seat.lab_id)
-        return server_starters.write_starter(lab, server, starter)
+        return server_starters.write_starter(lab, server, starter, restore=True)
 
     def read_load(self, seat: str) -> ServerLoad | None:
         """Read a seat's server over SSH, record its runs and limits, and return its load.

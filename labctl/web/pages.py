@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import BytecodeCache, DictLoader, Environment, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from labctl.config.scalars import limit_text
@@ -79,8 +81,27 @@ HTMX_CONFIG = {
 }
 
 
+class CompiledTemplates(BytecodeCache):
+    """The compiled templates of this process: its sites share most of them."""
+
+    def __init__(self) -> None:
+        self._code: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._code.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        if bucket.code is not None:
+            self._code[bucket.key, bucket.checksum] = bucket.code
+
+
+_COMPILED = CompiledTemplates()
+
+
 class Pages:
-    """Templates in `folder`, all read at once; texts are escaped, control characters visible.
+    """Templates in `folder`, all read and compiled at once, so that no first request waits.
+
+    Texts are escaped, and control characters visible.
 
     An upgrade of labctl while this process runs changes nothing here: its code would not match the
     new templates.
@@ -96,6 +117,7 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,
+            bytecode_cache=_COMPILED,
         )
         self._environment.filters.update(
             price=price_text,
@@ -122,6 +144,8 @@ class Pages:
         self._parts: dict[str, Any] = {
             name: self._environment.get_template(f"{name}.html.j2").module for name in PARTS
         }
+        for name in templates:
+            self._environment.get_template(name)
         # (list, whether names are hidden) -> rows; all views of a list share them
         self._rows: dict[tuple[str, bool], _RowCache] = {}
 

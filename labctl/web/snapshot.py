@@ -251,7 +251,8 @@ class SnapshotTaker:
         totals: PersonTotalsReader,
     ) -> PersonView:
         hand_ins = self._hand_ins.submissions_of(roster.mates[student.seat])
-        grades = self._grades.read_grades(student, self._folder.config.assignments, decisions)
+        assignments = self._folder.config.assignments
+        grades = self._grades.read_grades(student, assignments, decisions, hand_ins)
         return PersonView(
             key=roster.keys[student.id],
             id=student.id,

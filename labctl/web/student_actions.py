@@ -20,6 +20,7 @@ from labctl.courses.requests import RequestHandler
 from labctl.courses.seat_claims import EndFailure, SeatClaim
 from labctl.errors import CapacityError, LabError, NotFoundError
 from labctl.model import Need, Run, Value, make_record
+from labctl.sync.starter_update import FileChange
 from labctl.web.mutations import CourseActions, LogReader
 from labctl.web.view import SeatView
 from labctl.wire.keeper import (
@@ -181,8 +182,8 @@ class StudentActions:
         """Stop a run of the student's seat, as `labctl cancel` does."""
         return self._course.cancel(seat.name, run_id, by=student)
 
-    def write_starter(self, seat: SeatView, assignment: str) -> tuple[str, ...]:
-        """Write an assignment's files into the seat's lab; return the student's that stay."""
+    def write_starter(self, seat: SeatView, assignment: str) -> tuple[FileChange, ...]:
+        """Write an assignment's files into the seat's lab; return what was done."""
         return self._course.write_starter(seat.name, assignment)
 
     def open_log(self, seat: SeatView, run_id: str, tail_lines: int, most: int) -> LogReader:

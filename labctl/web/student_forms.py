@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from labctl.errors import LabError, NotFoundError
+from labctl.sync.starter_update import FileChange
 from labctl.text import names_text, price_or_free_text, price_text
 from labctl.web.course_site import describe_failure
 from labctl.web.formatting import span, usd
@@ -148,7 +149,7 @@ class StudentForms:
         await self._require_starter(request, name)
         lines = [
             "They are written to /lab/code, where Jupyter shows them.",
-            "Files that you have already stay as they are.",
+            "Files that you changed stay as they are.",
         ]
         title, action = f"Get the files of {name}?", f"/assignments/{name}/files"
         return await self._page.render_question(request, title, lines, action, "Get the files")
@@ -157,11 +158,8 @@ class StudentForms:
         seat = await self._require_starter(request, name)
 
         def write() -> str:
-            own = self._page.actions.write_starter(seat, name)
-            if not own:
-                return f"The files of {name} are in /lab/code. Open Jupyter to use them."
-            stay = names_text(list(own), MOST_NAMED)
-            return f"The files of {name} are in /lab/code, but yours stay as they are: {stay}."
+            changes = self._page.actions.write_starter(seat, name)
+            return describe_files(name, changes)
 
         return await self._act(request, write)
 
@@ -189,3 +187,15 @@ class StudentForms:
         except LabError as error:
             kind, message = "bad", describe_failure(error)
         return await self._page.redirect_with_message(request, "/", kind, message)
+
+
+def describe_files(assignment: str, changes: Sequence[FileChange]) -> str:
+    """Return where an assignment's files are, and which of the student's stay."""
+    own = [change.path for change in changes if change.action in ("kept", "conflict", "blocked")]
+    if not own:
+        return f"The files of {assignment} are in /lab/code. Open Jupyter to use them."
+    stay = names_text(own, MOST_NAMED)
+    text = f"The files of {assignment} are in /lab/code, but yours stay as they are: {stay}."
+    if beside := [change.beside for change in changes if change.beside]:
+        text += f" The course's versions of them: {names_text(beside, MOST_NAMED)}."
+    return text

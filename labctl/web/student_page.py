@@ -116,6 +116,14 @@ class StudentPage(CourseSite):
         own = [self.access.watch(), self.actions.watch_starts(), self._read_prices()]
         return [*super().list_tasks(), *own]
 
+    async def prepare(self) -> None:
+        """Read the course and draw a page in advance, so that the first student waits no longer."""
+        with contextlib.suppress(LabError):  # the page shows it
+            snapshot = await self.feed.read_snapshot()
+            for person in snapshot.people[:1]:
+                self.parts.draw(person.id)(snapshot)
+        self.feed.expire()
+
     def describe_error(
         self, request: Request, what: str, why: str, status: int
     ) -> tuple[str, list[str]]:

@@ -19,6 +19,7 @@ from fastapi.responses import Response
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect
 
+from labctl.decoding import decode_json
 from labctl.errors import LabError, NotFoundError
 from labctl.errors.unexpected import as_lab_error
 from labctl.model import Value
@@ -200,7 +201,7 @@ class TerminalConnection:
         while True:
             try:
                 text = await self._browser.receive_text()
-                message = msgspec.json.decode(text, type=TerminalMessage)
+                message = decode_json(text, TerminalMessage)
             except (WebSocketDisconnect, KeyError, msgspec.MsgspecError):
                 return
             self._unseen_bytes = max(0, self._unseen_bytes - max(0, message.drawn))

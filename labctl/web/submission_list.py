@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from labctl.config.course_schema import AssignmentConfig
+from labctl.decoding import decode_json
 from labctl.errors import LabError
 from labctl.submissions.assignment import Pauses, judge
 from labctl.submissions.receipt import Receipt, Signed
@@ -169,7 +170,7 @@ class SubmissionList:
 
 def _parse_receipt(line: bytes) -> Receipt | None:
     try:
-        return msgspec.json.decode(line, type=Signed).receipt
+        return decode_json(line, Signed).receipt
     except msgspec.MsgspecError:
         return None
 

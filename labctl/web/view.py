@@ -7,6 +7,7 @@ are Unix seconds, `None` if unknown.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from datetime import UTC, tzinfo
 from typing import Literal
 
@@ -146,14 +147,17 @@ class GradeView(Value, frozen=True):
     """A grade. If `score` is None, it is not graded, and `feedback` has the reason.
 
     `claim` compares the student's figure with the measured one, `agrees` tells whether they match;
-    `flags` are findings that a person should review. `number` is the graded submission. `automatic`
-    is what the automatic grading gave, before the penalty in percent and without marks; `free_days`
-    says how many of them the submission used. An excused student has no score. `released_score` is
-    the score that the student sees, if it is known.
+    `flags` are findings that a person should review. `number` is the graded submission, which
+    arrived at `received`. `automatic` is what the automatic grading gave, before the penalty in
+    percent and without marks; `free_days` says how many of them the submission used. An excused
+    student has no score. `released_score` is the score that the student sees, if it is known.
+    `outdated` are the items of the rubric that were marked for an older submission than the one
+    that was graded, or that counts.
     """
 
     assignment: str
     number: int = 0
+    received: str = ""
     score: float | None = None
     automatic: float | None = None
     penalty: int = 0
@@ -166,12 +170,19 @@ class GradeView(Value, frozen=True):
     agrees: bool | None = None
     flags: tuple[str, ...] = ()
     excused: bool = False
+    outdated: tuple[str, ...] = ()
 
     @property
     def has_unseen_change(self) -> bool:
         """Whether the student sees another score until the next release."""
         is_known = self.released_score is not None and not self.excused
         return is_known and self.released_score != self.score
+
+
+def find_counting(hand_ins: Sequence[SubmissionView], assignment: str) -> SubmissionView | None:
+    """Return the submission of these, the oldest first, that counts; None if all were too late."""
+    own = (one for one in reversed(hand_ins) if one.assignment == assignment and one.accepted)
+    return next(own, None)
 
 
 class PersonTotals(Value, frozen=True):
@@ -207,14 +218,12 @@ class PersonView(Value, frozen=True):
 
     def find_submission(self, assignment: str) -> SubmissionView | None:
         """Return the submission for an assignment that counts: the last one that is accepted."""
-        submissions = [one for one in reversed(self.hand_ins) if one.assignment == assignment]
-        accepted = (one for one in submissions if one.accepted)
-        return next(accepted, submissions[0] if submissions else None)
+        last = (one for one in reversed(self.hand_ins) if one.assignment == assignment)
+        return self.find_counting(assignment) or next(last, None)
 
     def find_counting(self, assignment: str) -> SubmissionView | None:
         """Return the submission that counts; None if all were too late."""
-        last = self.find_submission(assignment)
-        return last if last is not None and last.accepted else None
+        return find_counting(self.hand_ins, assignment)
 
     def find_dropped(self, assignment: str) -> DroppedGrade | None:
         """Return why a grade that staff sees does not count; None if it does."""

@@ -8,6 +8,10 @@ from typing import Dict, NamedTuple, Optional, Tuple
 from .codec import as_array
 from .verbs import Empty, LabRequest, StreamingVerb, Verb
 
+# The directory of a lab on a server with what the course's assignments wrote into its code: below
+# the name of each assignment, its files as they were handed out.
+DELIVERED = ".labctl/starters"
+
 
 @as_array
 class PushedFile(NamedTuple):

@@ -77,6 +77,7 @@ class GpuNeedRecord(NamedTuple):
 
 class NeedRecord(NamedTuple):
     gpu: GpuNeedRecord = GpuNeedRecord()
+    type: str = ""
     arch: str = ""
     work: str = ""
     spot: str = "prefer"
@@ -136,6 +137,7 @@ class SeatServerRecord(NamedTuple):
     deadline_at: Optional[float] = None
     account: str = ""
     owner: str = ""
+    moving: str = ""
 
 
 class ListOffersRequest(NamedTuple):

@@ -80,6 +80,7 @@ class KeptRunRecord(NamedTuple):
     gpu_lost_at: Optional[float] = None
     oom_limit_bytes: Optional[int] = None
     executor: Optional[str] = None
+    has_checkpoints: Optional[bool] = None
 
 
 class KeeperCheckRecord(NamedTuple):

@@ -14,6 +14,8 @@ DOCKER, PROCESS, SLURM = "docker", "process", "slurm"
 BROKER = "broker"
 # The limit (limit.json) that ended a run whose time with a shared GPU was over.
 GPU_LEASE = "GPU lease"
+# in place of a limit: the run was stopped so that another server can resume it
+MOVE = "move"
 # The environments of plain processes are named after this and a hash of their content.
 ENVIRONMENT = "labctl/environment"
 
@@ -115,7 +117,10 @@ class ExitRecord(NamedTuple):
 
 
 class LimitRecord(NamedTuple):
-    """The limit that ended a run (limit.json): "ttl", "budget" or a GPU lease; "" for none."""
+    """What ended a run from outside (limit.json); "" for nothing.
+
+    That is a limit ("ttl", "budget"), a GPU lease, or a move to another server.
+    """
 
     by: str = ""
     at: float = 0.0
@@ -146,6 +151,7 @@ class RunRecord(NamedTuple):
     active, and if it is not known. `gpu_lost_at` is when its container was first seen without
     access to its GPUs. `stopped_by` names the limit that ended a lost run. `oom_limit_bytes` is
     the memory limit at which it was killed: 0 for the server's own memory, None if it was not.
+    `has_checkpoints`: it has ended, and its directory for checkpoints has a file.
     """
 
     id: str
@@ -169,6 +175,7 @@ class RunRecord(NamedTuple):
     gpu_lost_at: Optional[float] = None
     oom_limit_bytes: Optional[int] = None
     executor: str = DOCKER
+    has_checkpoints: bool = False
 
 
 class ProcessAttemptRecord(NamedTuple):
@@ -206,6 +213,19 @@ class ProcessRecord(NamedTuple):
 
     pid: int
     start_ticks: int
+
+
+class StallRecord(NamedTuple):
+    """What the last check of a run's progress saw (stall.json).
+
+    `changed_at` is when an output file of the `attempt` had changed last. A check first saw that at
+    `since_s` of the monotonic clock of this `boot`.
+    """
+
+    attempt: str = ""
+    boot: str = ""
+    changed_at: float = 0.0
+    since_s: float = 0.0
 
 
 class GpuAccessRecord(NamedTuple):
@@ -313,7 +333,8 @@ class StatusReply(NamedTuple):
 class CancelRunRequest(NamedTuple):
     """Stop a run: SIGTERM, and SIGKILL after `grace_s` seconds.
 
-    With a `reason`, the run has failed for that reason, and was not canceled by its user.
+    With a `reason`, the run has failed for that reason, and was not canceled by its user. With
+    `moves`, it is a lost run then, which another server resumes.
     """
 
     lab: str
@@ -321,6 +342,7 @@ class CancelRunRequest(NamedTuple):
     run: str
     grace_s: int = 60
     reason: str = ""
+    moves: bool = False
 
 
 class CancelRunReply(NamedTuple):
@@ -328,6 +350,28 @@ class CancelRunReply(NamedTuple):
 
     run: RunRecord
     already: bool
+
+
+class ProcessOutput(NamedTuple):
+    """When a process of torchrun on this server printed last: `started_at` if it has not yet.
+
+    The first one, 0, is the program itself without torchrun. What the run reports counts as its.
+    """
+
+    process: int
+    started_at: float
+    printed_at: float
+
+
+class StallReply(NamedTuple):
+    """Since when a running run shows no progress on this server.
+
+    `stalled_s` is the time since a check first saw what is there now, None if it does not run.
+    """
+
+    stalled_s: Optional[float] = None
+    outputs: Tuple[ProcessOutput, ...] = ()
+    now: float = 0.0
 
 
 @with_keys(reason="told")
@@ -362,13 +406,15 @@ class ResumeRunReply(NamedTuple):
 class AdoptPushedRequest(NamedTuple):
     """Make a lost run of the files that were pushed for it. `attempts` is how often it ran.
 
-    If the run is there already, with `completes` it gets the checkpoints, in place of its own.
+    If the run is there already, with `completes` it gets the checkpoints, in place of its own. With
+    `replaces` the pushed files are the newer ones: an inactive run that is there is set aside.
     """
 
     spec: RunSpec
     created_at: float
     attempts: int
     completes: bool = False
+    replaces: bool = False
 
 
 class AdoptPushedReply(NamedTuple):
@@ -394,6 +440,7 @@ RUN = StreamingVerb("run", StartRunRequest, StartRunReply, StartRunReply)
 FOLLOW_RUN = StreamingVerb("follow", FollowRunRequest, FollowRunOpening, FollowRunResult)
 STATUS = Verb("status", StatusRequest, StatusReply)
 CANCEL_RUN = Verb("cancel", CancelRunRequest, CancelRunReply)
+MEASURE_STALL = Verb("stall", RunRequest, StallReply)
 RESUME_RUN = Verb("resume", ResumeRunRequest, ResumeRunReply)
 ADOPT_PUSHED = Verb("restore-pushed", AdoptPushedRequest, AdoptPushedReply)
 CLEAR_RUNS = Verb("clear", LabRequest, ClearRunsReply)

@@ -10,7 +10,7 @@ from .verbs import StreamingVerb, Verb
 # Why a model without predict.py cannot be served, and the next step, which both sides say.
 NEEDS_PREDICT = (
     "predict.py loads the model: it must define load(checkpoints), which returns an object with "
-    "`classes` and predict(images); see docs/serve.md"
+    "`classes` and predict(images)"
 )
 WRITE_PREDICT = "labctl serve --push   # once predict.py is beside lab.yaml"
 
@@ -44,7 +44,9 @@ class ServiceRequest(NamedTuple):
     time. The limits apply to a `model` and to `as_is`; 0 means no limit. `data` and `executor` are
     those of RunSpec; a plain process has the environment `image`, "" for the server's programs.
     `access_key` is the public key for the machine of a job, where services of a cluster run; with
-    it, a port that has no command is looked for there.
+    it, a port that has no command is looked for there. A `command` with `test` is a program of
+    labctl's choice: `test` succeeds in an image that has it, others are extended by `args`; it sees
+    `weights`, a model that was pushed, at /lab/model, and `secrets`, which are never on a disk.
     """
 
     lab: str
@@ -69,6 +71,9 @@ class ServiceRequest(NamedTuple):
     data: Dict[str, str] = {}
     executor: str = DOCKER
     access_key: str = ""
+    test: str = ""
+    weights: str = ""
+    secrets: Dict[str, str] = {}
 
 
 class ServiceReply(NamedTuple):

@@ -94,7 +94,8 @@ class ElapsedTimeRecord(NamedTuple):
 class LimitsRecord(NamedTuple):
     """limits.json: what the watchdog enforces, and for which lab and account.
 
-    `edition` increases with each change. `mirror_s` 0 is the default interval.
+    `edition` increases with each change. `mirror_s` 0 is the default interval. `notices` names the
+    metadata service that gives notice of a reclaim; "" is EC2's.
     """
 
     edition: int
@@ -110,6 +111,7 @@ class LimitsRecord(NamedTuple):
     budget_whole_usd: Optional[float] = None
     store: str = ""
     mirror_s: float = 0.0
+    notices: str = ""
 
 
 class StateRecord(NamedTuple):
@@ -246,6 +248,7 @@ class GuardRequest(NamedTuple):
     uid: Optional[int] = None
     gid: int = 0
     home: str = ""
+    notices: str = ""
 
 
 class WatchRequest(NamedTuple):

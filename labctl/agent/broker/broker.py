@@ -42,6 +42,11 @@ MOST_FILES = 65536
 PAUSE_S = 0.1
 KEEP_EVERY_S = 2.0
 SETTINGS = "/etc/labctl/broker.json"
+NO_BUILD = (
+    "a shared server does not offer `docker build`, whose steps would exceed the account's limits. "
+    "Build the image on your own computer and push it to a registry, or send it: "
+    "docker save NAME | labctl ssh -- docker load"
+)
 Handler = Callable[[Calls, BrokerAccount, Request, str], None]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET|HEAD", "/_ping", Calls.pass_plain),
@@ -185,6 +190,8 @@ class Broker:
             raise HttpRefusal(
                 500, "the Docker Engine sent a response that cannot be parsed"
             ) from None
+        if request.path == "/build":
+            raise HttpRefusal(403, NO_BUILD)
         raise HttpRefusal(
             403, f"a shared server does not offer {request.method} {request.path[:100]}"
         )

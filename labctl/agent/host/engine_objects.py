@@ -20,8 +20,16 @@ class ContainerState(NamedTuple):
     FinishedAt: str = ""
 
 
+class ContainerHealthcheck(NamedTuple):
+    Test: Optional[Tuple[str, ...]] = None
+
+
 class ContainerConfig(NamedTuple):
+    """`Image` is the name that was given for it, which may be its id."""
+
     Hostname: str = ""
+    Image: str = ""
+    Healthcheck: Optional[ContainerHealthcheck] = None
     Labels: Optional[Dict[str, str]] = None
 
 
@@ -82,6 +90,18 @@ class Container(NamedTuple):
     @property
     def labels(self) -> Dict[str, str]:
         return self.Config.Labels or {}
+
+    @property
+    def is_build_step(self) -> bool:
+        """Whether it runs a step of `docker build` rather than somebody's program.
+
+        The classic builder names the image by its id, and switches its health check off. labctl
+        does so too, with labels of its own.
+        """
+        check = self.Config.Healthcheck
+        is_unchecked = check is not None and check.Test == ("NONE",)
+        is_ours = any(label.startswith("labctl.") for label in self.labels)
+        return is_unchecked and not is_ours and self.Config.Image.startswith("sha256:")
 
     @property
     def sources(self) -> Dict[str, str]:
@@ -227,10 +247,6 @@ class NewHostConfig(NamedTuple):
     LogConfig: Optional[ContainerLog] = None
     DeviceRequests: Tuple[DeviceRequest, ...] = ()
     PortBindings: Optional[Dict[str, Tuple[PortBinding, ...]]] = None
-
-
-class ContainerHealthcheck(NamedTuple):
-    Test: Tuple[str, ...]
 
 
 class NewContainer(NamedTuple):

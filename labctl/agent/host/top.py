@@ -42,6 +42,8 @@ REFRESH_S = 5.0
 # seconds between the two readings that make the first sample
 FIRST_S = 0.5
 PROGRESS = "logs/progress.json"
+# the name of a container in which `docker build` runs a step
+BUILD = "image build"
 
 
 def top(request: TopRequest) -> None:
@@ -182,7 +184,7 @@ class TopContainer:
         directory = container.sources.get("/lab/run")
         self.progress = Path(directory) / PROGRESS if directory else None
         self.owner = ContainerOwnerRecord(
-            name=container.Name.lstrip("/"),
+            name=BUILD if container.is_build_step else container.Name.lstrip("/"),
             run=labels.get("labctl.run", ""),
             service=labels.get("labctl.service", ""),
             lab=container.Config.Hostname if "labctl.run" in labels else "",

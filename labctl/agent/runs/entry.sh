@@ -12,6 +12,9 @@ if [ -d "$secrets" ]; then
   done
 fi
 umask 022
+start_trackers() { :; }
+stop_trackers() { :; }
+[ ! -r "$run/.labctl/trackers.sh" ] || . "$run/.labctl/trackers.sh"
 if [ -n "$LABCTL_ENTER" ]; then
   if ! command -v "$1" >/dev/null 2>&1; then
     what="the image of this run"
@@ -46,6 +49,7 @@ if [ -t 0 ]; then
   trap 'asked=INT' INT
   ! env --default-signal=INT true 2>/dev/null || set -- env --default-signal=INT "$@"
 fi
+start_trackers
 exec 3<&0
 "$@" <&3 &
 child=$!
@@ -62,6 +66,7 @@ if [ "$code" -gt 128 ]; then
   own=$?
   [ "$own" -eq 127 ] || code=$own
 fi
+stop_trackers
 first() { for file in "$@"; do [ -r "$file" ] && { cat "$file"; return; }; done; echo 0; }
 peak=0 kills=
 # Without a container, and in those of a job, these files are about the whole machine or another group.

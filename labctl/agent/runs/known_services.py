@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from . import serve
@@ -42,8 +43,28 @@ exec jupyter lab --no-browser --ip {host} --port "$1" --ServerApp.port_retries=0
 """
 
 
+def build_mlflow(runs: str, view: str, host: str) -> str:
+    """Return the script of MLflow's server, which shows the databases of all runs in one.
+
+    That is made anew at each start in the directory `view`. Both are words for the shell. The
+    server answers for localhost and private addresses only, as a protection against DNS rebinding.
+    """
+    program = Path(__file__).with_name("mlflow_view.py").read_text()
+    return f"""
+rm -rf {view}; mkdir -p {view}
+cat >{view}/mlflow_view.py <<'LABCTL_END'
+{program}
+LABCTL_END
+(exec python3 {view}/mlflow_view.py {runs} {view}/mlflow.db) &
+cd {view}
+exec mlflow server --backend-store-uri sqlite:///{view}/mlflow.db \\
+  --default-artifact-root file://{view}/artifacts --workers 1 --host {host} --port "$1"
+"""
+
+
 TENSORBOARD = build_tensorboard("/lab/runs", "/tmp/runs", "0.0.0.0")
 JUPYTER = build_jupyter("/lab", "0.0.0.0")
+MLFLOW = build_mlflow("/lab/runs", "/tmp/mlflow", "0.0.0.0")
 
 
 class KnownService(NamedTuple):
@@ -69,5 +90,6 @@ KNOWN = {
         "{ IFS=. read -r major minor rest; "
         '[ "$major" -gt 2 ] || { [ "$major" -eq 2 ] && [ "$minor" -ge 20 ]; }; }',
     ),
+    "mlflow": KnownService(MLFLOW, 5000, "/", "command -v mlflow && command -v python3"),
     serve.NAME: KnownService(serve.SCRIPT, serve.PORT, "/", serve.TEST),
 }

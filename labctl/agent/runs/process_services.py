@@ -41,7 +41,14 @@ from .enter_script import build_environment_lines, build_variable_lines
 from .environments import use_environment
 from .executor import Environment
 from .healthcheck import is_http_ready, is_listening
-from .known_services import JUPYTER, KNOWN, build_jupyter, build_tensorboard
+from .known_services import (
+    JUPYTER,
+    KNOWN,
+    MLFLOW,
+    build_jupyter,
+    build_mlflow,
+    build_tensorboard,
+)
 from .process_executor import link_server_data, spawn_session
 from .service_ports import find_free_port, is_free, is_own_listener
 from .services import READY_S, ensure_token, find_token, get_port, hash_settings, lock_service
@@ -152,6 +159,9 @@ def build_known_words(name: str) -> list[str]:
     script = build_tensorboard('"$LABCTL_LAB_DIR"/runs', "$LABCTL_LINKS_DIR", "127.0.0.1")
     if KNOWN[name].script == JUPYTER:
         script = build_jupyter('"$LABCTL_LAB_DIR"', "127.0.0.1")
+    if KNOWN[name].script == MLFLOW:
+        runs, view = '"$LABCTL_LAB_DIR"/runs', '"$LABCTL_LAB_DIR"/.labctl/mlflow'
+        script = build_mlflow(runs, view, "127.0.0.1")
     return ["/bin/sh", "-c", script, name]
 
 
@@ -193,7 +203,7 @@ def _require_program(script: Path, name: str) -> None:
 
 
 def make_missing_program_failure(name: str) -> Failure:
-    package = "tensorboard" if name == "tensorboard" else "jupyterlab"
+    package = "jupyterlab" if name == "jupyter" else name
     what = f"there is no {package} for the service {name} on the server"
     why = "without Docker, a service has the packages of the lab and the server's programs"
     hint = (f"add {package} to the list of packages that image: names in ", CONFIG_FILE)

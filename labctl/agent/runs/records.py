@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 
 from ...wire.codec import to_json
@@ -93,6 +94,10 @@ def read_exit(directory: Path) -> ExitRecord | None:
 def read_reached_limit(directory: Path) -> str:
     """Return the limit that ended the run, "" for none."""
     return (read_record(LimitRecord, directory / ".labctl" / LIMIT) or LimitRecord()).by
+
+
+def write_reached_limit(directory: Path, by: str) -> None:
+    write_json(directory / ".labctl" / LIMIT, to_json(LimitRecord(by, time.time())))
 
 
 def read_log_offset(directory: Path) -> int:

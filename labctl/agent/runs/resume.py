@@ -88,6 +88,8 @@ def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
     spec = request.spec
     lab = lab_dir(spec.lab, spec.lab_id)
     pushed, directory = lab / "restore" / require_name(spec.id), run_dir(lab, spec.id)
+    if directory.is_dir() and request.replaces:
+        _set_aside(directory)
     if directory.is_dir():
         if request.completes:
             _add_outputs(pushed, directory)
@@ -104,6 +106,15 @@ def from_push(request: AdoptPushedRequest) -> AdoptPushedReply:
     directory.parent.mkdir(exist_ok=True)
     pushed.rename(directory)
     return AdoptPushedReply(inspect_run(directory, {}))
+
+
+def _set_aside(directory: Path) -> None:
+    """Rename a run that is not active, so that one with newer files can take its place."""
+    with lock_launch(directory):
+        if inspect_run(directory, {}).state in UNENDED:
+            return
+        number = len(list(directory.parent.glob(f".replaced-{directory.name}-*"))) + 1
+        directory.rename(directory.with_name(f".replaced-{directory.name}-{number}"))
 
 
 def _add_outputs(pushed: Path, directory: Path) -> None:

@@ -12,6 +12,7 @@ from ...wire.boot_id import read_boot_token
 from ...wire.codec import to_json
 from ...wire.runs import (
     GPU_LEASE,
+    MOVE,
     AttemptRecord,
     DiskSpace,
     ExitRecord,
@@ -53,6 +54,7 @@ LEAST_ROOM_BYTES = 1024**2
 PROGRESS = "logs/progress.json"
 LARGEST_PROGRESS = 1e300
 UNENDED = ("claimed", "starting", "running")
+MOVED = "stopped to move to another server; its outputs up to then are kept"
 
 
 def require_run_directory(lab: str, lab_id: str, run: str) -> Path:
@@ -120,8 +122,11 @@ def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord
     record = describe_failed_gang(directory, record)
     record = _describe_gpu_loss(directory, record)
     if record.state in ("exited", "lost", "cancelled"):
-        new_files = tuple(list_new_files(directory, spec.outputs))
-        record = record._replace(new_files=new_files, progress=_read_progress(directory))
+        record = record._replace(
+            new_files=tuple(list_new_files(directory, spec.outputs)),
+            has_checkpoints=any(path.is_file() for path in (directory / "checkpoints").rglob("*")),
+            progress=_read_progress(directory),
+        )
         drop_secrets(directory.name)
         end_session(directory.name)
         try:
@@ -254,17 +259,24 @@ def _name_memory(spec: RunSpec) -> str:
 def _describe_limit(
     limit: str, exit_record: ExitRecord | None, program: ProgramState | None, record: RunRecord
 ) -> RunRecord:
-    reached = "its GPU time ended" if limit == GPU_LEASE else f"the server reached its {limit}"
-    ended = record._replace(
-        state="lost",
-        stopped_by=limit,
-        summary=f"stopped: {reached}; the outputs saved by then are kept",
-    )
+    if limit == MOVE:
+        ended = record._replace(state="lost", summary=MOVED)
+    else:
+        ended = _describe_reached_limit(limit, record)
     if exit_record:
         return ended._replace(exit_code=exit_record.code, ended_at=exit_record.ended_at)
     if program is None:
         return ended
     return ended._replace(exit_code=program.exit_code, ended_at=program.ended_at)
+
+
+def _describe_reached_limit(limit: str, record: RunRecord) -> RunRecord:
+    reached = "its GPU time ended" if limit == GPU_LEASE else f"the server reached its {limit}"
+    return record._replace(
+        state="lost",
+        stopped_by=limit,
+        summary=f"stopped: {reached}; the outputs saved by then are kept",
+    )
 
 
 def _describe_exit(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...wire.boot_id import read_boot_token
 from ...wire.runs import (
+    MOVE,
     AttemptRecord,
     CancelRunReply,
     CancelRunRequest,
@@ -45,11 +46,13 @@ from .records import (
     write_attempt,
     write_final_record,
     write_member,
+    write_reached_limit,
     write_spec_and_claim,
 )
-from .run_state import UNENDED, describe_failed_gang, inspect_run, require_run_directory
+from .run_state import MOVED, UNENDED, describe_failed_gang, inspect_run, require_run_directory
 from .spec import read_spec
 from .tmux_session import build_session_words
+from .trackers import write_tracker_files
 
 # Starts the telemetry recorder, a second later: it stays out of the way of the container's start.
 _RECORDER = "sleep 1\nexec " + shlex.join(
@@ -200,6 +203,7 @@ def launch(
     (directory / "logs" / "run.log").touch()
     meta = directory / ".labctl"
     write_text(meta / "entry.sh", read_entry_script(), 0o755)
+    write_tracker_files(meta, spec.env)
     attempt = len(list_attempts(directory)) + 1
     container = f"{root.name}-{spec.id}-{attempt}"
     executor = get_executor(spec.executor)
@@ -321,7 +325,10 @@ def _copy_tree(source: Path, target: Path) -> str:
 
 
 def cancel(request: CancelRunRequest) -> CancelRunReply:
-    """Send SIGTERM, allow `grace_s` seconds for a checkpoint, then SIGKILL. Safe to repeat."""
+    """Send SIGTERM, allow `grace_s` seconds for a checkpoint, then SIGKILL. Safe to repeat.
+
+    With `moves`, the run counts as lost then, unless it ended by itself.
+    """
     directory = require_run_directory(request.lab, request.lab_id, request.run)
     before = inspect_run(directory, {})
     if before.state not in UNENDED:
@@ -329,12 +336,18 @@ def cancel(request: CancelRunRequest) -> CancelRunReply:
     # A launch that is under way would start the container after this.
     with lock_launch(directory):
         before = inspect_run(directory, {})
-        write_text(directory / ".labctl" / "cancel", request.reason)
+        if request.moves:
+            write_reached_limit(directory, MOVE)
+        else:
+            write_text(directory / ".labctl" / "cancel", request.reason)
         if before.container:
             executor = get_executor(read_spec(directory).executor)
             executor.stop(before.container, request.grace_s)
         after = inspect_run(directory, {})
-        if after.state == "claimed":
+        if after.state == "claimed" and request.moves:
+            after = after._replace(state="lost", summary=MOVED)
+            write_final_record(directory, after)
+        elif after.state == "claimed":
             after = after._replace(state="cancelled", summary="canceled before it started")
             after = describe_failed_gang(directory, after)
             write_final_record(directory, after)

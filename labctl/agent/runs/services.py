@@ -33,15 +33,12 @@ from ..host.engine import inspect_container, inspect_containers, inspect_image
 from ..host.engine_objects import Container, Image, Mount, NewContainer, PortBinding
 from ..host.paths import (
     lab_dir,
-    labctl_home,
-    read_json,
     read_text,
     require_name,
-    write_json,
     write_text,
 )
 from ..reply import Failure, send_reply
-from . import serve
+from . import language_models, serve, service_images
 from .containers import (
     ContainerLab,
     ResourceLimits,
@@ -77,17 +74,23 @@ def start(request: ServiceRequest) -> ServiceReply:
                 return ServiceReply(*service, found=True, stale=is_stale)
         if request.model is not None:
             serve.require_model(root, request.model)
+        language_models.require_weights(root, request)
         base_image = inspect_image(request.image)
         if base_image is None:
             return ServiceReply(missing=request.image)
-        service_image = _find_service_image(base_image, request)
+        service_image = service_images.find_service_image(base_image, request)
         if service_image is None:
-            return ServiceReply(lacks=name, tag=_image_tag(base_image, request))
-        body = _build_container(root, service_image, request)
-        if inspected:
-            _stop_container(container)
-        _launch(container, body, request)
-        inspected = _wait_until_ready(container, request)
+            return ServiceReply(lacks=name, tag=service_images.image_tag(base_image, request))
+        language_models.remove_secrets(root, name)  # those of the service that is replaced
+        try:
+            body = _build_container(root, service_image, request)
+            if inspected:
+                _stop_container(container)
+            _launch(container, body, request)
+            inspected = _wait_until_ready(container, request)
+        except BaseException:
+            language_models.remove_secrets(root, name)
+            raise
     return ServiceReply(*_describe_service(root, inspected, name), replaced=is_stale)
 
 
@@ -116,6 +119,7 @@ def stop(request: StopServiceRequest) -> StopServiceReply:
         token = find_token(root, name)
         if token.exists():
             token.unlink()
+        language_models.remove_secrets(root, name)
         stopped.append(name)
     return StopServiceReply(tuple(sorted(stopped)))
 
@@ -136,7 +140,7 @@ def build(request: ServiceRequest) -> None:
         message = f"{request.image} lacks {request.name}, and this shared server cannot add it"
         hint = "ask the course's staff for an image with it, or install it in your own image"
         raise Failure("policy", message, "images are built without Docker's engine here", hint)
-    tag = _image_tag(base_image, request)
+    tag = service_images.image_tag(base_image, request)
     context = root / "builds" / tag.replace(":", "-")
     context.mkdir(parents=True, exist_ok=True)
     write_text(context / "Dockerfile", request.dockerfile)
@@ -166,28 +170,6 @@ def lock_service(root: Path, name: str) -> Iterator[None]:
         yield
 
 
-def _image_tag(base_image: Image, request: ServiceRequest) -> str:
-    args = {k: v for k, v in request.args.items() if k != "BASE"}
-    text = json.dumps([base_image.Id, request.dockerfile, args], sort_keys=True)
-    return "labctl-services:" + hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _find_service_image(base_image: Image, request: ServiceRequest) -> Image | None:
-    """Return the image to start: this one, or the one built on it, None until that is built."""
-    preset = KNOWN.get(request.name)
-    if preset is None or request.command:
-        return base_image
-    path = labctl_home() / ".passwd" / f"programs-{base_image.Id.rpartition(':')[2][:24]}.json"
-    programs = read_json(path)
-    if request.name not in programs:
-        words = ["run", "--rm", "--network", "none", "--entrypoint", "/bin/sh", base_image.Id]
-        done = run_docker(*words, "-c", f"{preset.test} >/dev/null 2>&1", check=False)
-        programs[request.name] = done.returncode == 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, programs)
-    return base_image if programs[request.name] else inspect_image(_image_tag(base_image, request))
-
-
 def get_port(request: ServiceRequest) -> int:
     """Return the port inside the container. Failure (usage) without a valid one."""
     known = KNOWN.get(request.name)
@@ -214,6 +196,7 @@ def hash_settings(request: ServiceRequest) -> str:
     settings = [request.image, _build_argv(request), get_port(request), request.gpus]
     settings += serve.describe_model_settings(request) or ([request.env] if request.env else [])
     settings += [request.data] if request.data else []
+    settings += [request.weights] if request.weights else []
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
@@ -237,6 +220,8 @@ def _build_container(root: Path, image: Image, request: ServiceRequest) -> NewCo
     if request.model:
         mounts = serve.build_mounts(root, request.model, request.app)
         env.update(serve.build_env(request.model))
+    elif request.test:
+        mounts = language_models.build_mounts(root, request)
     else:
         mounts = _lab_mounts(root, request)
     if name == "jupyter":
@@ -248,16 +233,16 @@ def _build_container(root: Path, image: Image, request: ServiceRequest) -> NewCo
     container = build_lab_container(root, lab, image, mounts, env, labels)
     published = (PortBinding(HostIp="127.0.0.1"),)
     config = container.HostConfig._replace(Init=True, PortBindings={f"{port}/tcp": published})
-    if request.model:
+    if request.model or request.test:
         config = serve.lock_down(config)
-    if request.model or request.as_is:
+    if request.model or request.test or request.as_is:
         limits = ResourceLimits(request.memory_bytes, request.cpus, request.shm_bytes)
         config = limit(config, limits)
     container = container._replace(ExposedPorts={f"{port}/tcp": {}}, HostConfig=config)
     if request.as_is:
         container = container._replace(WorkingDir=image.config.WorkingDir or "/")
         return container._replace(Cmd=tuple(argv)) if argv else container
-    if request.command:
+    if request.command and not request.test:
         return container._replace(Cmd=tuple(argv))
     return container._replace(Entrypoint=tuple(argv[:1]), Cmd=tuple(argv[1:]))
 
@@ -267,7 +252,7 @@ def _lab_mounts(root: Path, request: ServiceRequest) -> list[Mount]:
     for each in ("code", "runs"):
         (root / each).mkdir(exist_ok=True)
     foreign = request.as_is
-    reads_only = foreign or request.name == "tensorboard"
+    reads_only = foreign or request.name in ("tensorboard", "mlflow")
     return [
         build_mount(root / "code", "/lab/code", read_only=foreign),
         build_mount(root / "runs", "/lab/runs", read_only=reads_only),
@@ -320,7 +305,7 @@ def _get_socket(inspected: Container) -> str:
 def _wait_until_ready(container: str, request: ServiceRequest) -> Container:
     """Wait until the port answers; return the container."""
     name = request.name
-    is_preset = name in KNOWN and not request.command
+    speaks_http = bool(request.test) or (name in KNOWN and not request.command)
     limit_s = request.deadline_s or READY_S
     deadline = time.monotonic() + limit_s
     while True:
@@ -328,7 +313,7 @@ def _wait_until_ready(container: str, request: ServiceRequest) -> Container:
         if inspected is None or not inspected.State.Running:
             raise _describe_early_end(container, inspected, request)
         address = _get_socket(inspected) or _get_published_port(inspected)
-        if address and (is_http_ready(address) if is_preset else is_listening(address)):
+        if address and (is_http_ready(address) if speaks_http else is_listening(address)):
             return inspected
         if time.monotonic() >= deadline:
             raise _make_failure(container, request, f"did not answer within {limit_s:g} s")

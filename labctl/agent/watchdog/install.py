@@ -176,6 +176,7 @@ def _merge_limits(recorded: LimitsRecord | None, request: GuardRequest) -> Limit
         ending=request.ending,
         store=request.store,
         mirror_s=request.mirror_s,
+        notices=request.notices,
     )
 
 

@@ -24,12 +24,11 @@ from ...wire.watchdog import (
     ReclaimNoticeRequest,
     ReclaimRecord,
 )
-from ..host.imds import Imds
 from ..host.paths import read_boottime_s, read_record, write_json
 from ..host.sudo import call_as_root
 from ..reply import Failure
-from .imds_notices import has_reclaim_notices, read_notices
 from .mirroring import FAILURES, error_text, send_all
+from .notice_services import NoticeService
 from .notify import list_run_logs, notify
 from .provider_notice import (
     MARGIN_S,
@@ -45,7 +44,6 @@ from .shutdown import Say, ShutdownPlan, list_live_attempts, list_live_runs
 from .state_files import ROOT_DIR, Lock, find_directory, read_boot_id
 from .wakeup import wake_watchdog
 
-POLL_S = 5.0
 RUN_POLL_S = 0.1
 PAUSE_S = 1.0
 # seconds to wait for the last log lines of a run that has written its checkpoint
@@ -80,9 +78,9 @@ class ReclaimHandler:
         self._polled: list[ReclaimNotice] = []
         self._sending = threading.Lock()
 
-    def listen(self, imds: Imds) -> None:
-        """Poll a metadata service from now on, if the machine has one."""
-        threading.Thread(target=self._poll, args=(imds,), daemon=True).start()
+    def listen(self, service: NoticeService) -> None:
+        """Poll a metadata service from now on, if the machine has it."""
+        threading.Thread(target=self._poll, args=(service,), daemon=True).start()
 
     @property
     def under_way(self) -> bool:
@@ -126,14 +124,14 @@ class ReclaimHandler:
 
         threading.Thread(target=run_safely, daemon=True).start()
 
-    def _poll(self, imds: Imds) -> None:
-        if not has_reclaim_notices(imds):
+    def _poll(self, service: NoticeService) -> None:
+        if not service.is_available():
             return
         self.say("watching for reclaim", "polling the machine's metadata service for notices")
         has_failed = False
         while True:
             try:
-                notices, has_failed = read_notices(imds), False
+                notices, has_failed = service.read(), False
             except OSError as error:
                 if not has_failed:
                     self.say("reclaim notices unavailable", f"{error}; trying again")
@@ -141,7 +139,7 @@ class ReclaimHandler:
             is_new, self._polled = notices != self._polled, notices
             if is_new and notices:
                 wake_watchdog(self.directory)
-            time.sleep(POLL_S)
+            time.sleep(service.poll_s)
 
     def _handle_rebalance(self, plan: ShutdownPlan) -> None:
         """Handle a recommendation: save results while the run continues."""

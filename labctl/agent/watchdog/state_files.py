@@ -88,6 +88,8 @@ def encode_limits(record: LimitsRecord) -> object:
     body = to_json(record)
     if not record.limits.stopped_s:
         del body["limits"]["stopped_s"]
+    if not record.notices:
+        del body["notices"]
     return body
 
 

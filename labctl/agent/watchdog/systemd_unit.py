@@ -13,25 +13,34 @@ from pathlib import Path
 
 from ..host.paths import read_text, write_text
 from ..host.systemd_reload import enable_at_boot, list_gpu_containers, systemctl
-from .state_files import Lock, read_status, record_decision
+from .notice_services import open_notice_service
+from .state_files import Lock, read_limits, read_status, record_decision
 from .wakeup import wake_watchdog
 
 UNIT = Path("/etc/systemd/system/labctl-watchdog.service")
 # Below the watchdog's directory: a link to the running version of the program.
 CURRENT = "current"
+# seconds that systemd allows beyond the wait for a reclaim
+STOP_MARGIN_S = 3.0
 
 
-def build_unit_text(directory: Path) -> str:
+def build_unit_text(directory: Path, shutdown_s: float = 0.0) -> str:
+    """Build the unit's text. `shutdown_s` is how long a shutdown waits for a reclaim's results."""
     # The link is resolved at the start, so that an update does not affect a running watchdog.
     program = f'"$$(readlink -f {directory / CURRENT})"'
+    words = f"{sys.executable} {program}"
+    waits = f"""
+# Runs while the watchdog, the engine and the network are still there.
+ExecStop=/bin/sh -c 'exec {words} await-reclaim {directory}'
+TimeoutStopSec={shutdown_s + STOP_MARGIN_S:.0f}"""
     return f"""[Unit]
 Description=labctl's watchdog: ends this server at its deadline, its budget, or when idle
-After=docker.service
+After=docker.service{" network-online.target" if shutdown_s else ""}
 # Tried again for ever: systemd would give up after five quick crashes, and nothing would end this.
 StartLimitIntervalSec=0
 
 [Service]
-ExecStart=/bin/sh -c 'exec {sys.executable} {program} watchdog {directory}'
+ExecStart=/bin/sh -c 'exec {words} watchdog {directory}'{waits if shutdown_s else ""}
 StandardInput=null
 Restart=always
 RestartSec=1
@@ -45,7 +54,9 @@ WantedBy=multi-user.target
 
 def ensure_unit(directory: Path, program: Path) -> bool:
     """Have the unit run `program`; False if that must wait and an earlier version runs."""
-    text = build_unit_text(directory)
+    limits = read_limits(directory)
+    service = open_notice_service(limits.notices if limits else "")
+    text = build_unit_text(directory, service.shutdown_s)
     current_text = read_text(UNIT)
     is_changed = current_text != text.strip()
     gpu_containers = list_gpu_containers() if is_changed else []

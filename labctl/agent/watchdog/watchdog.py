@@ -17,7 +17,6 @@ from pathlib import Path
 from ...wire.text import dollars_text, duration_text
 from ...wire.verbs import Empty
 from ...wire.watchdog import ElapsedTimeRecord, StateRecord, UnsavedCountRecord, WatchRecord
-from ..host.imds import Imds
 from ..host.paths import read_boottime_s, read_record
 from ..program import PROGRAM
 from .activity import ActivityReader, ActivitySnapshot, ActivityWatcher
@@ -35,6 +34,7 @@ from .decisions import (
 from .limits import LimitsFile
 from .mirroring import INTERVAL_S, Mirror
 from .mirroring import MirrorRequest as Mirrored
+from .notice_services import open_notice_service
 from .notify import list_run_logs, notify
 from .poweroff import WindDown
 from .reclaim import ReclaimHandler
@@ -109,7 +109,7 @@ class Watchdog:
         )
         self.activity_watcher.set_idle_limit(self.limits_file.limits.idle_s)
         threading.Thread(target=self._explore, daemon=True).start()
-        self.reclaims.listen(Imds())
+        self.reclaims.listen(open_notice_service(self.limits_file.record.notices))
         Recorder(lambda: self.limits_file.plan.account, self.record_decision)
 
     def _carry_on(self, age: ElapsedTimeRecord) -> None:

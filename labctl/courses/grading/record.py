@@ -10,6 +10,7 @@ from labctl.courses.grading.claims import AccuracyComparison
 from labctl.courses.grading.flags import Flag
 from labctl.courses.grading.results import GradeResults, lateness_note, subtract_penalty
 from labctl.courses.records.free_days import FreeDays
+from labctl.decoding import decode_json
 from labctl.model import Value
 
 VERSION = 1
@@ -88,7 +89,7 @@ def encode(record: GradeRecord) -> bytes:
 def decode(data: bytes) -> GradeRecord | None:
     """Parse a record; None if it is not one of this version, so that grading repeats it."""
     try:
-        record = msgspec.json.decode(data, type=GradeRecord)
+        record = decode_json(data, GradeRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return record if record.version == VERSION else None

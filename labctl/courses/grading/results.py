@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.model import Value
 from labctl.text import duration_text
 
@@ -88,12 +89,16 @@ class LooseResults(msgspec.Struct):
         return output if isinstance(output, str) else ""
 
 
+# Other graders write numbers as strings.
+_LOOSE_RESULTS = msgspec.json.Decoder(LooseResults, strict=False)
+
+
 def decode_results(data: bytes) -> LooseResults:
     """Decode any results.json: labctl's, another grader's, or one edited by hand.
 
     Raises ValueError if it has another structure, RecursionError if it is nested too deeply.
     """
-    return msgspec.json.decode(data, type=LooseResults, strict=False)
+    return _LOOSE_RESULTS.decode(data)
 
 
 def _decode_loosely(raw: msgspec.Raw) -> object:
@@ -114,7 +119,7 @@ def parse_results(text: str, points: float) -> GradeResults:
         raise ValueError(f"results.json is larger than {MOST_BYTES >> 20} MiB")
     try:
         loose = decode_results(text.encode("utf-8", "replace"))
-        extra_data = msgspec.json.decode(loose.extra_data, type=dict[str, Any])
+        extra_data = decode_json(loose.extra_data, dict[str, Any])
         visibility = _parse_visibility(loose.visibility)
         tests = tuple(_parse_test(row, visibility) for row in loose.tests[:MOST_TESTS])
     except (ValueError, RecursionError) as error:

@@ -39,7 +39,7 @@ AFTERWARDS = ""
 class SeatCost(Value, frozen=True):
     """The costs of one seat so far. `budget_usd` includes later grants; None means no limit.
 
-    `gpu_minutes` is what Slurm has counted; None with another engine.
+    `gpu_minutes` is what Slurm has counted, with the seat's jobs; None with another engine.
     """
 
     seat: str
@@ -112,7 +112,10 @@ class Forecast(Value, frozen=True):
 
 
 class CourseCosts(Value, frozen=True):
-    """The costs of a course. `complete` is True if the provider was asked for running servers."""
+    """The costs of a course. `complete` is True if the provider was asked for running servers.
+
+    `image_usd_per_month` is the price of the baked machine image, which is not in `usd`.
+    """
 
     seats: tuple[SeatCost, ...]
     students: tuple[StudentCost, ...]
@@ -123,6 +126,7 @@ class CourseCosts(Value, frozen=True):
     hours: float
     idle_usd: float
     complete: bool
+    image_usd_per_month: float = 0.0
 
 
 def compute_course_costs(

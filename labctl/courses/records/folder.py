@@ -25,6 +25,7 @@ from labctl.courses.records.ledger import Ledger
 from labctl.courses.records.roster import ROSTER_FILE, read_roster
 from labctl.courses.records.spending import RunningServer
 from labctl.courses.records.student import Student
+from labctl.decoding import decode_json
 from labctl.errors import ConfigError, LabError, NotFoundError
 from labctl.model import NAME_PATTERN, Server, Value
 from labctl.servers.provider_traits import read_provider_traits
@@ -249,7 +250,7 @@ class CourseFolder:
     def _identity(self) -> _Identity:
         file = self.private / "course.json"
         try:
-            identity = msgspec.json.decode(file.read_bytes(), type=_Identity)
+            identity = decode_json(file.read_bytes(), _Identity)
         except FileNotFoundError:
             raise ConfigError(
                 f"{escape(str(self.path))} is not a course folder",

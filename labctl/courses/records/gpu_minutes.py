@@ -1,16 +1,18 @@
-"""The minutes of GPUs that a class has used, as Slurm counted them when it was last asked."""
+"""The minutes of GPUs that a class has used, and its jobs, as Slurm last reported them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from labctl.commands.slurm_accounting import ClassUser
+from labctl.commands.slurm_jobs import ClassJobs
 from labctl.config import CourseConfig
 from labctl.config.identity import write_private
+from labctl.decoding import decode_json
 from labctl.model import Value
 from labctl.servers.shared_server import account_name
 
@@ -18,10 +20,14 @@ FILE = "gpu-minutes.json"
 
 
 class GpuMinutes(Value, frozen=True):
-    """What one seat has used, and what course.yaml gives it; None has no limit."""
+    """What one seat has used, and what course.yaml gives it; None has no limit.
+
+    Running jobs count in `used` too, but not in what `jobs` has used.
+    """
 
     used: int
     granted: int | None = None
+    jobs: ClassJobs = ClassJobs()
 
     def __str__(self) -> str:
         return f"{self.used}" if self.granted is None else f"{self.used} of {self.granted}"
@@ -31,12 +37,20 @@ class _Record(Value, frozen=True):
     version: int = 1
     at: float = 0.0
     used: dict[str, int] = msgspec.field(default_factory=dict)
+    jobs: dict[str, ClassJobs] = msgspec.field(default_factory=dict)
 
 
-def record_gpu_minutes(private: Path, users: Iterable[ClassUser]) -> None:
-    """Store what these accounts have used. What others used before stays recorded."""
-    used = {**_read(private), **{user.name: user.used_minutes for user in users}}
-    write_private(private / FILE, msgspec.json.encode(_Record(at=time.time(), used=used)))
+def record_gpu_minutes(
+    private: Path, users: Iterable[ClassUser], jobs: Mapping[str, ClassJobs]
+) -> None:
+    """Store what these accounts have used, and their jobs. Those of others stay recorded."""
+    before = _read(private)
+    record = _Record(
+        at=time.time(),
+        used={**before.used, **{user.name: user.used_minutes for user in users}},
+        jobs={**before.jobs, **jobs},
+    )
+    write_private(private / FILE, msgspec.json.encode(record))
 
 
 def read_gpu_minutes(
@@ -45,13 +59,19 @@ def read_gpu_minutes(
     """Return the recorded minutes by seat; nothing for a course whose engine is not Slurm."""
     if config.shared is None or not config.shared.has_queue:
         return {}
-    used = _read(private)
+    record = _read(private)
     granted = config.shared.gpu_minutes
-    return {seat: GpuMinutes(used.get(account_name(seat), 0), granted) for seat in seats}
+    accounts = {seat: account_name(seat) for seat in seats}
+    return {
+        seat: GpuMinutes(
+            record.used.get(account, 0), granted, record.jobs.get(account, ClassJobs())
+        )
+        for seat, account in accounts.items()
+    }
 
 
-def _read(private: Path) -> dict[str, int]:
+def _read(private: Path) -> _Record:
     try:
-        return msgspec.json.decode((private / FILE).read_bytes(), type=_Record).used
+        return decode_json((private / FILE).read_bytes(), _Record)
     except (FileNotFoundError, msgspec.MsgspecError):
-        return {}  # the next refresh reads them again
+        return _Record()  # the next refresh reads them again

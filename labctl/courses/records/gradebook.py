@@ -19,6 +19,7 @@ from labctl.courses.records.marks import (
     sum_marks,
 )
 from labctl.courses.records.student import Student
+from labctl.decoding import decode_json
 from labctl.model import Value
 
 MOST_BYTES = 4 * 1024**2
@@ -228,7 +229,7 @@ def read_results(file: Path) -> StoredResults:
         if file.stat().st_size > MOST_BYTES:
             return StoredResults(problem="its results.json is too large")
         results = decode_results(file.read_bytes())
-        stamp = msgspec.json.decode(results.extra_data, type=_Extra).labctl
+        stamp = decode_json(results.extra_data, _Extra).labctl
     except (OSError, ValueError, RecursionError):
         return _UNREADABLE
     score = results.total

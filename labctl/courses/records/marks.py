@@ -13,6 +13,7 @@ import msgspec
 
 from labctl.courses.grading.results import GraderTest
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
+from labctl.decoding import convert_value
 from labctl.model import Value
 
 KIND = "mark"
@@ -96,7 +97,7 @@ def add_mark(marks: dict[str, dict[str, dict[str, ItemMark]]], entry: CourseLedg
 
 def _read_submission(entry: CourseLedgerEntry) -> MarkedSubmission | None:
     submission = entry.detail.get("submission")
-    return msgspec.convert(submission, MarkedSubmission) if submission is not None else None
+    return convert_value(submission, MarkedSubmission) if submission is not None else None
 
 
 def read_marks(

@@ -13,6 +13,7 @@ import msgspec
 from labctl.courses.records.gradebook import Grade, Stamp, points_text
 from labctl.courses.records.ledger_entries import CourseLedgerDraft, CourseLedgerEntry
 from labctl.courses.records.marks import RubricItem
+from labctl.decoding import convert_value
 
 KIND = "released"
 
@@ -78,13 +79,13 @@ def read_released_grade(line: CourseLedgerEntry, owner: str = "") -> Grade:
         student=line.student,
         score=detail["score"],
         points=detail["points"],
-        stamp=msgspec.convert(detail["stamp"], Stamp),
+        stamp=convert_value(detail["stamp"], Stamp),
         team="" if seat == line.student else seat,
         released=True,
         owner=owner,
         corrected=bool(detail["corrected"]),
         automatic=detail.get("automatic", detail["score"]),
-        items=msgspec.convert(detail.get("items", ()), tuple[RubricItem, ...]),
+        items=convert_value(detail.get("items", ()), tuple[RubricItem, ...]),
     )
 
 

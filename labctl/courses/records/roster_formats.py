@@ -22,6 +22,8 @@ from labctl.errors import Problem, UsageError
 from labctl.model import Value
 
 POINTS_POSSIBLE = "points possible"
+# what Moodle writes of a participant who is in no group
+NO_GROUPS = "no groups"
 _TEST_STUDENT = re.compile(r"student,\s*test|test student", re.IGNORECASE)
 CANVAS_IDENTITY = ("SIS Login ID", "SIS User ID", "Section")
 SURNAME = ("Last name", "Surname")
@@ -186,6 +188,17 @@ def _read_canvas_row(table: Table, row: int) -> ImportedPerson:
     )
 
 
+def split_moodle_groups(text: str) -> list[str]:
+    """Return the groups in a cell of Moodle's participants: `A, B`; [] for "No groups"."""
+    names = (name.strip() for name in text.split(","))
+    return [name for name in names if name and name.casefold() != NO_GROUPS]
+
+
+def _read_moodle_sections(table: Table, row: int) -> str:
+    groups = split_moodle_groups(table.cell(row, "Groups"))
+    return SECTION_SEPARATOR.join(groups) or table.cell(row, "Section", "Department")
+
+
 def find_moodle_key(table: Table, row: int) -> str:
     """Return what identifies a person of Moodle: if possible the email address.
 
@@ -205,7 +218,7 @@ def _read_moodle_row(table: Table, row: int) -> ImportedPerson:
         line=table.lines[row],
         email=email,
         team=_read_team(table, row),
-        section=table.cell(row, "Section", "Department"),
+        section=_read_moodle_sections(table, row),
     )
 
 

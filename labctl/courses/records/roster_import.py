@@ -16,6 +16,7 @@ from labctl.courses.records import roster_checks, roster_formats
 from labctl.courses.records.roster_formats import ImportedPerson
 from labctl.courses.records.student import Student
 from labctl.courses.records.tables import Table, make_table_error, read_table, read_table_bytes
+from labctl.decoding import decode_json
 from labctl.errors import ConfigError, LabError, Problem
 from labctl.model import Value
 
@@ -155,7 +156,7 @@ def load_keys(path: Path) -> ImportKeys:
     """Read the keys in a course's private folder; empty if it has none yet."""
     file = path / KEYS_FILE
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ImportKeys)
+        return decode_json(file.read_bytes(), ImportKeys)
     except FileNotFoundError:
         return ImportKeys()
     except msgspec.MsgspecError:

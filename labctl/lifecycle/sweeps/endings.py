@@ -1,0 +1,115 @@
+"""Why a trial failed, and when failures end the whole sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+from labctl.errors import LabError, NotFoundError, PolicyError
+from labctl.lifecycle.sweeps.metric import Reading, describe_names
+from labctl.lifecycle.sweeps.study import Study
+from labctl.lifecycle.sweeps.trial_servers import TrialServer
+from labctl.lifecycle.sweeps.trials import Trial
+from labctl.model import Run, Value
+from labctl.runs import outputs
+from labctl.servers.context import LabContext
+
+MOST_FAILURES = 3
+# The exit code of a program that does not know an option: argparse, click and shells use it.
+USAGE_CODE = 2
+LOG_LINES = 3
+MOST_LOG_BYTES = 4096
+
+
+class TrialFailure(Value, frozen=True):
+    """Why a trial failed. `log` is the path of its log in the lab, `last_lines` its end.
+
+    A `is_usage` failure is one of the command line, so that other trials would fail too.
+    `is_canceled` if the user ended it.
+    """
+
+    text: str
+    log: str = ""
+    last_lines: str = ""
+    is_usage: bool = False
+    is_canceled: bool = False
+
+
+def describe_failure(
+    context: LabContext, server: TrialServer, run: Run, reading: Reading
+) -> TrialFailure | None:
+    """Return why an ended trial failed; None for a success. Its log is on this machine then."""
+    if run.state == "cancelled":
+        return TrialFailure(text="canceled by its user", is_canceled=True)
+    if run.exit_code != 0:
+        log = _fetch_log(context, server, run)
+        where = log or f"run {run.id}"
+        return TrialFailure(
+            text=f"{run.summary}; log: {where}",
+            log=log,
+            last_lines=_read_end(context, log),
+            is_usage=run.exit_code == USAGE_CODE,
+        )
+    if reading.last is not None and not math.isfinite(reading.last):
+        return TrialFailure(text=f"its metric ended as {reading.last}")
+    return None
+
+
+def _fetch_log(context: LabContext, server: TrialServer, run: Run) -> str:
+    """Download the log; return its path in the lab, "" if it could not be downloaded."""
+    with contextlib.suppress(LabError):
+        outputs.pull(server.context, server.current, [run.id], only=("logs",))
+    log = f"runs/{run.id}/logs/run.log"
+    return log if (context.config.root / log).is_file() else ""
+
+
+def _read_end(context: LabContext, log: str) -> str:
+    if not log:
+        return ""
+    with contextlib.suppress(OSError), (context.config.root / log).open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - MOST_LOG_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-LOG_LINES:])
+    return ""
+
+
+class FailureStreak:
+    """Counts failures in a row, and ends the sweep if there are too many."""
+
+    def __init__(self) -> None:
+        self._failures: list[tuple[Trial, TrialFailure]] = []
+
+    def reset(self) -> None:
+        """Start a new count: a trial has succeeded."""
+        self._failures.clear()
+
+    def add(self, trial: Trial, failure: TrialFailure, study: Study) -> None:
+        """Count a failure. PolicyError if more trials would most likely fail too."""
+        if failure.is_canceled:
+            return
+        self._failures.append((trial, failure))
+        if failure.is_usage and not any(one.state == "complete" for one in study.trials):
+            raise PolicyError(
+                f"the command of trial {trial.number} does not accept its options",
+                why=failure.last_lines or failure.text,
+                hint=f"labctl sweep --study {study.find_free_name()}   # with other parameters\n"
+                f"labctl sweep --study {study.name}   # instead, after you correct the program",
+            )
+        if len(self._failures) >= MOST_FAILURES:
+            texts = [f"trial {one.number}: {why.text}" for one, why in self._failures]
+            raise PolicyError(
+                f"{len(self._failures)} trials in a row failed",
+                why="\n".join([*texts, failure.last_lines]).rstrip(),
+                hint=f"labctl sweep --study {study.name}   # after you correct the program",
+            )
+
+
+def make_metric_error(metric: str, reading: Reading, run: Run, running: int) -> NotFoundError:
+    """Return the error for a run that ended well without reporting the metric."""
+    others = f"\n{running} more trials are still running" if running > 0 else ""
+    return NotFoundError(
+        f"run {run.id} does not report {metric}",
+        why=f"{describe_names(metric, reading.names)}{others}",
+        hint="labctl sweep   # after you correct `metric:`; it uses the results of this trial",
+    )
