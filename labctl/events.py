@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 from labctl.model import Value
 from labctl.parallel import call_in_caller
@@ -34,7 +36,8 @@ class Step(Event, frozen=True):
 class Progress(Event, frozen=True):
     """The progress of a step. `unit` is "bytes", "steps" or "files"; `total` is 0 if unknown.
 
-    `detail` says what happens at this moment, in words that also say how far it is.
+    `detail` says what happens at this moment, in words that also say how far it is. `elapsed_s` is
+    how long it has lasted when its first event comes.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Progress(Event, frozen=True):
     total: float
     unit: str
     detail: str = ""
+    elapsed_s: float = 0.0
 
 
 class Part(Event, frozen=True):
@@ -137,6 +141,29 @@ def report_wait(reporter: Reporter, name: str, detail: str = "") -> Iterator[Non
         reporter.emit(Step(name=name, done=True, brief=True))
 
 
+# Opens a lock. It calls the function once, with the holder, if the lock is not free.
+OpenLock = Callable[[Callable[[str], None]], AbstractContextManager[None]]
+
+
+@contextmanager
+def report_lock_wait(reporter: Reporter, open_lock: OpenLock) -> Iterator[None]:
+    """Hold a lock around the block. Name its holder, and report a brief Step, while it waits."""
+    waiting: list[Step] = []
+
+    def announce(holder: str) -> None:
+        reporter.emit(Note(text=f"{holder}; waiting for it to finish"))
+        waiting.append(Step(name="waiting for the other command", brief=True))
+        reporter.emit(waiting[0])
+
+    with ExitStack() as held:
+        try:
+            held.enter_context(open_lock(announce))
+        finally:
+            for step in waiting:
+                reporter.emit(msgspec.structs.replace(step, done=True))
+        yield
+
+
 class ConsentPolicy(Value, frozen=True):
     """The questions that are answered with yes without asking a user, by what they are about.
 
@@ -156,6 +183,8 @@ class ConsentPolicy(Value, frozen=True):
 AGREE_TO_NOTHING = ConsentPolicy()
 AGREE_TO_ALL = ConsentPolicy(price=True, billing=True, other=True, typed=True)
 AGREE_TO_PRICES = ConsentPolicy(price=True, typed=True)
+# For what replaces a server whose costs the user has agreed to.
+AGREE_TO_COSTS = ConsentPolicy(price=True, billing=True, typed=True)
 
 
 class PolicyReporter:

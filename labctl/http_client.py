@@ -5,6 +5,7 @@ requests takes 50 ms or more to import, so only a call imports it. Its errors ar
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from labctl.lazy import lazy_imports
@@ -20,6 +21,12 @@ with lazy_imports(__name__):
 
 # A compressed block may be up to 1,000 times as large once it is read.
 _BLOCK_BYTES = 16 * 1024
+_LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?(/\S*)?")
+
+
+def is_confidential(url: str) -> bool:
+    """Whether nobody else can read what is sent to `url`: by https, or inside this machine."""
+    return url.startswith("https://") or _LOOPBACK.fullmatch(url) is not None
 
 
 def open_session() -> Session:

@@ -36,7 +36,7 @@ from labctl.config import (
     load_lab,
     trust,
 )
-from labctl.errors import PolicyError, UsageError
+from labctl.errors import ConfigError, PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
 from labctl.model import BANDWIDTH_PREFIX, Need, Run, Server
@@ -47,14 +47,19 @@ from labctl.state import State
 
 if TYPE_CHECKING:
     from labctl.insight.bandwidth import Bandwidth
+    from labctl.insight.compare.comparison import ComparisonResult
     from labctl.insight.explanation import Explanation
-    from labctl.insight.run_report import Report
+    from labctl.insight.report.document import DocumentForm, Report
     from labctl.insight.top import ServerMetrics
     from labctl.lifecycle.down import DownResult
     from labctl.lifecycle.fleet import LabOutcome
     from labctl.lifecycle.forget import UnconfirmedRecords
     from labctl.lifecycle.lab_status import LabStatus
+    from labctl.lifecycle.move import MoveResult
+    from labctl.lifecycle.move_end import CanceledMove
     from labctl.lifecycle.stop import StopResult
+    from labctl.lifecycle.sweeps.plan import SweepOptions
+    from labctl.lifecycle.sweeps.sweep import SweepResult
     from labctl.runs.probe import ProbeResult
     from labctl.services.port_forward import Forwarding
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
@@ -63,7 +68,7 @@ if TYPE_CHECKING:
     from labctl.wire.runs import RunSpec
 
 with lazy_imports(__name__):
-    from labctl.insight import bandwidth, explanation, run_report, top
+    from labctl.insight import bandwidth, comparison_report, explanation, run_report, top
     from labctl.lifecycle import (
         down,
         export_lab,
@@ -78,6 +83,8 @@ with lazy_imports(__name__):
         gang_restart,
         gang_runs,
         keeper_host,
+        move,
+        move_end,
         reconcile,
         recover,
         recovery_lock,
@@ -88,6 +95,7 @@ with lazy_imports(__name__):
         stop,
         up,
     )
+    from labctl.lifecycle.sweeps import plan, study, sweep
     from labctl.runs import (
         first_run,
         missing_script,
@@ -96,11 +104,11 @@ with lazy_imports(__name__):
         runs,
         shell_variables,
     )
-    from labctl.servers import adoption, chosen_need
+    from labctl.servers import adoption, chosen_need, recorded_config
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
     from labctl.submissions import bundling, freshness, submit
-    from labctl.sync import lab_files
+    from labctl.sync import lab_files, transfer_lock
 
 
 # lab id outside of any lab; no server or run has it
@@ -128,6 +136,7 @@ class Lab:
         needs_file: bool = True,
         everywhere: bool = False,
         in_process: bool = True,
+        skips_faults: bool = False,
     ) -> Lab:
         """Load the lab of a directory or a lab.yaml. ConfigError lists all problems in the file.
 
@@ -138,6 +147,8 @@ class Lab:
         directory need not be a lab; commands that list everything at the provider work there.
         `everywhere` searches every region. `in_process` keeps one connection to the server inside
         this process; without it each command uses the user's ssh, whose connection outlives it.
+        With `skips_faults`, mistakes in lab.yaml are a warning, and the record replaces what they
+        hide; this is enough for commands that end, list or inspect what the lab has.
         """
         variables = copy_environment() if environ is None else environ
         user_paths: Paths = find_paths(variables)
@@ -148,15 +159,29 @@ class Lab:
             find_provider=None if record_only else read_provider_traits,
             needs_file=needs_file,
         )
-        config = load(overrides=overrides)
+        fault: ConfigError | None = None
+        try:
+            config = load(overrides=overrides)
+        except ConfigError as error:
+            if not skips_faults:
+                raise
+            fault = error
+            config = load(overrides=overrides, skips_faults=True)
         state = State(user_paths.database)
         lab_reporter = SharedReporter(reporter or SilentReporter())
         if state.was_rebuilt:
             text = f"labctl's record on this machine was rebuilt: {state.was_rebuilt}"
             lab_reporter.emit(Note(text=f"{text}; labctl status --refresh", level="warning"))
         own_id = ensure_lab_id(config.root) if config.path.exists() else NO_LAB
-        if not record_only and (choice := provider_choice.find_choice(state, own_id, config)):
-            config = load(overrides={**(overrides or {}), "provider": choice})
+        if fault is not None:
+            config = recorded_config.load_recorded(
+                load, fault, overrides or {}, state, own_id, needs_provider=not record_only
+            )
+            text = recorded_config.describe_faults(fault)
+            lab_reporter.emit(Note(text=text, level="warning"))
+        elif not record_only and (choice := provider_choice.find_choice(state, own_id, config)):
+            config = load(overrides={**(overrides or {}), "provider": choice.provider})
+            config = provider_choice.apply_choice(config, choice)
         context = LabContext(
             config, own_id, user_paths, state, lab_reporter, everywhere, in_process=in_process
         )
@@ -164,6 +189,10 @@ class Lab:
 
     def up(self, need: Need | None = None) -> LabServer:
         """Return the lab's server, and start one if it has none. `need` overrides lab.yaml."""
+        # before a question whose answer would be lost
+        adoption.require_recorded_provider(
+            provider_choice.use_recorded_provider(self.context, by_rule=True)
+        )
         if not is_trusted(self.context.paths, self.config):
             # Report missing credentials before the question about the file.
             self.context.provider.get_account()
@@ -177,6 +206,10 @@ class Lab:
     def select_server(self, rank: int) -> Lab:
         """Return this lab with one of its servers alone; 0 is the first. UsageError without it."""
         return Lab(gang.select_server(self.context, rank))
+
+    def select_run_server(self, run: str) -> Lab:
+        """Return this lab with the server alone that has a run, if it is not on the first one."""
+        return Lab(gang.select_run_server(self.context, run))
 
     def check_run(
         self,
@@ -248,6 +281,8 @@ class Lab:
                 return self._follow_and_recover(id, on_log)
             return LabRun(self, runs.find_run(self.context, id))
         run_id = id or run_specs.make_run_id()
+        if recover and id:
+            runs.require_known_without_server(self.context, id)
         # A mistake in the command is reported before a missing server.
         run_specs.require_valid(self.context, tuple(command), run_id)
         server = self.context.get_server()
@@ -326,10 +361,11 @@ class Lab:
 
     def _push_for_run(self, server: Server, spec: RunSpec) -> None:
         """Push code and data; before the first run of an image, side by side with the image."""
-        if first_run.has_run_on_server(self.context, server, spec.image):
-            self.push()
-        else:
-            first_run.push_with_image(self.context, server, spec.image)
+        with transfer_lock.name_command("run"):
+            if first_run.has_run_on_server(self.context, server, spec.image):
+                self.push()
+            else:
+                first_run.push_with_image(self.context, server, spec.image)
 
     def _is_unfinished(self, run_id: str) -> bool:
         return recover.is_unfinished(self.context, run_id)
@@ -354,8 +390,9 @@ class Lab:
             self.require_approval()
         reconcile.reconcile(self.context)
         run_id = run.id if isinstance(run, LabRun) else (run or "")
-        ids = [] if all_runs else [runs.find_run(self.context, run_id).id]
-        return reconcile.pull(self.context, ids, everything=everything)
+        context = gang.select_run_server(self.context, run_id)
+        ids = [] if all_runs else [runs.find_run(context, run_id).id]
+        return reconcile.pull(context, ids, everything=everything)
 
     def forward(self, service: str, *, port: int = 0) -> Forwarding:
         """Open a local port to a service, and start the service if needed; a context manager."""
@@ -378,6 +415,22 @@ class Lab:
         With `discard`, nothing is downloaded.
         """
         return down.down(self.context, discard=discard)
+
+    def move(self, need: Need | None = None, *, provider: str = "") -> MoveResult:
+        """Move the lab to a server for `need`, or at `provider`, and remove the old one then.
+
+        Results come to this machine, and active runs resume on the new server from their last
+        checkpoint. Without arguments, this continues an interrupted move.
+        """
+        if provider:  # whose section of lab.yaml may need approval
+            Lab(provider_choice.select_alone(self.context, provider)).require_approval()
+        self.require_approval()
+        check_files(self.config)
+        return move.move(self.context, need, provider)
+
+    def cancel_move(self) -> CanceledMove:
+        """Remove the new server of an unfinished move; the lab stays on its old one."""
+        return move_end.cancel(self.context)
 
     def stop(self) -> StopResult:
         """Cancel the server's runs and stop it. Its disk is kept, and may cost money.
@@ -417,6 +470,19 @@ class Lab:
         job = kind.build_job(self.context, tuple(command), push=push, on_start=on_start)
         return probe.probe(self.context, job, parsed_amount)
 
+    def sweep(self, options: SweepOptions | None = None, *, starts: bool = False) -> SweepResult:
+        """Try parameters of a command, each trial a run, or continue to; see docs/sweeps.md.
+
+        With `starts`, servers that the lab lacks are started first, and those that are lost
+        replaced.
+        """
+        sweep_plan = plan.build_plan(self.config, options or plan.SweepOptions())
+        study.require_optuna()
+        self.require_approval()
+        check_files(self.config)
+        self._warn_of_command(sweep_plan.command, push=True)
+        return sweep.run_sweep(self.context, sweep_plan, starts=starts, version=__version__)
+
     def measure_bandwidth(self) -> Bandwidth:
         """Measure how fast the GPUs, or the servers, of the lab exchange data, by a short run."""
         gpus = len(self.context.load_facts(self.context.get_server()).gpus)
@@ -438,9 +504,22 @@ class Lab:
         """Explain why a run (default: the latest) is slow or wrong, with evidence and advice."""
         return explanation.explain(self.context, reconcile.fetch_logs(self.context, run))
 
-    def report(self, run: str = "", out: Path | None = None) -> Report:
-        """Write the results of a run (default: the latest) as one HTML file; see docs/report.md."""
-        return run_report.write_report(self.context, run, out, version=__version__)
+    def report(
+        self, run: str = "", out: Path | None = None, form: DocumentForm | None = None
+    ) -> Report:
+        """Write the results of a run (default: the latest) as a page or slides; docs/report.md."""
+        return run_report.write_report(self.context, run, out, form=form, version=__version__)
+
+    def compare(self, runs: Sequence[str]) -> ComparisonResult:
+        """Compare pulled runs: results, settings, cost, significance; see docs/tracking.md."""
+        return comparison_report.compare(self.context, runs)
+
+    def report_comparison(
+        self, runs: Sequence[str], out: Path | None = None, form: DocumentForm | None = None
+    ) -> Report:
+        """Write a comparison of runs as a page or slides."""
+        write = comparison_report.write_comparison
+        return write(self.context, runs, out, form=form, version=__version__)
 
     def submit(
         self, choice: SubmissionChoice | None = None, *, fresh: bool = False

@@ -20,13 +20,17 @@ from importlib import import_module
 from types import ModuleType
 
 _lock = threading.RLock()
+# Until Python 3.15, two threads that import a package and one of its modules at the same time may
+# each get it half-initialized (CPython issue 83065): the import system breaks the deadlock so.
+_import_lock = threading.RLock()
+# Longer than any import. A thread that waited so long imports without the lock.
+_LONGEST_IMPORT_S = 60.0
 
 
 class LazyModule(ModuleType):
     """Stands for the module of this name, and imports it when an attribute is needed.
 
-    It is not in sys.modules: the import system's locks are the only ones, and other importers get
-    the module itself.
+    It is not in sys.modules: other importers get the module itself.
     """
 
     def __getattribute__(self, name: str) -> object:
@@ -40,7 +44,28 @@ class LazyModule(ModuleType):
 
 
 def _load(module: LazyModule) -> ModuleType:
-    return import_module(ModuleType.__getattribute__(module, "__name__"))
+    return import_alone(ModuleType.__getattribute__(module, "__name__"))
+
+
+def import_alone(name: str) -> ModuleType:
+    """Import a module while no other thread imports lazily."""
+    loaded = sys.modules.get(name)
+    is_initializing = getattr(getattr(loaded, "__spec__", None), "_initializing", False)
+    if loaded is not None and not is_initializing:
+        return loaded
+    with hold_imports():
+        return import_module(name)
+
+
+@contextmanager
+def hold_imports() -> Iterator[None]:
+    """Keep other threads from importing lazily inside the block."""
+    is_held = _import_lock.acquire(timeout=_LONGEST_IMPORT_S)
+    try:
+        yield
+    finally:
+        if is_held:
+            _import_lock.release()
 
 
 def offer_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
@@ -52,7 +77,7 @@ def offer_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obj
     def load_name(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value: object = getattr(import_module(f"{package}.{modules[name]}"), name)
+        value: object = getattr(import_alone(f"{package}.{modules[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from labctl.decoding import convert_value
 from labctl.wire.codec import Message, MessageError, from_json, to_json
 from labctl.wire.node_access import NodeAccess
 
@@ -27,6 +28,9 @@ Spot = Literal["never", "prefer", "only"]
 Work = Literal["", "fp32", "fp16", "bandwidth"]
 # "ending": labctl has requested termination, and the provider has not confirmed it yet.
 ServerState = Literal["starting", "running", "stopped", "ending", "terminated"]
+# The part of a server in an unfinished move: "" for the lab's own server, "next" for the one that
+# will replace it, "former" for one that was replaced and is about to be removed.
+Moving = Literal["", "next", "former"]
 DockerFault = Literal["", "missing", "denied", "silent"]
 RunState = Literal["starting", "running", "exited", "lost", "cancelled"]
 
@@ -47,7 +51,7 @@ def parse_record(kind: type[ValueType], record: Message) -> ValueType:
     """Return the value that a message stands for; MessageError if a field does not allow it."""
     try:
         # Defaults are left out: None stands for a field that is missing in the value's own JSON.
-        return msgspec.convert(to_json(record, drop_defaults=True), kind)
+        return convert_value(to_json(record, drop_defaults=True), kind)
     except msgspec.ValidationError as error:
         raise MessageError(str(error)) from None
 
@@ -71,6 +75,7 @@ class GpuNeed(Value, frozen=True):
 class Need(Value, frozen=True):
     """The server that a lab needs.
 
+    `type` is the provider's name of the machine type, "" for any.
     `arch` is "x86_64", "arm64" or "" (what most images are made for: x86_64). `work` is the main
     work of the GPU: with "fp32", "fp16" or "bandwidth" offers are ranked by price per unit of it,
     with "" by price per hour.
@@ -79,6 +84,7 @@ class Need(Value, frozen=True):
     """
 
     gpu: GpuNeed = GpuNeed()
+    type: str = ""
     arch: str = ""
     work: Work = ""
     spot: Spot = "prefer"
@@ -165,7 +171,8 @@ class Server(Value, frozen=True):
 
     `account` is the id of the `ProviderAccount` that owns it, "" if the provider has no accounts
     or an earlier labctl recorded the server. `owner` is the user who created it, if users share the
-    provider without accounts (a Docker Engine); "" otherwise.
+    provider without accounts (a Docker Engine); "" otherwise. Only this machine's record says which
+    part of a move (`moving`) the server has.
     """
 
     id: str
@@ -180,6 +187,7 @@ class Server(Value, frozen=True):
     deadline_at: float | None = None
     account: str = ""
     owner: str = ""
+    moving: Moving = ""
 
 
 class CreateServerRequest(Value, frozen=True):
@@ -192,6 +200,7 @@ class CreateServerRequest(Value, frozen=True):
     `first_boot` may hold the private half of `host_key`, which is replaced at first contact.
     `image` is the image that the first run will use ("" if unknown), for a provider that has it at
     hand. Servers with one `gang` reach one another at every port; "" for a server on its own.
+    `moving` is that of the new server; providers ignore it.
     """
 
     lab: str
@@ -207,6 +216,7 @@ class CreateServerRequest(Value, frozen=True):
     first_boot: str = ""
     image: str = ""
     gang: str = ""
+    moving: Moving = ""
 
 
 class Boot(Value, frozen=True):
@@ -307,7 +317,8 @@ class Run(Value, frozen=True):
     `image_id` is the image that it actually ran in, `image_digest` that image's name in its
     registry; "" for an image that was built on the server. `executor` is "process"
     for a plain process, "slurm" for a job of Slurm, and missing in JSON for a container.
-    `container` is its name, or that of the attempt of another executor.
+    `container` is its name, or that of the attempt of another executor. `has_checkpoints`: it has
+    ended and left files in its directory for checkpoints; missing in JSON otherwise.
     """
 
     id: str
@@ -331,6 +342,7 @@ class Run(Value, frozen=True):
     gpu_lost_at: float | None = None
     oom_limit_bytes: int | UnsetType = UNSET
     executor: str | UnsetType = UNSET
+    has_checkpoints: bool | UnsetType = UNSET
 
     @property
     def is_container(self) -> bool:

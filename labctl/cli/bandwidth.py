@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from labctl.cli.options import json_option, open_lab, stop_drawing
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.insight.bandwidth import AllReduce, Bandwidth
 from labctl.text import bytes_text, timing_text

@@ -1,45 +1,38 @@
-"""The commands offers, extend, cost and down: what is rented and what it costs."""
+"""The commands extend, cost and down: what is rented and what it costs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.down_output import is_billing, print_disk_commands, print_down
+from labctl.cli.down_output import find_exit_code, print_disk_commands, print_down
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import (
     DISCARD,
     FORGET,
     json_option,
-    need_options,
     open_lab,
     yes_option,
 )
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
-from labctl.errors import NoOfferError, UsageError
-from labctl.events import report_wait
+from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 from labctl.text import (
-    bytes_text,
     dollars_text,
     duration_text,
     elapsed_text,
     optional_text,
     price_or_free_text,
-    price_range_text,
-    price_text,
 )
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
-    from labctl.model import Offer
-    from labctl.servers.cost import Costs, RunCost
+    from labctl.servers.cost import Costs, RunCost, ServerCost
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import WatchRecord
 
@@ -49,91 +42,10 @@ with lazy_imports(__name__):
     from labctl.servers import disks as server_disks
     from labctl.wire import watchdog
 
-MAX_OFFERS_SHOWN = 20
 IDLE_NOTE = (
     "IDLE is known only for servers that have had a limit (ttl, budget or idle): their watchdog "
     "measures it."
 )
-
-
-@click.command("offers")
-@need_options
-@click.option("--all", "all_", is_flag=True, help=f"List more than the best {MAX_OFFERS_SHOWN}.")
-@json_option
-@click.pass_context
-def offers_command(ctx: click.Context, /, all_: bool, json_: bool, **overrides: str) -> None:
-    """List the servers that the provider offers for this need, the best first, with prices.
-
-    \b
-    labctl offers --gpu any --min-gpu-memory 16GB --max-price 1.50
-    """
-    lab = open_lab(ctx, quiet=json_, overrides=overrides, needs_file=False)
-    context = lab.context
-    with report_wait(context.reporter, f"looking for a server ({context.provider.name})"):
-        offers = context.provider.offers(lab.config.server.need)
-    if json_:
-        print_json({"offers": offers})
-    elif offers:
-        _print_offers(offers if all_ else offers[:MAX_OFFERS_SHOWN], len(offers))
-    if not offers:
-        raise NoOfferError(
-            f"{context.provider.name} has no server that fits this need", hint="labctl config"
-        )
-
-
-def _print_offers(offers: Sequence[Offer], total: int) -> None:
-    has_free = any(offer.all_gpus for offer in offers)
-    rows = [
-        (
-            offer.type,
-            _format_gpu(offer),
-            *((_format_free_gpus(offer),) if has_free else ()),
-            offer.zone or "-",
-            price_or_free_text(offer.price_usd_per_hour),
-            _week_range_text(offer),
-            _list_price_text(offer),
-            _market_text(offer),
-        )
-        for offer in offers
-    ]
-    free = ("FREE GPUS",) if has_free else ()
-    headings = ("TYPE", "GPU", *free, "ZONE", "PRICE", "7 DAYS", "LIST", "MARKET")
-    # The market names the discount too, and the type implies the GPU.
-    print_table(rows, headings, optional=("LIST", "7 DAYS", "ZONE", "GPU"))
-    oldest = min((offer.priced_at for offer in offers if offer.priced_at), default=0.0)
-    notes = [f"prices {duration_text(time.time() - oldest)} old"] if oldest else []
-    notes += [f"and {total - len(offers)} more: --all"] if total > len(offers) else []
-    if notes:
-        print_message("; ".join(notes))
-
-
-def _format_gpu(offer: Offer) -> str:
-    if not offer.gpu_count:
-        return "-"
-    count = f"{offer.gpu_count}x " if offer.gpu_count > 1 else ""
-    memory = bytes_text(offer.gpu_memory_bytes) if offer.gpu_memory_bytes else ""
-    return f"{count}{offer.gpu_name} {memory}".rstrip()
-
-
-def _format_free_gpus(offer: Offer) -> str:
-    return f"{offer.free_gpus} of {offer.all_gpus}" if offer.all_gpus else "-"
-
-
-def _list_price_text(offer: Offer) -> str:
-    return optional_text(offer.on_demand_usd_per_hour or None, price_text)
-
-
-def _week_range_text(offer: Offer) -> str:
-    low, high = offer.week_low_usd_per_hour, offer.week_high_usd_per_hour
-    return price_range_text(low, high) if low is not None and high is not None else "-"
-
-
-def _market_text(offer: Offer) -> str:
-    """Write "on demand", or "spot" with its discount from the list price."""
-    if not offer.spot:
-        return "on demand" if offer.price_usd_per_hour else "-"
-    list_price = offer.on_demand_usd_per_hour
-    return f"spot -{1 - offer.price_usd_per_hour / list_price:.0%}" if list_price else "spot"
 
 
 @click.command("extend")
@@ -170,8 +82,10 @@ def _describe_end(watch: WatchRecord) -> str:
     if idle_s is None or (end_s is not None and idle_s >= end_s):
         return f"{text or 'No limit is set: only labctl down stops the server'}."
     # Even a server that stays idle from now on is not stopped before.
-    held = f"if it is idle, but not in the next {duration_text(idle_s)}"
-    return f"{text}, or sooner {held}." if text else f"The server stops only {held}."
+    soonest = f"in {duration_text(idle_s)} at the soonest."
+    if not text:
+        return f"The server stops once it is idle, {soonest}"
+    return f"{text}. If it is idle, it stops earlier, {soonest}"
 
 
 @click.command("cost")
@@ -182,14 +96,14 @@ def cost_command(ctx: click.Context, all_: bool, json_: bool) -> None:
     """Show the time and cost of each server and run, from the ledger.
 
     Disks and traffic are not included. Unknown amounts are shown as a question mark, with a reason
-    below. A terminal that is too narrow for all columns shows the first ones; a pipe and --json get
-    all.
+    below. A terminal shows the columns that have a value, and if it is too narrow for them, the
+    first ones; a pipe and --json get all.
 
     \b
     labctl cost
     labctl cost --all --json
     """
-    lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=not all_)
+    lab = open_lab(ctx, quiet=json_, record_only=True, needs_file=not all_, skips_faults=True)
     if lab.keeper:
         reconcile.merge_keeper_records(lab.context)
     lab_costs = cost.compute_costs(lab.context, every_lab=all_)
@@ -219,29 +133,56 @@ def _print_costs(costs: Costs, every_lab: bool) -> None:
     ]
     labs = ["LAB"] if every_lab else []
     headings = ("SERVER", *labs, "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE")
-    shown = print_table(rows, headings, optional=("IDLE", "SAVED", "TYPE", "PRICE", "TIME"))
-    if "IDLE" in shown and any(server.idle_share is None for server in costs.servers):
-        print_message(IDLE_NOTE, err=False)
-    for server in costs.servers:
-        if server.note:
-            note = f"{_id_without_region(server.server_id)}: {server.note}"
-            print_message(clean(note), err=False)
+    optional = ("IDLE", "SAVED", "TYPE", "PRICE", "TIME")
+    unneeded = _list_unneeded_columns(costs.servers)
+    shown = print_table(rows, headings, optional=optional, unneeded=unneeded)
+    _print_server_notes([server for server in costs.servers if not _is_free(server)], shown)
     if costs.runs:
         click.echo()
-        runs = [
-            (
-                run.run_id,
-                _name_servers(run),
-                elapsed_text(run.hours * 3600),
-                _cost_text(run.cost_usd),
-            )
-            for run in costs.runs
-        ]
-        print_table(runs, ("RUN", "SERVER", "TIME", "COST"), optional=("SERVER", "TIME"))
+        _print_run_costs(costs.runs)
     partial = "" if costs.complete else " without unknown amounts (?)"
     saved = f"; spot saved {dollars_text(costs.spot_saved_usd)}" if costs.spot_saved_usd else ""
     click.echo(f"\ntotal{partial}: {_cost_text(costs.total_usd)}{saved}")
     _print_kept(costs.kept)
+
+
+def _list_unneeded_columns(servers: Sequence[ServerCost]) -> tuple[str, ...]:
+    """List the columns that say nothing of any of these servers."""
+    is_empty = {
+        "PRICE": all(map(_is_free, servers)),
+        "SAVED": not any(server.spot for server in servers),
+        "IDLE": all(server.idle_share is None for server in servers),
+    }
+    return tuple(heading for heading, empty in is_empty.items() if empty)
+
+
+def _is_free(server: ServerCost) -> bool:
+    return server.price_usd_per_hour == 0
+
+
+def _print_server_notes(servers: Sequence[ServerCost], shown: Sequence[str]) -> None:
+    """Print what is unknown about servers that cost money."""
+    if "IDLE" in shown and any(server.idle_share is None for server in servers):
+        print_message(IDLE_NOTE, err=False)
+    for server in servers:
+        if server.note:
+            note = f"{_id_without_region(server.server_id)}: {server.note}"
+            print_message(clean(note), err=False)
+
+
+def _print_run_costs(runs: Sequence[RunCost]) -> None:
+    rows = [
+        (
+            run.run_id,
+            _name_servers(run),
+            elapsed_text(run.hours * 3600),
+            _cost_text(run.cost_usd),
+        )
+        for run in runs
+    ]
+    unneeded = () if any(run.cost_usd != 0 for run in runs) else ("COST",)
+    headings = ("RUN", "SERVER", "TIME", "COST")
+    print_table(rows, headings, optional=("SERVER", "TIME"), unneeded=unneeded)
 
 
 def _name_servers(run: RunCost) -> str:
@@ -275,13 +216,14 @@ def _id_without_region(server_id: str) -> str:
 def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, json_: bool) -> None:
     """Cancel active runs, download new results, remove the server, and list what remains.
 
-    Exits with 1 if the server still exists or a resource still costs money.
+    Exits with 1 if the server still exists or a resource still costs money, and with 75 if a
+    provider that the lab has used could not be asked.
 
     \b
     labctl down
     labctl down --yes
     """
-    lab = open_lab(ctx, yes=yes, quiet=json_)
+    lab = open_lab(ctx, yes=yes, quiet=json_, skips_faults=True)
     if forget:
         _forget(lab, json_)
         return
@@ -290,7 +232,7 @@ def down_command(ctx: click.Context, discard: bool, forget: bool, yes: bool, jso
         print_json(result)
     else:
         print_down(lab, result)
-    ctx.exit(1 if is_billing(result) else 0)
+    ctx.exit(find_exit_code(result))
 
 
 def _forget(lab: Lab, json_: bool) -> None:

@@ -8,7 +8,7 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config import LAB_FILE, find_lab, parse_duration
 from labctl.errors import NotFoundError

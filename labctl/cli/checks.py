@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean, format_next
-from labctl.cli.screen import wrap_text
+from labctl.cli.tables import wrap_text
 
 if TYPE_CHECKING:
     from labctl.model import Check

@@ -8,7 +8,7 @@ import click
 
 from labctl.cli.completion_values import complete_files
 from labctl.cli.options import SERVER, json_option, open_lab
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.errors import UsageError
 from labctl.sync.single_file import download_file, upload_file
 from labctl.text import bytes_text

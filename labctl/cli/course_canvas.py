@@ -9,7 +9,7 @@ import click
 from labctl.cli.course_options import find_acting_person, shorten_name
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.courses.canvas import CanvasGradebook, CanvasTransfer
 from labctl.errors import UsageError

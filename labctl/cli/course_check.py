@@ -10,7 +10,7 @@ from labctl.cli.checks import print_checks
 from labctl.cli.course import open_course
 from labctl.cli.course_options import make_staff, only_options, select_seats
 from labctl.cli.options import AUTHORIZED_KEYS, json_option, stop_drawing, yes_option
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.lazy import lazy_imports
 from labctl.text import dollars_text
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.unreleased import print_unseen_change
 from labctl.cli.wrapping import indent_words, print_message
 from labctl.courses import commenting
+from labctl.decoding import convert_value
 from labctl.errors import UsageError
 from labctl.model import Value
 
@@ -66,7 +66,7 @@ def comment_command(ctx: click.Context, /, **options: Any) -> None:
     """
     json_ = options["json_"]
     folder = open_course(ctx, quiet=json_).folder
-    chosen = msgspec.convert(options, CommentOptions)
+    chosen = convert_value(options, CommentOptions)
     by = find_acting_person()
     if chosen.save or chosen.forget or chosen.saved:
         _change_saved(folder, chosen, by, json_)

@@ -11,7 +11,7 @@ from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, fit_names_by_seat, is_wide_screen, make_staff
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import json_option
-from labctl.cli.screen import print_json, print_table, wrap_text
+from labctl.cli.tables import print_json, print_table, wrap_text
 from labctl.cli.wrapping import print_message
 from labctl.courses.costs import compute_costs, format_csv
 from labctl.lazy import lazy_imports
@@ -51,7 +51,7 @@ def cost_command(ctx: click.Context, refresh: bool, csv_: bool, json_: bool) -> 
     elif csv_:
         click.echo(format_csv(course_costs), nl=False)
     else:
-        _print_costs(course_costs, fit_names_by_seat(course.folder))
+        print_course_costs(course_costs, fit_names_by_seat(course.folder))
 
 
 def _seat_text(name: str) -> str:
@@ -69,7 +69,7 @@ def _bar_text(share: float | None) -> str:
     return f"{'#' * filled}{'.' * (10 - filled)} {share:4.0%}"
 
 
-def _print_costs(costs: CourseCosts, names: Mapping[str, str]) -> None:
+def print_course_costs(costs: CourseCosts, names: Mapping[str, str]) -> None:
     _print_seats(costs, names)
     if costs.assignments:
         click.echo()
@@ -86,6 +86,11 @@ def _print_costs(costs: CourseCosts, names: Mapping[str, str]) -> None:
     _print_idle(costs, names)
     total = optional_text(costs.usd, dollars_text)
     click.echo(f"\ntotal {total}, of which {optional_text(costs.idle_usd, dollars_text)} idle")
+    if costs.image_usd_per_month:
+        price = dollars_text(costs.image_usd_per_month)
+        click.echo(
+            f"and {price} a month for the machine image; labctl course bake --drop removes it"
+        )
     for line in forecast_lines(costs.forecast):
         click.echo("\n".join(wrap_text(line)))
     if not costs.complete:

@@ -12,7 +12,7 @@ from labctl.cli.course_options import MOST_NAMES, WHY, find_acting_person, print
 from labctl.cli.course_tests import print_student_tests
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN, json_option, yes_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.unreleased import print_unreleased_changes
 from labctl.cli.wrapping import print_message
 from labctl.config.times import local_time_text

@@ -20,8 +20,9 @@ from labctl.cli.course_options import (
 )
 from labctl.cli.course_tests import print_dry_run
 from labctl.cli.exit_codes import clean, print_next
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import PROFILE, SCREEN, json_option, yes_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.unreleased import print_unreleased_changes
 from labctl.cli.wrapping import print_message
 from labctl.courses import collect
@@ -185,7 +186,7 @@ def _late_text(submission: collect.SeatSubmission) -> str:
     "--at-once",
     default=1,
     show_default=True,
-    type=click.IntRange(1, 32),
+    type=NumberRange(4, 1, 32),
     help="Grade this many submissions at a time.",
 )
 @click.option("--release", is_flag=True, help="Show students the feedback if all are graded.")

@@ -10,6 +10,7 @@ import click
 
 from labctl import shell
 from labctl.cli.course import open_course
+from labctl.cli.course_jobs import print_jobs, require_queue
 from labctl.cli.course_options import make_staff, names_by_seat, only_options, select_seats
 from labctl.cli.exit_codes import clean
 from labctl.cli.fan_out import run_on_servers
@@ -24,7 +25,7 @@ from labctl.cli.options import (
 )
 from labctl.cli.plain_ssh import replace_with_ssh
 from labctl.cli.runs import write_log
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message, read_output_width
 from labctl.errors import UsageError, assign_subject
 from labctl.lazy import lazy_imports
@@ -50,9 +51,12 @@ WIDE = 100
 @click.command("status")
 @only_options
 @click.option("--refresh", "-r", is_flag=True, help="Query the provider and every server now.")
+@click.option("--jobs", is_flag=True, help="Also show how each seat's jobs in Slurm ended.")
 @json_option
 @click.pass_context
-def status_command(ctx: click.Context, only: str, group: str, refresh: bool, json_: bool) -> None:
+def status_command(
+    ctx: click.Context, only: str, group: str, refresh: bool, jobs: bool, json_: bool
+) -> None:
     """Show each seat's server, run, time left and cost.
 
     It shows the last known state. With --refresh, labctl queries the provider and every server
@@ -63,6 +67,8 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
     labctl course status --refresh --group lab-1
     """
     course = open_course(ctx, quiet=json_)
+    if jobs:
+        require_queue(course.folder)
     unneeded = () if only or group else course.folder.list_unneeded_seats()
     seats = [*select_seats(course, only, group), *unneeded]
     course_now = status.read_status(make_staff(course), seats, refresh=refresh)
@@ -71,6 +77,8 @@ def status_command(ctx: click.Context, only: str, group: str, refresh: bool, jso
         print_json(course_now)
     else:
         _print_status(course_now, names_by_seat(course.folder), refreshed=refresh)
+        if jobs:
+            print_jobs(course_now)
         _print_unneeded(unneeded)
     ctx.exit(1 if any(seat.error for seat in course_now.seats) else 0)
 

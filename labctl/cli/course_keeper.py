@@ -15,8 +15,9 @@ from msgspec import to_builtins
 from labctl.cli import student_page
 from labctl.cli.course import open_course
 from labctl.cli.keeper_process import install_unit, log_lines
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import AUTHORIZED_KEYS, INSTALL, json_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.commands.systemd import course_unit
 from labctl.config import copy_environment, expand_user, parse_duration
@@ -223,7 +224,7 @@ def _enroll(folder: CourseFolder, student: str, command: str, keys_file: Path) -
 @click.option("--dashboard", is_flag=True, help="Also serve the dashboard, on 127.0.0.1.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=NumberRange(8600, 0, 65535),
     default=8600,
     show_default=True,
     help="Port of the dashboard; 0 chooses a free one.",

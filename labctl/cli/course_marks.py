@@ -7,13 +7,12 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, find_acting_person, names_by_seat
 from labctl.cli.exit_codes import INTERRUPTED, clean, print_next
 from labctl.cli.options import json_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.unreleased import print_unseen_change
 from labctl.cli.wrapping import print_message
 from labctl.courses import marking, marking_tasks
@@ -21,6 +20,7 @@ from labctl.courses.assignment_seats import list_assignment_seats
 from labctl.courses.records.gradebook import points_text
 from labctl.courses.records.marks import list_notes
 from labctl.courses.submission_files import find_submission
+from labctl.decoding import convert_value
 from labctl.errors import LabError, LockHeldError, UsageError
 from labctl.model import Value
 from labctl.text import count_text
@@ -66,7 +66,7 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
     assignment, json_ = options["assignment"], options["json_"]
     folder = open_course(ctx, quiet=json_).folder
     if not options["list_"] and not options["next_"]:
-        given = _record_mark(folder, msgspec.convert(options, MarkOptions))
+        given = _record_mark(folder, convert_value(options, MarkOptions))
         if json_:
             print_json({"mark": given})
         else:

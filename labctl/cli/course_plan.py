@@ -9,8 +9,8 @@ from labctl.cli.course_costs import forecast_lines
 from labctl.cli.course_options import make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option
-from labctl.cli.screen import print_json, wrap_text
 from labctl.cli.starter_output import count_files
+from labctl.cli.tables import print_json, wrap_text
 from labctl.cli.wrapping import print_message
 from labctl.courses.plan import CoursePlan, QuotaNeed, compute_plan, store_plan_snapshot
 from labctl.text import count_text, dollars_text, names_text, next_lines, price_text
@@ -36,7 +36,7 @@ def plan_command(ctx: click.Context, offline: bool, json_: bool) -> None:
     if json_:
         print_json({"plan": course_plan})
     else:
-        _print_plan(course_plan)
+        print_plan(course_plan)
     store_plan_snapshot(staff)
     lacks_quota = course_plan.quotas and not any(quota.enough for quota in course_plan.quotas)
     ctx.exit(1 if course_plan.problem or lacks_quota else 0)
@@ -50,7 +50,7 @@ def _print_item(sign: str, text: str) -> None:
         click.echo(f"  {line}")
 
 
-def _print_plan(plan: CoursePlan) -> None:
+def print_plan(plan: CoursePlan) -> None:
     click.echo(
         f"{plan.course}: {count_text(plan.students, 'student')}, {count_text(plan.seats, 'seat')}"
     )
@@ -142,10 +142,14 @@ def _print_money(plan: CoursePlan) -> None:
             ("all servers once, at most", plan.once_at_most_usd),
             (f"class hours per week ({plan.class_hours_per_week:.1f} h)", plan.usd_per_week),
             ("class hours to the end of term", plan.term_class_usd),
+            ("if baked, machine image per month", plan.image_at_most_usd),
         ]
         for label, usd in rows:
             if usd is not None:
                 click.echo(f"  {label:<36} {dollars_text(usd):>12}")
+    if plan.image is not None and plan.image.usd_per_month:
+        usd_text = dollars_text(plan.image.usd_per_month)
+        click.echo(f"  {'baked machine image, per month':<36} {usd_text:>12}")
     if plan.costs.usd:
         click.echo(f"  {'spent so far':<36} {dollars_text(plan.costs.usd):>12}")
     lines = forecast_lines(plan.costs.forecast)

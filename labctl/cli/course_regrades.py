@@ -11,7 +11,7 @@ from labctl.cli.course_marks import print_mark, read_points
 from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import json_option
-from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.tables import age_text, print_json, print_table
 from labctl.cli.wrapping import indent_words, print_message
 from labctl.courses.records.gradebook import points_text
 from labctl.errors import UsageError

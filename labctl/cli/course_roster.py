@@ -11,7 +11,8 @@ from labctl.cli.course import open_course
 from labctl.cli.course_options import find_acting_person
 from labctl.cli.exit_codes import clean, print_next
 from labctl.cli.options import SCREEN, json_option, yes_option
-from labctl.cli.screen import Screen, print_json, print_table
+from labctl.cli.screen import Screen
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.config import find_data_dir
 from labctl.courses import creation

@@ -10,8 +10,9 @@ from labctl.cli.course import open_course
 from labctl.cli.course_options import WHY, make_staff, only_options, select_seats
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.fan_out import exit_code, summary_text
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import DISCARD, FORGET, SCREEN, json_option, yes_option
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
 from labctl.errors import NotFoundError, UsageError
@@ -20,7 +21,7 @@ from labctl.text import count_text, duration_text
 from labctl.wire.codec import to_json
 
 with lazy_imports(__name__):
-    from labctl.cli import course_results
+    from labctl.cli import course_results, starter_output
     from labctl.courses import broadcast, end_of_term, forget, material, servers, starters, teardown
 
 
@@ -33,7 +34,7 @@ with lazy_imports(__name__):
     "--at-once",
     default=32,
     show_default=True,
-    type=click.IntRange(1, 256),
+    type=NumberRange(8, 1, 256),
     help="Work on this many servers at a time.",
 )
 @yes_option
@@ -166,8 +167,10 @@ def push_command(
     """Copy FILES to handouts/, and send handouts/ to every lab on every running server.
 
     A run finds them in /lab/data/handouts. Servers that start later get them too. The files and
-    public tests of assignments are published as course.yaml names them: students get them with
-    labctl join, or with "Get the files" on their page, and their changes are kept.
+    public tests of assignments are published as course.yaml names them, and written to /lab/code on
+    the running servers of students. On their own machines, students get them with labctl join; on
+    servers that start later, with "Get the files" on their page. Files that a student changed are
+    never overwritten, and named.
 
     \b
     labctl course push
@@ -181,7 +184,7 @@ def push_command(
         course_results.print_published(published)
     with ClassScreen(ctx.meta[SCREEN], [], done="updated") as screen:
         try:
-            outcomes = broadcast.push_handouts(make_staff(course, screen), seats)
+            outcomes = broadcast.push_files(make_staff(course, screen), seats)
         except NotFoundError:
             if not published:
                 raise
@@ -193,6 +196,7 @@ def push_command(
         complete = sum(not outcome.error for outcome in outcomes)
         servers = count_text(len(outcomes), "server")
         click.echo(f"all files from handouts/ are on {complete} of {servers}")
+        starter_output.print_delivered(outcomes)
         course_results.print_failures(outcomes)
     ctx.exit(1 if any(outcome.error for outcome in outcomes) else 0)
 

@@ -11,7 +11,7 @@ from labctl.cli.course import open_course
 from labctl.cli.course_options import fit_names_by_seat, make_staff
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
 from labctl.model import Value

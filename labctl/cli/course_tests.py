@@ -9,7 +9,7 @@ import click
 
 from labctl.cli.course_options import shorten_name
 from labctl.cli.exit_codes import clean, print_next
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.courses.grades import StudentTests
 from labctl.courses.grading.results import DEFAULT_VISIBILITY, GraderTest

@@ -9,7 +9,7 @@ import click
 
 from labctl.cli.course_options import MOST_NAMES
 from labctl.cli.grade_tables import print_totals
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config.document import escape
 from labctl.courses.records.gradebook import points_text

@@ -8,7 +8,8 @@ import click
 
 from labctl.cli.checks import print_checks
 from labctl.cli.options import PROVIDER, json_option, open_lab
-from labctl.cli.screen import Screen, print_json
+from labctl.cli.screen import Screen
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config import find_lab, find_paths
 from labctl.errors import ConfigError, LabError, UsageError

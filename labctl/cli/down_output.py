@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from labctl.cli.exit_codes import clean
 from labctl.cli.wrapping import print_message
+from labctl.config.member_ids import list_lab_ids
+from labctl.errors import BusyError
 from labctl.lazy import lazy_imports
+from labctl.text import add_next, count_text, list_text
 
 if TYPE_CHECKING:
     from labctl.lab import Lab
@@ -20,6 +24,13 @@ def is_billing(result: DownResult) -> bool:
     """Whether a server still exists or a resource still costs money."""
     billing = [one for one in result.leftovers if one.price_usd_per_month > 0]
     return bool(result.servers_left or billing)
+
+
+def find_exit_code(result: DownResult) -> int:
+    """Return the exit code: whether anything may cost money, and whether that is known."""
+    if is_billing(result):
+        return 1
+    return BusyError.exit_code if result.failures else 0
 
 
 def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
@@ -45,10 +56,9 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         ]
         print_message(f"downloaded {', '.join(parts)}", err=err)
     if result.home_files:
-        print_message(
-            f"downloaded {_count_files(result.home_files)} from the home directory to server-home/",
-            err=err,
-        )
+        places = list_text([f"{name}/" for name in result.home_directories])
+        count = _count_files(result.home_files)
+        print_message(f"downloaded {count} from the home directory to {places}", err=err)
     print_message(describe_removal(lab, result), err=err)
     for server in result.servers_left:
         print_message(f"STILL THERE: {server.id} ({server.state})")
@@ -56,13 +66,30 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         print_message(_describe_leftover(resource), err=err)
     if any(resource.expires_at for resource in result.leftovers):
         print_disk_commands(err=err)
-    if not is_billing(result):
+    for name, why in result.failures.items():
+        text = f"{name} could not be asked what the lab has left there: {why}"
+        next_ = f"labctl down\nlabctl orphans --provider {name}"
+        print_message(clean(add_next(text, next_)), err=err)
+    if find_exit_code(result) == 0:
         caches = [one for one in result.leftovers if one.kind == "cache"]
-        print_message("Nothing is left running or billing.", err=err)
+        print_message(_describe_rest(lab), err=err)
         if caches:
             print_message(
                 f"Image caches kept for the next up: {len(caches)} (labctl orphans)", err=err
             )
+
+
+def _describe_rest(lab: Lab) -> str:
+    """Say that nothing of the lab is left, and how many servers other labs have on record."""
+    own_ids = list_lab_ids(lab.id)
+    others = [one for one in lab.context.state.list_servers() if one.lab_id not in own_ids]
+    if not others:
+        return "Nothing is left running or billing."
+    count = count_text(len(others), "server")
+    return (
+        f"Nothing of {lab.config.name} is left running or billing. "
+        f"Other labs have {count}: labctl cost --all"
+    )
 
 
 def _print_dropped(result: DownResult, *, err: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.estimate_notes import print_checkpoints, print_layers, print_work
 from labctl.cli.estimate_tables import (
     count_text,
     print_costs,
@@ -13,8 +14,7 @@ from labctl.cli.estimate_tables import (
     print_text,
     print_ways,
 )
-from labctl.cli.screen import print_table
-from labctl.estimate.compute import measured_hours
+from labctl.cli.tables import print_table
 from labctl.estimate.constants import BYTES, STATE_BYTES, STATES
 from labctl.estimate.memory import TERMS
 from labctl.estimate.plan import ModelPlan, is_mixed
@@ -30,7 +30,8 @@ from labctl.text import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from labctl.insight.estimate import Estimate
+    from labctl.estimate.compute import Load
+    from labctl.insight.estimate import Estimate, EstimateDetails
 
 # hours from which the time is written in hours too
 DAYS_FROM_HOURS = 48
@@ -58,14 +59,16 @@ def _title_text(estimate: Estimate) -> str:
         name = "trees over" if plan.kind == "trees" else "a model of"
         return f"{name} {count_text(plan.rows)} rows x {plan.columns} columns"
     model = plan.measured
-    text = (
-        f"{count_text(model.parameters if model else plan.params)} parameters, {plan.precision}, "
-    )
+    active = f" ({count_text(plan.active_params)} for a token)" if plan.active_params else ""
+    size = count_text(model.parameters if model else plan.params)
+    text = f"{size} parameters{active}, {plan.precision}, "
     text += f"training with {plan.optimizer}" if plan.training else "serving"
     if model or plan.seq:
         items = f"{plan.batch} items" if model else f"{plan.batch} x {plan.seq:,} tokens"
         text += f", batch of {items}"
-    return text + (f", {plan.gpus} GPUs" if plan.gpus > 1 else "")
+    replicas = estimate.amount.replicas
+    text += f", {plan.gpus} GPUs" if plan.gpus > 1 else ""
+    return text + (f", {replicas} replicas" if replicas else "")
 
 
 def _print_memory(estimate: Estimate) -> None:
@@ -148,12 +151,12 @@ def _print_notes(estimate: Estimate) -> None:
     print_text(f"The largest part: {NAMES.get(name, name)}.")
     if details.simple_rule_leaves_out:
         print_text(f"The simple rule ignores {_join_words(details.simple_rule_leaves_out)}.")
-    if details.checkpoint_bytes:
-        print_text(f"Resumable checkpoint: {decimal_bytes_text(details.checkpoint_bytes)}.")
+    print_checkpoints(estimate)
     if plan.measured:
         _print_model(estimate)
-    _print_work(estimate)
+    print_work(estimate)
     _print_synchronization(estimate)
+    print_layers(estimate)
 
 
 def _join_words(words: Sequence[str]) -> str:
@@ -169,31 +172,6 @@ def _print_model(estimate: Estimate) -> None:
         f"Input of one item: {shape} {model.input_type} (from {model.input_from}); "
         f"PyTorch {model.torch}" + (", bf16 by autocast" if model.autocast else "") + "."
     )
-
-
-def _print_work(estimate: Estimate) -> None:
-    """Print the number of operations, and the shortest time of a token."""
-    plan, details = estimate.plan, estimate.details
-    if details.flops:
-        extra = ", with a third of a pass more for checkpointing" if plan.checkpointing else ""
-        per_item = f" ({plan.measured.item_flops:.3g} per item)" if plan.measured else ""
-        share = f"; assuming that a GPU reaches {details.utilization:.0%} of its peak"
-        measured = estimate.amount.per_second or estimate.amount.seconds_per_request
-        print_text(
-            f"Work: {details.flops:.3g} operations{per_item}{extra}{'' if measured else share}."
-        )
-    if details.weights_seconds is not None and details.seconds_per_token is not None:
-        where = (
-            "at the given bandwidth"
-            if estimate.amount.bandwidth_bytes_per_s
-            else f"on {details.time_on}"
-        )
-        weights = timing_text(details.weights_seconds)
-        with_cache = timing_text(details.seconds_per_token)
-        print_text(
-            f"Reading all weights takes {weights} per token {where}, "
-            f"with the KV cache {with_cache}. No token can be faster."
-        )
 
 
 def _print_synchronization(estimate: Estimate) -> None:
@@ -220,6 +198,8 @@ def _print_synchronization(estimate: Estimate) -> None:
 def _print_answer(estimate: Estimate) -> None:
     if not estimate.gpu.needed:
         print_text(f"No GPU needed: {estimate.gpu.why}.")
+    elif estimate.plan.fit is not None:
+        print_text(f"A GPU may help, if {estimate.plan.fit.name} can use one.")
     else:
         _print_fitting_gpus(estimate)
     _print_time(estimate)
@@ -229,12 +209,14 @@ def _print_answer(estimate: Estimate) -> None:
 
 
 def _print_fitting_gpus(estimate: Estimate) -> None:
-    gpus = [row.gpu for row in estimate.fits if row.fits and row.current]
+    gpus = [row.gpu for row in estimate.fits if row.fits and row.current and row.rentable]
     number = f", {estimate.plan.gpus} of them" if estimate.plan.gpus > 1 else ""
     if gpus:
         print_text(f"Fits on: {', '.join(gpus)}{number}.")
     elif estimate.cheapest is None:
         print_text("Fits on none of these GPUs.")
+    if estimate.plan.kind != "network":
+        return
     if estimate.plan.training and not estimate.plan.has_shape and not estimate.plan.measured:
         print_text("Activations are not included. To add them: --batch --seq --hidden --layers.")
 
@@ -253,11 +235,28 @@ def _print_time(estimate: Estimate) -> None:
             f"{load.gpu_hours_per_day:.1f} GPU-hours a day ({details.time_on}). If they come "
             f"evenly, they need at least {load.gpus} such server{'s' if load.gpus > 1 else ''}."
         )
-    elif value is not None:
+        _print_replicas(estimate.amount.replicas, load)
+    elif value is not None and details.time_basis.kind != "cpu":  # said with "No GPU needed"
         more = f" ({value:,.1f} hours)" if value >= DAYS_FROM_HOURS else ""
-        by_throughput = measured_hours(estimate.amount) is not None
-        basis = f", by {details.time_on}" if by_throughput else f" on {details.time_on}"
-        print_text(f"Time: {duration_text(value * 3600)}{more}{basis}.")
+        print_text(f"Time: {duration_text(value * 3600)}{more}{_describe_basis(details)}.")
+
+
+def _print_replicas(replicas: int, load: Load) -> None:
+    if load.busy_share is None:
+        return
+    if load.busy_share > 1:
+        few = "1 replica is" if replicas == 1 else f"{replicas} replicas are"
+        print_text(f"{few} too few: use --replicas {load.gpus}.")
+    else:
+        are = "1 replica is" if replicas == 1 else f"{replicas} replicas are"
+        print_text(f"{are} busy for {load.busy_share:.0%} of the time.")
+
+
+def _describe_basis(details: EstimateDetails) -> str:
+    basis = details.time_basis
+    if basis.kind == "measured":
+        return f", by {basis.name}"
+    return f" on {basis.name}, {basis.why}"
 
 
 def _print_price(estimate: Estimate) -> None:
@@ -275,8 +274,10 @@ def _print_price(estimate: Estimate) -> None:
         market = "spot" if cheapest.spot else "on demand"
         price = f"{price_text(cheapest.price_usd_per_hour)}, {market}"
         cost = f": {dollars_text(cheapest.usd)}{month}" if cheapest.usd else ""
-        if cost and cheapest.always_on_usd:
-            cost += f", {dollars_text(cheapest.always_on_usd)} if always on"
+        if cheapest.always_on_usd and cheapest.price_usd_per_hour:
+            always = f"{dollars_text(cheapest.always_on_usd)} a month if always on"
+            always = always if not cost else always.replace(" a month", "")
+            cost += f", {always}" if cost else f": {always}"
         zone = f" in {cheapest.zone}" if cheapest.zone else ""
         price = price if cheapest.price_usd_per_hour else "free"
         print_text(f"The cheapest that fits: {cheapest.type}{zone} ({price}){cost}.")

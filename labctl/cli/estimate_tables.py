@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import print_table
+from labctl.cli.tables import print_table
 from labctl.cli.wrapping import read_output_width
 from labctl.text import (
     decimal_bytes_text,
@@ -21,7 +21,8 @@ from labctl.text import (
 
 if TYPE_CHECKING:
     from labctl.estimate.fits import GpuFit
-    from labctl.insight.estimate import CostEstimate, Estimate
+    from labctl.insight.estimate import Estimate
+    from labctl.insight.offer_costs import CostEstimate
 
 MAX_WIDTH = 110
 MAX_COSTS = 6
@@ -57,7 +58,7 @@ def print_fits(estimate: Estimate) -> None:
     has_times = any(row.hours is not None for row in estimate.fits)
     has_token_times = any(row.seconds_per_token is not None for row in estimate.fits)
     has_token_times = has_token_times and not estimate.amount.bandwidth_bytes_per_s
-    measured = bool(estimate.amount.per_second or estimate.amount.seconds_per_request)
+    measured = estimate.amount.is_measured or bool(estimate.amount.seconds_per_request)
     if has_times and not measured:
         headings.append("GPU-TIME/DAY" if estimate.amount.requests_per_day else "TIME")
     if has_token_times:
@@ -89,7 +90,7 @@ def _share_text(share: float) -> str:
 
 def print_costs(estimate: Estimate) -> None:
     """Print the best zone for each server type and market; only those that fit, if any do."""
-    month = bool(estimate.amount.requests_per_day)
+    month = bool(estimate.amount.requests_per_day or estimate.amount.replicas)
     costs = [cost for cost in estimate.costs if cost.fits] or list(estimate.costs)
     best = {(cost.type, cost.spot): cost for cost in reversed(costs)}
     rows = [cost for cost in costs if best[cost.type, cost.spot] is cost][:MAX_COSTS]

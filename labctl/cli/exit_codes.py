@@ -88,11 +88,14 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as end:
         return end.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as interrupt:
+        # Click has ended the line of a Ctrl-C, but not that of a question.
+        if not isinstance(interrupt.__cause__, KeyboardInterrupt):
+            click.echo(err=True)
         _print_interrupted(_parse_command_name(sys.argv[1:]))
         return INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        _explain_global_option(error).show()
         return _own_code(error.exit_code)
     except InterruptError as error:
         end_interrupted_line()
@@ -118,6 +121,15 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         return _own_code(_report_bug(error))
 
 
+def _explain_global_option(error: click.ClickException) -> click.ClickException:
+    """Return the error; of a `-C` behind the command, one that says where it belongs."""
+    if not isinstance(error, click.NoSuchOption) or error.option_name != "-C" or not error.ctx:
+        return error
+    # what follows the program's name, which may be `python -m labctl`
+    command = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path).strip()
+    return click.UsageError(f"-C comes before the command: labctl -C DIR {command}", error.ctx)
+
+
 def _correct_name(words: Sequence[str], error: NotFoundError) -> str:
     """Return the command line with the name that was probably meant; "" if that is unclear.
 
@@ -136,9 +148,15 @@ def end_interrupted_line() -> None:
         click.echo(err=True)
 
 
+def erase_interrupted_line() -> None:
+    """Erase the ^C that the terminal has written where a wait was drawn."""
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", nl=False, err=True)
+
+
 def _print_interrupted(command: str) -> None:
     """Print that the command was interrupted and, if it may have left a server, how to go on."""
-    click.echo("\nlabctl: interrupted", err=True)
+    click.echo("labctl: interrupted", err=True)
     if command in WITHOUT_SERVER:
         return
     course = command.startswith("course ")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config import Paths, find_paths
 from labctl.lazy import lazy_imports

@@ -8,9 +8,9 @@ import click
 
 from labctl.cli.browser import open_in_browser
 from labctl.cli.completion_values import complete_services
-from labctl.cli.interrupt import wait_until_interrupted
+from labctl.cli.interrupt import close_at_interrupt, wait_until_interrupted
 from labctl.cli.options import SCREEN, SERVER, json_option, open_lab, yes_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.config.member_ids import list_lab_ids
 from labctl.errors import UsageError
@@ -65,8 +65,8 @@ def forward_command(
 ) -> None:
     """Forward a local port to each of SERVICES on the server.
 
-    A service is tensorboard, jupyter, a service from lab.yaml, or a port of the server. labctl
-    starts the service if it does not run.
+    A service is tensorboard, jupyter, mlflow, a service from lab.yaml, or a port of the server.
+    labctl starts the service if it does not run.
 
     \b
     labctl forward tensorboard jupyter
@@ -83,7 +83,15 @@ def forward_command(
             hint="labctl forward --list" if list_ else "labctl forward --stop --all",
         )
     is_of_any_lab = list_ or (stop and (all_ or bool(services)))
-    lab = open_lab(ctx, yes=yes, quiet=json_, needs_file=not is_of_any_lab)
+    needs_record = list_ or stop
+    lab = open_lab(
+        ctx,
+        yes=yes,
+        quiet=json_,
+        record_only=needs_record,
+        needs_file=not is_of_any_lab,
+        skips_faults=needs_record,
+    )
     if stop:
         _stop_forwards(lab, services, all_, json_)
         return
@@ -101,10 +109,12 @@ def forward_command(
     ready = _ReadyUrls(ctx.meta[SCREEN], open_, json_)
     context = lab.select_server(rank).context
     if detach:
-        several_forwards.detach_forwards(context, services, port, ready.add)
+        with close_at_interrupt(ctx, "interrupted; to list what is open: labctl forward --list"):
+            several_forwards.detach_forwards(context, services, port, ready.add)
         ready.print_json()
         return
     with (
+        close_at_interrupt(ctx),
         uses.hold_use(lab.context.state, lab.id, "forward"),
         several_forwards.open_forwards(context, services, port, ready.add) as forwards,
     ):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from labctl.cli.course_options import shorten_name
-from labctl.cli.screen import print_table
+from labctl.cli.tables import print_table
 from labctl.cli.wrapping import print_message
 from labctl.courses.records.gradebook import Grade, points_text
 from labctl.courses.records.marks import RubricItem

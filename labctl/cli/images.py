@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from labctl.cli.options import json_option, open_lab
-from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.tables import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.errors import NotFoundError
 from labctl.lazy import lazy_imports

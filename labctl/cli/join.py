@@ -11,8 +11,9 @@ import click
 from labctl.cli.completion_values import complete_files
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import SCREEN, json_option, open_lab, yes_option
-from labctl.cli.screen import Screen, print_json
+from labctl.cli.screen import Screen
 from labctl.cli.starter_output import has_failed, print_image_change, print_starters
+from labctl.cli.tables import print_json
 from labctl.config import LAB_FILE, find_lab, find_paths, load_lab
 from labctl.courses.course_update import update_course_lab
 from labctl.courses.join import (

@@ -14,7 +14,7 @@ import click
 from labctl.cli.exit_codes import clean
 from labctl.cli.keeper_process import install_unit, log_lines
 from labctl.cli.options import INSTALL, json_option
-from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.tables import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.commands.systemd import UNIT, keep_unit
 from labctl.config import Paths, copy_environment, find_paths

@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from labctl.cli.completion_values import complete_providers, complete_runs
+from labctl.cli.number_range import NumberRange
 from labctl.cli.screen import Screen
 from labctl.errors import LabError, UsageError
 from labctl.events import Note, Reporter
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 with lazy_imports(__name__):
     from labctl import lab as lab_module
     from labctl.cli import timeline
-    from labctl.servers import kept_disks
+    from labctl.servers import kept_disks, provider_choice
     from labctl.state import disks
 
 # key of the command's Screen in click's context
@@ -83,7 +84,7 @@ SSH_AT_ONCE = click.option(
     "--at-once",
     default=32,
     show_default=True,
-    type=click.IntRange(1, 256),
+    type=NumberRange(8, 1, 256),
     help="With several servers: connect to this many at a time.",
 )
 SSH_JSON = click.option(
@@ -92,7 +93,7 @@ SSH_JSON = click.option(
 SERVER = click.option(
     "--server",
     "rank",
-    type=click.IntRange(min=0),
+    type=NumberRange(1, min=0),
     default=0,
     metavar="N",
     help="With several servers: use this one. The first is 0.",
@@ -106,7 +107,7 @@ FOLLOW = click.option("-f", "--follow", is_flag=True, help="Keep printing until 
 TAIL = click.option(
     "-n",
     "--tail",
-    type=click.IntRange(min=1),
+    type=NumberRange(50, min=1),
     callback=lambda ctx, parameter, value: value or 0,
     metavar="LINES",
     help="Start with the last LINES lines.",
@@ -133,6 +134,7 @@ def need_options(function: F) -> F:
         (
             PROVIDER,
             click.option("--gpu", help="GPU to use: auto, none, any, T4, A100:2, '>=24GB'."),
+            click.option("--type", "type", help="Machine type of the provider, such as g5.xlarge."),
             click.option(
                 "--min-gpu-memory", "gpu_memory", help="Minimum memory per GPU, for example 16GB."
             ),
@@ -169,12 +171,14 @@ def open_lab(
     everywhere: bool = False,
     timings: bool = False,
     rank: int | None = None,
+    skips_faults: bool = False,
 ) -> lab_module.Lab:
     """Load the lab of -C's directory or of one above it, with events drawn on the screen.
 
     With `timings`, `find_timeline` has the times of its parts. With `rank`, the lab is about the
     server with that rank alone.
 
+    With `skips_faults`, a mistake in lab.yaml is a warning; see `Lab.load`.
     An override that is None leaves lab.yaml's value. Expired disks are removed on the way, unless
     only the record is read.
     """
@@ -193,6 +197,7 @@ def open_lab(
         needs_file=needs_file,
         everywhere=everywhere,
         in_process=False,
+        skips_faults=skips_faults,
     )
     if not record_only:
         _remove_expired(lab)
@@ -204,10 +209,10 @@ def _remove_expired(lab: Lab) -> None:
 
     It must not stop the command that was called.
     """
-    if not disks.has_expired(lab.context.state, lab.id, lab.config.server.provider):
-        return
+    names = disks.list_expired_providers(lab.context.state, lab.id)
     try:
-        kept_disks.remove_expired(lab.context)
+        for name in names:
+            kept_disks.remove_expired(provider_choice.select_provider(lab.context, name))
     except LabError as error:
         text = f"an expired disk could not be removed: {error.what}"
         lab.context.reporter.emit(Note(text=text, level="warning"))

@@ -10,11 +10,12 @@ import msgspec
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
-from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli.tables import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message, wrap_lines
+from labctl.errors import BusyError
 from labctl.lazy import lazy_imports
 from labctl.state.disks import find_stopped_disk
-from labctl.text import dollars_text, price_or_free_text
+from labctl.text import add_next, count_text, dollars_text, list_text, price_or_free_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from labctl.state import State
 
 with lazy_imports(__name__):
-    from labctl.servers import disks, leftovers
+    from labctl.servers import disks, leftovers, provider_choice
 
 
 @click.command("orphans")
@@ -64,30 +65,46 @@ def orphans_command(
     """List everything at the provider that labctl created, including servers in use.
 
     That includes what was created on other machines and for other labs. Servers of other users of
-    the same Docker Engine are counted, and listed only with --everyone.
+    the same Docker Engine are counted, and listed only with --everyone. --provider auto searches
+    all providers that this machine has credentials for.
 
-    Exits with 1 if a server is left, or anything else that costs money.
+    Exits with 1 if a server is left, or anything else that costs money, and with 75 if the list is
+    incomplete, since a provider could not be asked.
 
     \b
+    labctl orphans --provider auto
     labctl orphans --provider aws --all-regions
     labctl orphans --terminate
     """
     overrides = {"provider": provider} if provider else {}
     lab = open_lab(
-        ctx, yes=yes, quiet=json_, overrides=overrides, needs_file=False, everywhere=all_regions
+        ctx,
+        yes=yes,
+        quiet=json_,
+        overrides=overrides,
+        needs_file=False,
+        everywhere=all_regions,
+        skips_faults=True,
     )
-    resources = leftovers.find_orphans(lab.context)
+    context = lab.context
+    if provider and provider_choice.is_market(provider):
+        # The lab itself uses the provider that its server came from.
+        context = provider_choice.select_provider(context, provider)
+    resources = leftovers.find_orphans(context)
     if terminate:
-        resources = leftovers.end_orphans(lab.context, resources, kept_too=kept_too)
-        resources = leftovers.end_others(lab.context, resources) if everyone else resources
+        resources = leftovers.end_orphans(context, resources, kept_too=kept_too)
+        resources = leftovers.end_others(context, resources) if everyone else resources
     if json_:
         others = resources.others if everyone else ()
         shown = msgspec.structs.replace(resources, others=others)
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
-        _print_orphans(lab.context, resources, everyone, with_region=all_regions)
+        _print_orphans(context, resources, everyone, with_region=all_regions)
         _print_free([one for one in resources.resources if _is_free(one)], "")
         _print_free(resources.caches, "image ")
+        _print_failures(resources)
+    if resources.failures:
+        ctx.exit(BusyError.exit_code)
     ctx.exit(1 if resources.is_billing else 0)
 
 
@@ -98,15 +115,32 @@ def _print_orphans(
     if orphans.others and not everyone:
         _print_others_count(len(orphans.others))
     if not orphans.servers and not orphans.resources and not others:
+        if orphans.failures:
+            return
         scope = " with these credentials" if orphans.elsewhere else ""
         scope += " for you" if orphans.others else ""
-        what = f"nothing at {clean(context.provider.name)}"
+        names = orphans.asked or (context.provider.name,)
+        what = f"nothing at {clean(list_text(names, 'or'))}"
         what += " but image caches" if orphans.caches else ""
-        click.echo(f"Found {what} that labctl created{scope}.")
+        print_message(f"Found {what} that labctl created{scope}.", err=False)
         return
+    _print_billing_table(context, orphans, others, with_region=with_region)
+    for resource in orphans.resources:
+        if resource.expires_at:
+            click.echo(
+                f"kept disk {disks.get_id_without_region(resource)}: {disks.cost_text(resource)}"
+            )
+
+
+def _print_billing_table(
+    context: LabContext, orphans: Orphans, others: tuple[Server, ...], *, with_region: bool
+) -> None:
+    """Print the servers and what else costs money, with the provider if several were searched."""
     now = time.time()
+    has_several = len(orphans.asked) > 1
     rows = [
         (
+            *((server.provider,) if has_several else ()),
             "server",
             server.id if with_region else server.id.partition(".")[0],
             server.lab,
@@ -119,6 +153,7 @@ def _print_orphans(
     ]
     rows += [
         (
+            *((resource.provider,) if has_several else ()),
             resource.kind,
             resource.id,
             resource.lab,
@@ -130,12 +165,8 @@ def _print_orphans(
         if not _is_free(resource)
     ]
     if rows:
-        print_table(rows, ("KIND", "ID", "LAB", "PRICE", "AGE", "STATE"), cut=False)
-    for resource in orphans.resources:
-        if resource.expires_at:
-            click.echo(
-                f"kept disk {disks.get_id_without_region(resource)}: {disks.cost_text(resource)}"
-            )
+        place = ("PROVIDER",) if has_several else ()
+        print_table(rows, (*place, "KIND", "ID", "LAB", "PRICE", "AGE", "STATE"), cut=False)
 
 
 def _price_text(state: State, server: Server) -> str:
@@ -155,6 +186,15 @@ def _print_free(resources: Iterable[Resource], kind_prefix: str) -> None:
     for resource in resources:
         text = f"{kind_prefix}{resource.kind} {resource.id}: free, {resource.note or 'unused'}"
         click.echo("\n  ".join(wrap_lines(text, 2, err=False)))
+
+
+def _print_failures(orphans: Orphans) -> None:
+    """Print which providers could not be asked, so that nobody takes the list for complete."""
+    for name, why in orphans.failures.items():
+        print_message(clean(add_next(f"{name}: {why}", f"labctl orphans --provider {name}")))
+    if orphans.failures:
+        count = count_text(len(orphans.failures), "provider")
+        print_message(f"The list is incomplete: {count} could not be asked.")
 
 
 def _print_others_count(count: int) -> None:

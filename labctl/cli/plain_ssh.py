@@ -6,6 +6,7 @@ A warm connection answers in about 15 ms, so most of such a call is Python's sta
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -123,9 +124,15 @@ def _split(words: Sequence[str]) -> tuple[tuple[str, ...], bool, tuple[str, ...]
 def remote_line(command: Sequence[str]) -> str:
     """Return the line for the server's shell; "" for a login shell.
 
-    One word is a line already, as with ssh. Several are an argv and are quoted.
+    One word is a line already, as with ssh. Several are an argv and are quoted. A line that is one
+    program first looks for it: the shell's own message names labctl's wrapper and its line numbers.
     """
-    return command[0] if len(command) == 1 else render_words(*command).render()
+    if not command or (len(command) == 1 and not re.fullmatch("[A-Za-z0-9_./+-]+", command[0])):
+        return "".join(command)
+    line = render_words(*command).render()
+    found = render_words("command", "-v", command[0]).render()
+    missing = render_words("printf", "%s\\n", f"{command[0]}: command not found").render()
+    return f"{found} >/dev/null 2>&1 || {{ {missing} >&2; exit 127; }}\n{line}"
 
 
 def needs_tty(command: Sequence[str]) -> bool:
@@ -139,22 +146,26 @@ def replace_with_exec(context: LabContext, run: Run, command: Sequence[str]) -> 
     replace_with_ssh(context, line, tty=tty)
 
 
-def replace_with_start(context: LabContext, run: Run) -> None:
-    """Replace this process with ssh that starts `run`, attached to it."""
-    line = run_shell.build_start_line(run.is_container, run.id, run.container)
-    replace_with_ssh(context, line)
-
-
 def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> None:
     """Replace this process with ssh to the lab's server, with its exit code and signals.
 
     `line` is for the shell on the server; "" opens a login shell.
     """
+    argv = build_ssh_argv(context, line, tty=tty)
+    sys.stdout.flush()
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        raise make_missing_ssh_error() from None
+
+
+def build_ssh_argv(context: LabContext, line: str, *, tty: bool = True) -> list[str]:
+    """Return the ssh command that runs `line` on the lab's server with the user's terminal."""
     server = context.get_server()
     if firewall.has_firewall(server):
         firewall.admit_if_unreachable(context, server)
     config = context.connections.write(server)
-    argv = interactive_argv(
+    return interactive_argv(
         str(config),
         server.id,
         portable_line(line) if line else "",
@@ -162,10 +173,9 @@ def replace_with_ssh(context: LabContext, line: str, *, tty: bool = True) -> Non
         tty=tty,
         login=ssh_client.find_quick_login_options(),
     )
-    sys.stdout.flush()
-    try:
-        os.execvp(argv[0], argv)
-    except FileNotFoundError:
-        raise LabError(
-            "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
-        ) from None
+
+
+def make_missing_ssh_error() -> LabError:
+    return LabError(
+        "ssh is not installed on this machine", hint="sudo apt-get install openssh-client"
+    )

@@ -8,8 +8,8 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import has_blocker, json_option, open_lab, stop_drawing, yes_option
-from labctl.cli.screen import print_json
 from labctl.cli.setup import print_ready
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.lazy import lazy_imports
 from labctl.text import list_text
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from labctl.lifecycle.stop import StopResult
 
 with lazy_imports(__name__):
+    from labctl.cli import run_end
     from labctl.servers import disks
 
 
@@ -35,7 +36,7 @@ def stop_command(ctx: click.Context, yes: bool, json_: bool) -> None:
     labctl stop
     labctl start
     """
-    result = open_lab(ctx, yes=yes, quiet=json_).stop()
+    result = open_lab(ctx, yes=yes, quiet=json_, skips_faults=True).stop()
     if json_:
         print_json(result)
     else:
@@ -54,8 +55,15 @@ def _print_stopped(result: StopResult) -> None:
         print_message(text, err=False)
     click.echo("  labctl start      start it again")
     click.echo("  labctl down       download new results, then remove the server and its disk")
-    if result.canceled:
-        click.echo("A new run can continue from a canceled run's checkpoints: see docs/resume.md.")
+    if result.with_checkpoints:
+        _print_how_to_continue(result.with_checkpoints[0])
+
+
+def _print_how_to_continue(run_id: str) -> None:
+    pull = f"labctl start && labctl pull {run_id}"
+    print_message(f"  {pull}    download the checkpoints of {run_id}", err=False)
+    text = "A new run continues from them with this line below data: in lab.yaml:"
+    print_message(f"{text}\n    {run_end.format_data_line(run_id)}", err=False)
 
 
 @click.command("start")

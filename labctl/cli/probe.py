@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.options import SCREEN, stop_drawing
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.events import Question
 from labctl.text import dollars_text, duration_text, price_or_free_text, timing_text
@@ -88,7 +88,7 @@ def describe_estimate(estimate: ProbeResult) -> str:
         if estimate.usd:
             low, high = dollars_text(estimate.low_usd), dollars_text(estimate.high_usd)
             lines.append(f"it costs {_range_text(low, high)}")
-        lines.append("validation and evaluation count only if they ran during the probe")
+        lines.append("it does not include validation or evaluation that the probe did not reach")
     if estimate.ends_before:
         lines.append(f"the server's {estimate.ends_before} ends it before that: labctl extend 2h")
     timed = tuple(row for row in estimate.elsewhere if row.seconds is not None)

@@ -14,8 +14,9 @@ from typing import TextIO
 import click
 
 from labctl.cli.exit_codes import clean
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.config import copy_environment, expand_user
 from labctl.errors import BusyError, ConnectError, NotFoundError
@@ -285,7 +286,7 @@ def _check(ctx: click.Context, directory: Path, name: str, json_: bool) -> None:
 @click.argument("student")
 @click.option(
     "--number",
-    type=click.IntRange(min=1),
+    type=NumberRange(100, min=1),
     default=None,
     help="Number of the submission (default: the last one).",
 )

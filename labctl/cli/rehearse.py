@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,19 @@ import click
 
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.screen import Screen
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.config import parse_duration
 from labctl.config.installation import install_command
 from labctl.errors import LabError, UsageError
+from labctl.events import report_wait
 from labctl.lazy import lazy_imports
-from labctl.rehearsal.scenario import load_scenario
+from labctl.model import Value
+from labctl.rehearsal import aws, azure, gcp, lambda_cloud, runpod, vast
+from labctl.rehearsal.core.scenario import load_scenario
 from labctl.text import dollars_text, duration_text, optional_text
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from labctl.lifecycle import reclaim_drill
+    from labctl.rehearsal.core import images
 
 
 @click.group("rehearse")
@@ -37,73 +44,142 @@ def rehearse_command() -> None:
 
     \b
     labctl rehearse aws
+    labctl rehearse azure
+    labctl rehearse gcp
+    labctl rehearse lambda
+    labctl rehearse runpod
+    labctl rehearse vast
     labctl rehearse reclaim
     """
 
 
-@rehearse_command.command("aws", short_help="Simulate EC2 until Ctrl-C.")
-@click.option(
-    "--scenario",
-    "path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Read settings from this YAML file; docs/rehearsal.md lists them.",
-)
-@click.option(
-    "--set",
-    "switches",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a setting: delays.boot=20s, capacity=[{zone: us-east-1a}].",
-)
-@click.option(
-    "--boot",
-    type=click.Choice(["cloud-init", "sshd", "none"]),
-    help="Simulate instances as complete machines, as SSH servers only, or as records only.",
-)
-@click.option("--region", "regions", multiple=True, help="Simulate this region; repeatable.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    help="Listen on this port of 127.0.0.1; 0 chooses one.",
-)
-def _aws(
+def _cloud_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that every simulated cloud has."""
+    for option in (
+        click.option(
+            "--port",
+            type=NumberRange(8600, 0, 65535),
+            default=0,
+            help="Listen on this port of 127.0.0.1; 0 chooses one.",
+        ),
+        click.option(
+            "--region", "regions", multiple=True, help="Simulate this region; repeatable."
+        ),
+        click.option(
+            "--boot",
+            type=click.Choice(["cloud-init", "sshd", "none"]),
+            help="Simulate complete machines, SSH servers only, or records only.",
+        ),
+        click.option(
+            "--set",
+            "switches",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override a setting: delays.boot=20s, expired=true.",
+        ),
+        click.option(
+            "--scenario",
+            "path",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Read settings from this YAML file; docs/rehearsal.md lists them.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+class SimulatedCloud(Value, frozen=True):
+    """A cloud that can be simulated here.
+
+    `simulation` is the context manager ("MODULE:CLASS"), imported when it starts. `example` is a
+    setting of the scenario for the help.
+    """
+
+    command: str
+    name: str
+    scenario: type[Any]
+    simulation: str
+    example: str
+
+
+_ROOM = "labctl.rehearsal"
+CLOUDS = (
+    SimulatedCloud(
+        "aws", "AWS", aws.Scenario, f"{_ROOM}.aws.simulation:Rehearsal", "delays.visible=30s"
+    ),
+    SimulatedCloud(
+        "azure", "Azure", azure.AzureScenario,
+        f"{_ROOM}.azure.simulation:AzureRehearsal", "operation=5s",
+    ),
+    SimulatedCloud(
+        "gcp", "Google Cloud", gcp.GcpScenario,
+        f"{_ROOM}.gcp.simulation:GcpRehearsal", "operation=5s",
+    ),
+    SimulatedCloud(
+        "lambda", "Lambda", lambda_cloud.LambdaScenario,
+        f"{_ROOM}.lambda_cloud.simulation:LambdaRehearsal", "quota=1",
+    ),
+    SimulatedCloud(
+        "runpod", "RunPod", runpod.RunPodScenario,
+        f"{_ROOM}.runpod.simulation:RunPodRehearsal", "balance=0.10",
+    ),
+    SimulatedCloud(
+        "vast", "Vast.ai", vast.VastScenario,
+        f"{_ROOM}.vast.simulation:VastRehearsal", "balance=0.10",
+    ),
+)  # fmt: skip
+
+
+def _add_command(cloud: SimulatedCloud) -> None:
+    call = f"labctl rehearse {cloud.command}"
+
+    @rehearse_command.command(
+        cloud.command,
+        short_help=f"Simulate {cloud.name} until Ctrl-C.",
+        help=f"Simulate {cloud.name} until Ctrl-C; print the environment variables to export "
+        f"first.\n\n\b\n{call}\n{call} --boot none --set {cloud.example}",
+    )
+    @_cloud_options
+    def run(**options: Any) -> None:
+        _run_cloud(cloud, **options)
+
+
+def _run_cloud(
+    cloud: SimulatedCloud,
     path: Path | None,
     switches: tuple[str, ...],
     boot: str | None,
     regions: tuple[str, ...],
     port: int,
 ) -> None:
-    """Simulate EC2 until Ctrl-C; print the environment variables to export first.
-
-    \b
-    labctl rehearse aws
-    labctl rehearse aws --boot none --set delays.visible=30s
-    """
+    """Run the simulation of a cloud until a signal arrives."""
     settings = [*switches]
     settings += [f"boot={boot}"] if boot else []
     settings += [f"regions=[{', '.join(regions)}]"] if regions else []
-    scenario = load_scenario(path, settings)
+    scenario = load_scenario(cloud.scenario, path, settings)
+    module, _, attribute = cloud.simulation.partition(":")
     try:
-        from labctl.rehearsal.images import default_building
-        from labctl.rehearsal.simulation import Rehearsal
+        with report_wait(Screen(), f"loading the simulation of {cloud.name}"):
+            rehearsal = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise LabError(
             "the rehearse extra is not installed",
             why=f"the module {error.name} is missing",
             hint=install_command("rehearse"),
         ) from error
-    with (
-        _catch_signals() as wakeup,
-        Rehearsal(scenario, default_building(_log_progress), port, _log) as cloud,
-    ):
-        _print_environment(cloud)
+    building = images.default_building(_log_progress)
+    with _catch_signals() as wakeup, rehearsal(scenario, building, port, _log) as running:
+        _print_environment(cloud.name, running)
         try:
             wakeup.recv(1)
         except KeyboardInterrupt:
             click.echo(err=True)
-        count = sum(state != "terminated" for state in cloud.instances.values())
+        count = sum(state not in ("terminated", "ended") for state in running.instances.values())
         _log(f"stopping; removing {count} instance{'' if count == 1 else 's'}")
+
+
+for _cloud in CLOUDS:
+    _add_command(_cloud)
 
 
 @rehearse_command.command("reclaim", short_help="Interrupt the lab's server on purpose.")
@@ -205,11 +281,12 @@ def _catch_signals() -> Iterator[socket.socket]:
         writing.close()
 
 
-def _print_environment(rehearsal: Any) -> None:
-    click.echo("unset AWS_PROFILE AWS_SESSION_TOKEN")
-    for name, value in rehearsal.environment.items():
-        click.echo(f"export {name}={shlex.quote(value)}")
-    _log("simulated AWS is running: paste the lines above into another shell; Ctrl-C stops it")
+def _print_environment(name: str, rehearsal: Any) -> None:
+    if rehearsal.conflicting_variables:
+        click.echo(f"unset {' '.join(rehearsal.conflicting_variables)}")
+    for variable, value in rehearsal.environment.items():
+        click.echo(f"export {variable}={shlex.quote(value)}")
+    _log(f"simulated {name} is running: paste the lines above into another shell; Ctrl-C stops it")
 
 
 def _log(text: str) -> None:

@@ -11,7 +11,7 @@ from labctl import shell
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import RUN, SCREEN, json_option, open_lab, require_name
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config.scalars import parse_duration
 from labctl.errors import NotFoundError, UsageError
@@ -107,7 +107,7 @@ def _pull_code(lab: Lab, json_: bool) -> None:
     if json_:
         print_json({"edits": edits})
     for name in [] if json_ else edits:
-        click.echo(clean(name))
+        click.echo(f"downloaded {clean(name)}")
 
 
 def _print_missing(lab: Lab, pulled: PulledRun) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from labctl.cli.from_trial import require_trial
 from labctl.cli.own_command import EXAMPLE, require_program
 from labctl.errors import LabError, UsageError
 from labctl.lazy import lazy_imports
@@ -27,6 +28,7 @@ class RunOptions(NamedTuple):
     keeper: str
     probe: str
     gpus: int
+    from_trial: str
     json_: bool
     command: tuple[str, ...]
 
@@ -36,6 +38,7 @@ def require_compatible(
 ) -> None:
     """UsageError for options that contradict each other. `find_default` reads the lab's `run`."""
     require_program("labctl run", options.command, find_default)
+    require_trial(options)
     if options.recover and (
         (options.detach and not options.keeper) or options.tty or options.no_push
     ):

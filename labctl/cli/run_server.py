@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 import click
 
-from labctl.cli import runs
-from labctl.cli.down_output import describe_removal, is_billing, print_down
+from labctl.cli import run_end, runs
+from labctl.cli.down_output import describe_removal, find_exit_code, print_down
 from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, print_error
 from labctl.cli.options import list_timings, stop_drawing
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.errors import BuildError, InterruptError, LabError, UsageError
 from labctl.events import Note
@@ -50,7 +50,7 @@ def require_server_options(options: RunOptions) -> None:
     if options.down and options.tty:
         raise UsageError(
             "--down cannot be combined with -it",
-            why="with -it, ssh takes over, so labctl cannot remove the server afterwards",
+            why="a terminal that loses its connection cannot tell when the run ends",
             hint="labctl run --up -it\nlabctl down",
         )
     if options.up and options.no_push:
@@ -73,7 +73,9 @@ class ServerEnd(NamedTuple):
     @property
     def has_failed(self) -> bool:
         """Whether results or costs need attention."""
-        return self.error is not None or (self.result is not None and is_billing(self.result))
+        return self.error is not None or (
+            self.result is not None and find_exit_code(self.result) != 0
+        )
 
 
 class SignalInterrupt(KeyboardInterrupt):
@@ -97,7 +99,7 @@ def run_with_server(
                     _start_server(lab, created.append)
                 run = work()
             if run is not None and not options.json_:
-                runs.print_run(run)
+                run_end.print_run(run)
             ending = _end_server(lab, run, is_own=bool(created)) if options.down else None
         except (KeyboardInterrupt, click.Abort) as interrupt:
             if not options.down:

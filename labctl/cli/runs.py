@@ -1,4 +1,4 @@
-"""The commands push, run, ssh and cancel."""
+"""The commands run and cancel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
 from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean
-from labctl.cli.first_output import FirstOutputLine, describe_activity
+from labctl.cli.from_trial import FROM_TRIAL, choose_command
+from labctl.cli.log_silence import LogSilenceLine, describe_activity
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import (
     RUN,
     SCREEN,
-    SERVER,
-    SSH_AT_ONCE,
-    SSH_JSON,
     TIMINGS,
     find_timeline,
     json_option,
@@ -30,46 +29,29 @@ from labctl.cli.options import (
     yes_option,
 )
 from labctl.cli.own_command import EXAMPLE, OwnCommand
-from labctl.cli.plain_ssh import needs_tty, remote_line, replace_with_ssh, replace_with_start
 from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message, wrap_lines
-from labctl.errors import LabError, PolicyError, UsageError
+from labctl.errors import LabError
+from labctl.events import Step
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
-from labctl.text import bytes_text, names_text, price_or_free_text
-from labctl.wire.runs import GPU_LEASE
+from labctl.text import names_text, price_or_free_text
 
 if TYPE_CHECKING:
+    from labctl.cli.screen import Screen
     from labctl.lab import Lab
     from labctl.model import Run
 
 with lazy_imports(__name__):
     from labctl import config
-    from labctl.cli import fan_out, results, run_server
+    from labctl.cli import results, run_end, run_server, run_terminal
     from labctl.lifecycle import cancel, recovery_lock
     from labctl.servers import adoption, gang
 
-
-@click.command("push")
-@click.option("--force", is_flag=True, help="Overwrite files that were edited on the server.")
-@yes_option
-@json_option
-@click.pass_context
-def push_command(ctx: click.Context, force: bool, yes: bool, json_: bool) -> None:
-    """Send code and data to the server. `labctl run` does this automatically.
-
-    \b
-    labctl push
-    """
-    pushes = open_lab(ctx, yes=yes, quiet=json_).push(force=force)
-    if json_:
-        print_json({"pushed": pushes})
-        return
-    for push in pushes:
-        uploaded = f"{push.sent} uploaded ({bytes_text(push.sent_bytes)})"
-        click.echo(f"{push.target}: {uploaded}, {push.unchanged} unchanged")
+# the wait until a run has begun, as far as no step names a part of it
+STARTING = "starting the run"
 
 
 class _RunCommand(OwnCommand):
@@ -113,11 +95,12 @@ class _RunCommand(OwnCommand):
 )
 @click.option(
     "--gpus",
-    type=click.IntRange(0, 64),
+    type=NumberRange(2, 0, 64),
     default=0,
     metavar="N",
     help="Use N GPUs of the server, with a process of the program on each (torchrun). 0: all.",
 )
+@FROM_TRIAL
 @TIMINGS
 @yes_option
 @json_option
@@ -150,6 +133,7 @@ def run_command(ctx: click.Context, /, yes: bool, timings: bool, **values: Any) 
     assert isinstance(ctx.command, OwnCommand)
     require_compatible(options, partial(ctx.command.find_default, ctx))
     lab = open_lab(ctx, yes=yes, quiet=options.json_, timings=timings)
+    options = choose_command(lab, options)
     started_runs: list[Run] = []
     work = partial(_start_and_follow, ctx, lab, options, started_runs)
     with print_timings_of_failure(ctx, quiet=options.json_):
@@ -175,12 +159,12 @@ def _start_and_follow(
         ):
             return None
         push = options.recover  # the probe has just pushed it
-    waiting = FirstOutputLine(
-        ctx.meta[SCREEN], lambda run_id: describe_activity(lab.top(), lab.id, run_id)
-    )
+    screen: Screen = ctx.meta[SCREEN]
+    waiting = LogSilenceLine(screen, lambda run_id: describe_activity(lab.top(), lab.id, run_id))
     follow = not options.detach and not options.tty
 
     def report_start(run: Run, found: bool) -> None:
+        screen.emit(Step(name=STARTING, done=True, brief=True))
         started_runs.append(run)
         stop_drawing(ctx)
         if not options.json_:
@@ -193,6 +177,7 @@ def _start_and_follow(
             if follow:
                 waiting.start(run.id)
 
+    screen.emit(Step(name=STARTING, brief=True))
     try:
         run = lab.run(
             options.command,
@@ -221,22 +206,21 @@ def _start_and_follow(
     if (timeline := find_timeline(ctx)) and not options.json_:
         timeline.print_once()
     if options.tty and not run.has_ended:
-        _attach(lab, run)
+        return _attach(ctx, lab, run)
     return run
 
 
-def _attach(lab: Lab, run: Run) -> None:
-    """Replace this process with ssh, attached to the run."""
-    # A run that waits for its start is attached to before its command begins.
-    if run.state == "starting":
-        replace_with_start(lab.context, run)
-    if not run.is_container:
-        raise PolicyError(
-            f"run {run.id} has a terminal already",
-            why="a run without a container keeps the terminal in which it was started",
-            hint=f"labctl logs -f {run.id}\nlabctl exec {run.id} -- sh   # a shell beside it",
-        )
-    replace_with_ssh(lab.context, f"docker attach {run.container}")
+def _attach(ctx: click.Context, lab: Lab, run: Run) -> Run:
+    """Attach this terminal to the run, and return it as it ended.
+
+    Exit with the code of ssh if the run has not ended, or if the terminal was lost or refused.
+    """
+    run, code = run_terminal.attach_terminal(lab.context, run)
+    if run.has_ended and code == run.exit_code:
+        return run
+    if run.state != "starting":
+        run_end.print_run(run)
+    ctx.exit(code)
 
 
 def _make_log_writer(ctx: click.Context, json_: bool) -> Callable[[bytes], None]:
@@ -253,36 +237,13 @@ def _finish(ctx: click.Context, lab: Lab, run: Run, json_: bool) -> int:
     if json_:
         print_json({"run": run, **list_timings(ctx)})
     else:
-        print_run(run)
+        run_end.print_run(run)
         if not run.has_ended:
             _note_keeper(lab, run)
         print_new_files(lab, run)
         if run.exit_code == 0:
             print_message(f"labctl pull {run.id}    download its results")
     return find_exit_code(run) if run.has_ended else 0
-
-
-def print_run(run: Run) -> None:
-    """Print how the run ended, and the next command."""
-    if not run.has_ended:
-        print_message(f"labctl logs -f {run.id}    follow its log")
-        return
-    print_message(f"run {run.id}: {clean(run.summary)}")
-    if run.stopped_by == GPU_LEASE:
-        print_message(f"labctl run --recover --id {run.id}    resume it when a GPU is free")
-    elif run.stopped_by:
-        print_message(f"labctl up && labctl run --recover --id {run.id}    resume it")
-    elif run.state == "cancelled":
-        _print_how_to_continue(run)
-    elif run.exit_code:
-        print_message(f"labctl explain {run.id}    why, and what to try next")
-
-
-def _print_how_to_continue(run: Run) -> None:
-    """Name what is left of a canceled run. Nothing resumes it; a new run can use its results."""
-    pull = f"labctl pull {run.id}"
-    print_message(f"{pull}    download its checkpoints and logs")
-    print_message("A new run can continue from them: see docs/resume.md.")
 
 
 def find_exit_code(run: Run) -> int:
@@ -335,70 +296,6 @@ def _print_still_running(lab: Lab, run: Run, *, recovers: bool) -> None:
         print_message(f"  {line:<{len(follow[0]) + 3}}{effect}")
 
 
-class _SshCommand(click.Command):
-    """`labctl ssh`, which has no option of OpenSSH: those go to the user's own ssh."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if error.option_name.startswith("--"):
-                raise  # OpenSSH has no such option either
-            try:
-                name = config.load_lab(Path(ctx.find_root().obj or ".")).name
-            except LabError:
-                name = "HOST"
-            line = shlex.join(["ssh", *words[: words.index("--") if "--" in words else None], name])
-            raise UsageError(
-                f"labctl ssh has no option {error.option_name}",
-                why="options of OpenSSH work with ssh itself, which knows the server by its name",
-                hint=f"{line}\nlabctl ssh --help",
-            ) from None
-
-
-@click.command(
-    "ssh",
-    cls=_SshCommand,
-    # Everything after the first word of COMMAND belongs to COMMAND, even `--all`.
-    context_settings={"allow_interspersed_args": False},
-)
-@click.option("--all", "all_", is_flag=True, help="Run COMMAND on the servers of all labs.")
-@SERVER
-@SSH_AT_ONCE
-@SSH_JSON
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
-@click.pass_context
-def ssh_command(
-    ctx: click.Context,
-    all_: bool,
-    rank: int,
-    at_once: int,
-    json_: bool,
-    command: tuple[str, ...],
-) -> None:
-    """Open a shell on the server, or run COMMAND there.
-
-    With --all, COMMAND runs on the servers of all labs in parallel. The output is grouped by
-    server, in order of name, and a list of failures follows. Exits with the highest exit code, or
-    with 255 if a server could not be reached.
-
-    \b
-    labctl ssh
-    labctl ssh -- df -h
-    labctl ssh 'nvidia-smi | head'
-    labctl ssh --all -- nvidia-smi -L
-    """
-    line = remote_line(command)
-    if not all_:
-        if json_:
-            raise UsageError("--json needs --all", hint="labctl ssh --all --json -- COMMAND")
-        replace_with_ssh(open_lab(ctx, rank=rank).context, line, tty=needs_tty(command))
-    if not command:
-        raise UsageError("--all needs a command", hint="labctl ssh --all -- uptime")
-    ctx.exit(fan_out.run_on_all_servers(line, at_once, json_))
-
-
 @click.command("cancel")
 @RUN
 @click.option("--grace", default=60, show_default=True, help="Seconds between SIGTERM and SIGKILL.")
@@ -410,17 +307,17 @@ def cancel_command(ctx: click.Context, run: str, grace: int, json_: bool) -> Non
     \b
     labctl cancel
     """
-    context = open_lab(ctx, quiet=json_).context
+    context = open_lab(ctx, quiet=json_, skips_faults=True).select_run_server(run).context
     ended_run, had_ended = cancel.cancel(context, run, grace)
     if json_:
         print_json({"run": ended_run, "already": had_ended})
     elif had_ended and not ended_run.has_ended:
-        click.echo(f"Run {ended_run.id} has ended with its server.")
+        click.echo(f"run {ended_run.id} has ended with its server.")
     elif had_ended:
-        text = f"Run {ended_run.id} had already ended: {clean(ended_run.summary)}"
+        text = f"run {ended_run.id} had already ended: {clean(ended_run.summary)}"
         print_message(text, err=False)
         cancel.note_remaining_runs(context, ended_run)
     else:
         print_message(f"run {ended_run.id}: {clean(ended_run.summary)}", err=False)
-        _print_how_to_continue(ended_run)
+        run_end.print_how_to_continue(ended_run)
         cancel.note_remaining_runs(context, ended_run)

@@ -1,4 +1,4 @@
-"""Terminal output: a Reporter that draws steps and progress bars, and functions for tables.
+"""Terminal output: a Reporter that draws steps and progress bars, and asks questions.
 
 Events go to standard error. Without a terminal there, each step is one line. Data goes to standard
 output.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from threading import RLock, Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from labctl.cli.exit_codes import clean
+from labctl.cli.tables import shorten
 from labctl.events import (
     AskPassword,
     BlockerNote,
@@ -31,13 +31,7 @@ from labctl.lazy import lazy_imports
 from labctl.shell import Secret
 from labctl.text import bytes_text, duration_text
 
-if TYPE_CHECKING:
-    from msgspec import Struct
-
 with lazy_imports(__name__):
-    import json
-    import textwrap
-
     from rich import console as rich_console
     from rich import progress as rich_progress
 
@@ -51,6 +45,8 @@ REPEATED_S = 60.0
 # seconds until a brief step is shown: drawing costs a short command more than it says, and a line
 # without a terminal stays
 WAIT_DELAY_S, PLAIN_WAIT_DELAY_S = 1.0, 10.0
+# the share of a bar that is drawn as done, at most
+MAX_FILLED = 0.9999
 
 
 class Bar(msgspec.Struct):
@@ -66,7 +62,7 @@ class Bar(msgspec.Struct):
         """Return name and detail, or what fits of them: the end of the detail says the most."""
         text = f"{self.name}: {self.detail}" if self.detail else self.name
         shorter = (text, self.detail, self.detail.partition(", ")[2])
-        return next((one for one in shorter if one and len(one) <= width), "") or _shorten(
+        return next((one for one in shorter if one and len(one) <= width), "") or shorten(
             self.detail or self.name, width
         )
 
@@ -87,6 +83,8 @@ class Screen:
         self.waits: dict[str, Timer] = {}
         self.repeated: dict[str, float] = {}
         self.has_blocker = False
+        # when something was shown last, or this began
+        self._shown_s = time.monotonic()
         # The timers of brief steps draw from their own threads.
         self._lock = RLock()
 
@@ -147,6 +145,7 @@ class Screen:
     def stop_drawing(self) -> None:
         """Remove live drawing from the screen before anything else writes there."""
         with self._lock:
+            self._shown_s = time.monotonic()
             for timer in self.waits.values():
                 timer.cancel()
             self.waits.clear()
@@ -157,6 +156,7 @@ class Screen:
 
     def print_data(self, text: str) -> None:
         """Print a line on standard output, above what is being drawn."""
+        self._shown_s = time.monotonic()
         if self.live is not None:
             self.live.stop()
         click.echo(text)
@@ -191,6 +191,7 @@ class Screen:
         return True
 
     def _print(self, text: str) -> None:
+        self._shown_s = time.monotonic()
         if self.live is not None:
             # Rich would break a long command into lines.
             self.live.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -215,8 +216,17 @@ class Screen:
         self._print("\n  ".join([f"{click.style('✓', fg='green')} {lines[0]}", *lines[1:]]))
 
     def _draw_step(self, step: Step) -> None:
-        detail = step.detail
-        self._update_bar(Progress(name=step.name, done=0, total=0, unit="steps", detail=detail))
+        began_s = self.begun.get(step.name, time.monotonic())
+        self._update_bar(
+            Progress(
+                name=step.name,
+                done=0,
+                total=0,
+                unit="steps",
+                detail=step.detail,
+                elapsed_s=time.monotonic() - began_s,
+            )
+        )
 
     def _show_wait(self, step: Step) -> None:
         """Show a brief step once it has lasted a moment, and remove it at its end."""
@@ -226,7 +236,10 @@ class Screen:
                 timer.cancel()
             self._remove_bar(step.name)
         else:
-            delay_s = WAIT_DELAY_S if sys.stderr.isatty() else PLAIN_WAIT_DELAY_S
+            self.begun[step.name] = time.monotonic()
+            delay_s = PLAIN_WAIT_DELAY_S
+            if sys.stderr.isatty():  # several short waits in a row are a long one
+                delay_s = max(0.0, self._shown_s + WAIT_DELAY_S - time.monotonic())
             timer = Timer(delay_s, self._draw_wait, [step])
             timer.daemon = True
             self.waits[step.name] = timer
@@ -251,20 +264,29 @@ class Screen:
             self._remove_bar(progress.name)
 
     def _update_bar(self, progress: Progress) -> None:
-        if self.live is None:
-            self.live = _make_progress_bars()
-            self.live.start()
-        if progress.name not in self.bars:
+        is_new = progress.name not in self.bars
+        if is_new:
+            if progress.name not in self.waits:  # what a step names says more than a wait around it
+                for wait in self.waits:
+                    self._remove_bar(wait)
+            # Removing the last bar has ended the drawing.
+            self.live = self.live or _start_progress_bars()
             name = clean(progress.name)
-            new_task = self.live.add_task(name, total=None, amount="")
-            self.bars[progress.name] = Bar(new_task, time.monotonic(), name)
+            new_task = self.live.add_task(name, total=None, amount="", visible=False)
+            began_s = time.monotonic() - progress.elapsed_s
+            self.live.tasks[-1].start_time = began_s  # rich's clock is the monotonic one
+            self.bars[progress.name] = Bar(new_task, began_s, name)
         bar = self.bars[progress.name]
         amount = _describe_amount(progress, time.monotonic() - bar.started_at)
         bar.detail = clean(progress.detail)
         bar.amount_width = _BYTES_WIDTH if progress.unit == "bytes" else len(amount)
         total = progress.total or None
-        self.live.update(bar.task, completed=progress.done, total=total, amount=amount)
+        # rich stops the clock and the spinner of a full bar, but the step may have more to do
+        done = min(progress.done, total * MAX_FILLED) if total else progress.done
+        self.live.update(bar.task, completed=done, total=total, amount=amount, visible=True)
         self._fit_texts()
+        if is_new:
+            self.live.refresh()  # it may be removed before rich would draw it
 
     def _fit_texts(self) -> None:
         """Shorten the texts of all bars to what the other columns leave."""
@@ -276,6 +298,8 @@ class Screen:
 
     def _remove_bar(self, name: str) -> None:
         bar = self.bars.pop(name, None)
+        if bar is not None:
+            self._shown_s = time.monotonic()
         if bar is not None and self.live is not None:
             self.live.remove_task(bar.task)
             if self.bars:
@@ -298,9 +322,9 @@ def _describe_amount(progress: Progress, elapsed_s: float) -> str:
     return ""
 
 
-def _make_progress_bars() -> Any:
+def _start_progress_bars() -> Any:
     console = rich_console.Console(stderr=True)
-    return rich_progress.Progress(
+    bars = rich_progress.Progress(
         rich_progress.SpinnerColumn(),
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(bar_width=_choose_bar_width(console.width)),
@@ -309,135 +333,14 @@ def _make_progress_bars() -> Any:
         console=console,
         transient=True,
     )
+    bars.start()
+    return bars
 
 
 def _choose_bar_width(screen_width: int) -> int:
     return 20 if screen_width >= 100 else 8
 
 
-# columns that are shortened, and characters that they and a table's last column keep
-_NAMES = {"NAME", "TEST"}
-_NAME_WIDTH = 12
-_LAST_WIDTH = 24
-
-
-def _shorten(text: str, width: int) -> str:
-    width = max(width, 9)  # less would say nothing
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def age_text(moment: float | None, now: float | None = None) -> str:
-    """Write the time since a Unix time; "-" for None and 0."""
-    if not moment:
-        return "-"
-    return duration_text((now or time.time()) - moment)
-
-
 def _fit(text: str, indent: int = 0) -> str:
     """Return a message without control characters, in lines that fit the terminal."""
     return "\n".join(wrapping.wrap_lines(clean(text), indent))
-
-
-def wrap_text(text: str, indent: int = 0, width: int = 0) -> list[str]:
-    """Wrap text into lines that fit the screen after the indent; words are never broken.
-
-    A program that reads the text gets one line, whatever COLUMNS says. `width` is a terminal's.
-    """
-    if not width:
-        width = wrapping.read_output_width() if sys.stdout.isatty() else wrapping.UNLIMITED
-    room = max(width - indent, 20)
-    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-
-
-def print_table(
-    rows: Sequence[tuple[str, ...]],
-    headings: tuple[str, ...],
-    width: int = 0,
-    *,
-    cut: bool = True,
-    optional: tuple[str, ...] = (),
-) -> tuple[str, ...]:
-    """Print a table, and return its headings without those left out.
-
-    The last column ends at the screen's edge; with `cut=False` it is whole. On a terminal, a whole
-    last column is folded at spaces, and names are shortened to make room for it; where that leaves
-    too little room, it is below its row. The columns with the `optional` headings are left out, in
-    this order, until the others fit. A program that reads the table gets all of it, whatever
-    COLUMNS says. `width` is that of a terminal.
-    """
-    is_terminal = bool(width) or sys.stdout.isatty()
-    width = width or wrapping.read_output_width()
-    cells = [tuple(clean(c).replace("\n", " ") for c in row) for row in rows]
-    if is_terminal:
-        headings, cells = _leave_out(headings, cells, optional, width, cut=cut)
-    widths = _measure_columns(headings, cells)
-    if is_terminal:
-        widths = _narrow_names(widths, headings, width)
-    room = width - sum(w + 2 for w in widths[:-1])
-    for index, row in enumerate([headings, *cells]):
-        lines = [row[-1]]
-        if cut and is_terminal:
-            lines = [_shorten(row[-1], room)]
-        elif is_terminal and len(row[-1]) > room:
-            lines = _fold_last(row[-1], room, widths[0] + 2, width)
-        columns = (_shorten(c, w).ljust(w) for c, w in zip(row[:-1], widths, strict=False))
-        # Spaces at the end of a line would wrap in a narrow terminal.
-        line = "  ".join([*columns, lines[0]]).rstrip()
-        click.echo(click.style(line, dim=True) if index == 0 else line)
-        for line in lines[1:]:
-            click.echo(line)
-    return headings
-
-
-def _measure_columns(headings: tuple[str, ...], cells: list[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-
-
-def _leave_out(
-    headings: tuple[str, ...],
-    cells: list[tuple[str, ...]],
-    optional: tuple[str, ...],
-    width: int,
-    *,
-    cut: bool,
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the table without the optional columns that a terminal of `width` has no room for."""
-    for name in optional:
-        widths = _narrow_names(_measure_columns(headings, cells), headings, width)
-        if not cut:  # a last column that is folded needs less
-            widths = [*widths[:-1], min(widths[-1], _LAST_WIDTH)]
-        if sum(widths) + 2 * (len(widths) - 1) <= width:
-            break
-        kept = [index for index, heading in enumerate(headings) if heading != name]
-        cells = [tuple(row[index] for index in kept) for row in cells]
-        headings = tuple(headings[index] for index in kept)
-    return headings, cells
-
-
-def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
-    """Fold the last column of a row: its part of the row, then the lines below it.
-
-    A word that does not fit, such as a path, is on a line of its own, whatever its length.
-    """
-    longest = max(map(len, text.split()), default=0)
-    indent = min(indent, max(0, width - max(longest, _LAST_WIDTH)))
-    if room < max(_LAST_WIDTH, longest):
-        return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
-    first, *others = wrap_text(text, width - room, width)
-    return [first, *(" " * (width - room) + line for line in others)]
-
-
-def _narrow_names(widths: list[int], headings: tuple[str, ...], width: int) -> list[int]:
-    """Return the widths with narrower columns of names, so that the last column has room."""
-    excess = sum(w + 2 for w in widths[:-1]) + min(widths[-1], _LAST_WIDTH) - width
-    narrowed = []
-    for heading, column in zip(headings, widths, strict=True):
-        most = max(_NAME_WIDTH, column - max(0, excess)) if heading in _NAMES else column
-        narrowed.append(min(column, most))
-        excess -= column - narrowed[-1]
-    return narrowed
-
-
-def print_json(report: Struct | Mapping[str, object]) -> None:
-    """Print one JSON object with a version: the fields of a value, or values by their keys."""
-    click.echo(json.dumps({"version": 1, **msgspec.to_builtins(report)}, indent=2))

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
+from labctl.cli import serve_model
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
-from labctl.cli.interrupt import wait_until_interrupted
+from labctl.cli.interrupt import close_at_interrupt, wait_until_interrupted
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.own_command import split_words
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
@@ -31,6 +32,7 @@ with lazy_imports(__name__):
 
 # the words after `--`, in the context of the command
 IMAGE_ARGS = "labctl.serve.args"
+MOST_SHOWN_COLUMNS = 8
 
 
 class ServeOptions(NamedTuple):
@@ -47,6 +49,10 @@ class ServeOptions(NamedTuple):
     detach: bool = False
     stop: bool = False
     yes: bool = False
+
+
+# What --model cannot be combined with.
+WITHOUT_MODEL = ("checkpoint", "push", "batch", "image", "port", "stop")
 
 
 class ServeCommand(click.Command):
@@ -73,6 +79,7 @@ class ServeCommand(click.Command):
 )
 @click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
 @click.option("--stop", is_flag=True, help="Stop serving.")
+@serve_model.model_options
 @yes_option
 @json_option
 @click.pass_context
@@ -82,16 +89,34 @@ def serve_command(
     """Serve the model of RUN (default: the latest run) as POST /predict, through a forward.
 
     The model runs on the server. The project's predict.py defines how it is loaded; its weights
-    must be safetensors. ARGS after -- become the command of an --image.
+    must be safetensors. ARGS after -- become the command of an --image. With --model, a language
+    model answers as OpenAI's API does; labctl computes first whether it fits.
 
     \b
     labctl serve
     curl -F image=@digit.png http://127.0.0.1:8000/predict
     labctl serve --image ollama/ollama --port 11434
+    labctl serve --model Qwen/Qwen2.5-1.5B-Instruct --ask "2+2?"
     labctl serve --stop
     """
+    about_model = {name: values.pop(name) for name in serve_model.ModelOptions._fields}
+    model = serve_model.ModelOptions(
+        **{name: value for name, value in about_model.items() if value}
+    )
     options = ServeOptions(**values)
+    if model.model:
+        _require_model_alone(words, options)
+    else:
+        serve_model.require_model(model)
     lab = open_lab(ctx, yes=options.yes, quiet=json_)
+    if model.model:
+        env = dict(_parse_assignment(text) for text in options.env)
+        served = serve_model.RequestedModel(
+            env, options.local_port, options.load_time, options.detach, json_
+        )
+        with close_at_interrupt(ctx, "interrupted" if options.detach else "closed"):
+            serve_model.serve_model(lab, model, served)
+        return
     if words and not options.image and not options.stop:
         if args := ctx.meta[IMAGE_ARGS]:
             call = ("labctl", "serve", "--image", "IMAGE", "--port", "8000", "--", *args)
@@ -105,8 +130,21 @@ def serve_command(
     if options.stop:
         _stop(lab, server, json_)
         return
-    request = _build_request(lab, server, words, options)
-    _serve(lab, server, request, options, json_)
+    with close_at_interrupt(ctx, "interrupted" if options.detach else "closed"):
+        request = _build_request(lab, server, words, options)
+        _serve(lab, server, request, options, json_)
+
+
+def _require_model_alone(words: tuple[str, ...], options: ServeOptions) -> None:
+    """UsageError if --model is combined with what is about a run or an image."""
+    given = [f"--{name}" for name in WITHOUT_MODEL if getattr(options, name)]
+    given += ["RUN"] if words else []
+    if given:
+        raise UsageError(
+            f"--model cannot be combined with {given[0]}",
+            why="it serves a language model instead of a run's model or an image",
+            hint="labctl serve --model Qwen/Qwen2.5-1.5B-Instruct",
+        )
 
 
 def _stop(lab: Lab, server: Server, json_: bool) -> None:
@@ -177,6 +215,16 @@ def _serve(
         wait_until_interrupted([forward])
 
 
+def _format_request(columns: tuple[str, ...]) -> str:
+    """Return the start of a command that asks the model, for one with few columns."""
+    if not columns:
+        return "curl -F image=@PICTURE"
+    values = ", ".join("0" for _ in columns[:MOST_SHOWN_COLUMNS])
+    more = ", ..." if len(columns) > MOST_SHOWN_COLUMNS else ""
+    body = f'{{"rows": [[{values}{more}]]}}'
+    return f"curl -H 'Content-Type: application/json' -d '{body}'"
+
+
 def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) -> None:
     url = url.rstrip("/")
     report = {"service": request.name, "url": url}
@@ -188,7 +236,7 @@ def _print_address(request: ServiceRequest, url: str, port: int, json_: bool) ->
         report |= msgspec.to_builtins(model)
         lines = [
             f"run {model.run}, {model.checkpoint}, {model.classes} classes: {url}",
-            f"  curl -F image=@PICTURE {url}/predict",
+            f"  {_format_request(model.columns)} {url}/predict",
             f"  {url}/healthz  {url}/metrics",
         ]
     if json_:

@@ -11,7 +11,7 @@ import click
 from labctl.cli.course import open_course
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import PROVIDER, json_option, open_lab, yes_option
-from labctl.cli.screen import print_json, print_table
+from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
 from labctl.commands.ansible import Host, build_inventory
 from labctl.config import (

@@ -25,8 +25,9 @@ from labctl.cli.options import (
     stop_drawing,
     yes_option,
 )
-from labctl.cli.screen import Screen, print_json
-from labctl.cli.wrapping import print_message
+from labctl.cli.screen import Screen
+from labctl.cli.tables import print_json, print_table
+from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.config import DEFAULT_PROVIDER, LAB_FILE, find_data_dir, find_lab, load_lab
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
@@ -74,11 +75,16 @@ def _parse_directory(
     "--template",
     metavar="NAME",
     shell_complete=complete_templates,
-    help=f"Create this sample project: {', '.join(PROJECT_TEMPLATES)}.",
+    help="Create this sample project; --templates lists them.",
 )
+@click.option("--templates", is_flag=True, help="List the sample projects, and what each teaches.")
 @click.pass_context
 def init_command(
-    ctx: click.Context, directory: Path | None, provider: str | None, template: str | None
+    ctx: click.Context,
+    directory: Path | None,
+    provider: str | None,
+    template: str | None,
+    templates: bool,
 ) -> None:
     """Make a lab of the code in DIRECTORY (default: here), or create a sample project there.
 
@@ -89,8 +95,11 @@ def init_command(
     \b
     cd my-project && labctl init
     labctl init digits && cd digits && labctl up
-    labctl init several --template ddp
+    labctl init writer --template text-generator
     """
+    if templates:
+        print_table(list(PROJECT_TEMPLATES.items()), ("TEMPLATE", "TEACHES"), cut=False)
+        return
     target = Path(ctx.find_root().obj or ".") / (directory or ".")
     if template is not None:
         _require_template(ctx, template)
@@ -111,9 +120,13 @@ def init_command(
     screen = Screen()
     ctx.call_on_close(screen.stop_drawing)
     example = _find_example(load_lab(target / LAB_FILE, needs_file=False), provider)
-    templates = find_data_dir() / "templates"
     sample_project.create_project(
-        templates, target, provider, screen, example, template or DEFAULT_TEMPLATE
+        find_data_dir() / "templates",
+        target,
+        provider,
+        screen,
+        example,
+        template or DEFAULT_TEMPLATE,
     )
     name = target.resolve().name
     action = f"Write server.{provider} in its lab.yaml, then" if example else "Next"
@@ -128,7 +141,7 @@ def _require_template(ctx: click.Context, template: str) -> None:
     raise UsageError(
         f"there is no template {template!r}" + (f"; did you mean {near}?" if near else ""),
         why=f"the templates are {', '.join(PROJECT_TEMPLATES)}",
-        hint=_format_init(ctx, template=near or DEFAULT_TEMPLATE),
+        hint=f"{_format_init(ctx, template=near or DEFAULT_TEMPLATE)}\nlabctl init --templates",
     )
 
 
@@ -192,9 +205,14 @@ def _choose_provider(ctx: click.Context, provider: str | None) -> str:
     if provider is None and sys.stdin.isatty():
         print_message("Where should labctl get servers?")
         for name in names:
-            print_message(f"  {name:<8}{describe_provider(name)}")
+            lines = wrap_lines(describe_provider(name), 10, has_commands=False)
+            click.echo(f"  {name:<8}" + "\n          ".join(lines), err=True)
         provider = click.prompt(
-            "provider", default=DEFAULT_PROVIDER, type=click.Choice(names), err=True
+            "provider",
+            default=DEFAULT_PROVIDER,
+            type=click.Choice(names),
+            show_choices=False,  # the list is above
+            err=True,
         )
     provider = provider or DEFAULT_PROVIDER
     if provider not in names:

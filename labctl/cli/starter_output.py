@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,12 @@ from labctl.cli.wrapping import print_message
 from labctl.config.reader import LAB_FILE
 from labctl.runs.public_tests import has_public_tests
 from labctl.shell import command
-from labctl.text import next_lines
+from labctl.text import count_text, names_text, next_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from labctl.courses.broadcast import PushOutcome
     from labctl.courses.join import JoinResult
     from labctl.courses.starter_delivery import DeliveredStarter
     from labctl.sync.starter_update import FileChange
@@ -27,6 +31,7 @@ VERBS = {
     "removed": "removed, as in the course",
     "kept": "left as you changed it",
 }
+WRITTEN = ("added", "updated", "removed")
 LEFT_DELETED = "changed in the course; not written, as you deleted it"
 
 
@@ -98,6 +103,39 @@ def _print_problem(directory: Path, change: FileChange) -> None:
         print_message(f"! {clean(change.path)}: {clean(text)}", err=False, fg="yellow")
         path = clean(_relative(directory / change.blocked_by))
         click.echo(f"  next: move {path} away, then:\n        labctl join")
+
+
+def print_delivered(outcomes: Sequence[PushOutcome]) -> None:
+    """Print what a push wrote into the labs on seats' servers, and which seats' files stay."""
+    written: Counter[str] = Counter()
+    stays: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for starter in outcome.starters:
+            for change in starter.changes:
+                written[change.action] += 1
+                if text := _describe_stay(starter.assignment, change):
+                    stays.setdefault(text, []).append(outcome.seat)
+    done = [f"{written[action]} {action}" for action in WRITTEN if written[action]]
+    if done:
+        servers = count_text(sum(map(_has_written, outcomes)), "server")
+        click.echo(f"assignments' files in /lab/code: {', '.join(done)}, on {servers}")
+    for text, seats in stays.items():
+        print_message(f"! {names_text(seats, MAX_NAMES)}: {text}", err=False, fg="yellow")
+
+
+def _has_written(outcome: PushOutcome) -> bool:
+    changes = (change for starter in outcome.starters for change in starter.changes)
+    return any(change.action in WRITTEN for change in changes)
+
+
+def _describe_stay(assignment: str, change: FileChange) -> str:
+    """Return why a file of an assignment is not on a server as published; "" if it is."""
+    path = f"{clean(change.path)} of {clean(assignment)}"
+    if change.action == "conflict":
+        return f"{path} was changed there; the course's version is in {clean(change.beside)}"
+    if change.action == "blocked" or change.why:
+        return f"{path} was not written; {clean(change.why)}"
+    return f"{path} was deleted or changed there, and stays so" if change.action == "kept" else ""
 
 
 def _relative(path: Path) -> str:

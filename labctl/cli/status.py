@@ -1,41 +1,40 @@
-"""The commands status and logs."""
+"""The command status."""
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from labctl.cli.exit_codes import INTERRUPTED, clean, end_interrupted_line
-from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, json_option, open_lab, stop_drawing
-from labctl.cli.screen import age_text, print_json, print_table
+from labctl.cli import run_table
+from labctl.cli.exit_codes import clean
+from labctl.cli.options import json_option, open_lab
+from labctl.cli.tables import age_text, print_json, print_table
 from labctl.cli.wrapping import print_message
-from labctl.errors import BusyError, LabError, NotFoundError
+from labctl.errors import BusyError, LabError
 from labctl.lazy import lazy_imports
-from labctl.text import bytes_text, dollars_text, duration_text, elapsed_text, price_text
+from labctl.text import (
+    bytes_text,
+    dollars_text,
+    duration_text,
+    price_or_free_text,
+    price_text,
+)
 
 if TYPE_CHECKING:
-    from labctl.lab import Lab
     from labctl.lifecycle.lab_status import InterruptedDown, LabStatus
-    from labctl.model import Run, Server
+    from labctl.model import Server
     from labctl.state.disks import KeptDisk
     from labctl.wire.watchdog import MirrorStateRecord, WatchRecord
 
 with lazy_imports(__name__):
-    from labctl.cli import first_output, rank_logs
-    from labctl.cli import runs as run_commands
-    from labctl.lifecycle import gang_follow, gang_runs, reconcile
-    from labctl.runs import runs
     from labctl.servers import adoption, watch_reports
     from labctl.servers import disks as server_disks
 
 
-# runs that have ended, in the list without --all
-SHOWN_ENDED = 5
 # how long before a server's end `status` says when the runs will be stopped
 SHOWN_WIND_DOWN_S = 900.0
 _EXECUTORS = {
@@ -82,12 +81,13 @@ def status_command(ctx: click.Context, refresh: bool, all_: bool, why: bool, jso
         _print_server(status, server, is_current)
     if status.keeper:
         click.echo(f"  watched by the keeper at {status.keeper}")
+    _print_move(status.moving)
     _print_kept(status.kept)
     if why and server is not None:
         _print_decisions(watch_reports.parse_watch(status.watch), status.is_unguarded)
     elif status.runs and not why:
-        runs, hidden = _select_runs(status.runs, server, all_)
-        _print_runs(runs, server, status.now, status.ended)
+        runs, hidden = run_table.select_runs(status.runs, server, all_)
+        run_table.print_runs(runs, server, status)
         if hidden:
             older = "1 older run" if hidden == 1 else f"{hidden} older runs"
             click.echo(f"and {older}: labctl status --all")
@@ -98,7 +98,7 @@ def _read_status(
     ctx: click.Context, refresh: bool, why: bool, json_: bool
 ) -> tuple[LabStatus, bool]:
     """Return the status, and whether the provider was queried for it."""
-    lab = open_lab(ctx, quiet=json_, record_only=not refresh)
+    lab = open_lab(ctx, quiet=json_, record_only=not refresh, skips_faults=True)
     if refresh:
         try:
             return lab.status(refresh=True, why=why), True
@@ -108,8 +108,8 @@ def _read_status(
     if not lab.keeper and (recorded.server is not None or not lab.can_join_server):
         return recorded, False
     # A keeper acts on the lab, or the user's other device has a server: the record does not tell.
-    lab = open_lab(ctx, quiet=json_)
     try:
+        lab = open_lab(ctx, quiet=json_)
         return lab.status(refresh=True), True
     except LabError as error:
         print_message(f"showing the last known state: {clean(error.what)}")
@@ -141,6 +141,19 @@ def _print_joinable(lab: str, server: Server, now: float) -> None:
     click.echo("  labctl up      use it here too")
 
 
+def _print_move(servers: Sequence[Server]) -> None:
+    """Print the servers of an unfinished move, and what ends it."""
+    for server in servers:
+        part = "a new server" if server.moving == "next" else "the former server"
+        price = price_or_free_text(server.offer.price_usd_per_hour)
+        text = f"an unfinished move has {part}: {server.provider} {server.offer.type}, {price}"
+        print_message(f"  {clean(text)}", err=False, fg="yellow")
+    if servers:
+        click.echo("  labctl move    continues it")
+    if any(server.moving == "next" for server in servers):
+        click.echo("  labctl move --cancel    removes the new server")
+
+
 def _print_kept(disks: Sequence[KeptDisk]) -> None:
     if disks:
         for disk in disks:
@@ -148,7 +161,8 @@ def _print_kept(disks: Sequence[KeptDisk]) -> None:
 
 
 def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
-    state = server.state if is_current else f"{server.state} (last known)"
+    known = "being removed" if server.state == "ending" else server.state
+    state = known if is_current else f"{known} (last known)"
     if status.reachable is False:
         state = "NOT REACHABLE"
     kind = clean(f"{server.provider} {server.offer.type}")
@@ -166,6 +180,9 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     up_s = status.now - server.created_at
     up = "" if server.state == "stopped" else f"up {duration_text(up_s)}, "
     print_message(f"  {up}{cost}", err=False)
+    if server.state == "ending":
+        click.echo("  next: labctl down")
+        return
     runs = _EXECUTORS.get(status.executor, f"jobs of {clean(status.executor)}")
     click.echo(f"  runs are {runs}")
     _print_limits(status, price, is_stopped=server.state == "stopped")
@@ -295,159 +312,3 @@ def _print_decisions(watch: WatchRecord | None, is_unguarded: bool) -> None:
         print_table(rows, ("TIME", "DECISION", "WHY"), cut=False)
     else:
         click.echo("The watchdog has taken no action.")
-
-
-def _select_runs(runs: Sequence[Run], server: Server | None, all_: bool) -> tuple[list[Run], int]:
-    """Return the runs to list, the newest first, and the number of the others."""
-    if all_:
-        return list(runs), 0
-    ended = [run for run in runs if not _is_active(run, server)]
-    hidden = {run.id for run in ended[SHOWN_ENDED:]}
-    return [run for run in runs if run.id not in hidden], len(hidden)
-
-
-def _is_active(run: Run, server: Server | None) -> bool:
-    return not run.has_ended and server is not None and run.server_id == server.id
-
-
-def _print_runs(runs: list[Run], server: Server | None, now: float, ended: dict[str, str]) -> None:
-    def make_row(run: Run) -> tuple[str, ...]:
-        if run.has_ended or _is_active(run, server):
-            result = run.summary or shlex.join(run.command)
-            return run.id, run.state_text, _steps_text(run), _elapsed_text(run, now), result
-        elapsed = _elapsed_text(run, run.seen_at or now)
-        why = ended.get(run.server_id)
-        result = f"its server ended: {why}" if why else "its server ended for an unknown reason"
-        return run.id, "unknown", _steps_text(run), elapsed, result
-
-    click.echo()
-    headings = ("RUN", "STATE", "STEPS", "TIME", "RESULT")
-    print_table([make_row(run) for run in runs], headings, cut=False, optional=("STEPS", "TIME"))
-    for run in runs:
-        if run.state == "running" and run.gpu_lost_at is not None:
-            print_message(f"{run.id} has lost its GPU", err=False, fg="red")
-            click.echo(f"  next: labctl explain {run.id}")
-
-
-def _steps_text(run: Run) -> str:
-    step, total = run.progress.get("step"), run.progress.get("total_steps")
-    if step is None:
-        return "-"
-    return f"{step:.0f}/{total:.0f}" if total else f"{step:.0f}"
-
-
-def _elapsed_text(run: Run, now: float) -> str:
-
-    start = run.started_at or run.created_at
-    if not start:
-        return "-"
-    end = run.ended_at or (run.seen_at if run.has_ended else now)
-    return elapsed_text(end - start)
-
-
-@click.command("logs")
-@RUN
-@FOLLOW
-@TAIL
-@click.option(
-    "--rank",
-    default="0",
-    metavar="N|all",
-    help="Print the output of this process; all: of every process, with its rank before each line.",
-)
-@click.pass_context
-def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: str) -> None:
-    """Print the output of RUN (default: the latest run).
-
-    With several servers, -f also ends the run on all of them as soon as one fails, and starts it
-    again as often as `restarts` in lab.yaml says.
-
-    \b
-    labctl logs -f
-    labctl logs -n 50
-    labctl logs --rank 3
-    """
-    lab = open_lab(ctx)
-    if rank != "0":
-        rank_logs.print_rank_logs(lab, run, rank, follow, tail)
-        return
-    server = _find_server_for_logs(lab, run)
-    run_id = runs.find_run(lab.context, run).id
-    if server is None:
-        _print_saved_log(lab, run_id, tail)
-        return
-    waiting = first_output.FirstOutputLine(
-        ctx.meta[SCREEN], lambda run_id: first_output.describe_activity(lab.top(), lab.id, run_id)
-    )
-    log = _CountedLog(waiting.watch_log(run_commands.write_log))
-    if follow:
-        waiting.start(run_id)
-    try:
-        if follow and gang_runs.count_parts(lab.context, run_id) > 1:
-            shown = gang_follow.follow_log(lab.context, run_id, on_log=log.write, tail=tail)
-        else:
-            shown = runs.watch(
-                lab.context, server, run_id, tail=tail, follow=follow, on_log=log.write
-            )
-    except KeyboardInterrupt:
-        waiting.stop()
-        stop_drawing(ctx)
-        end_interrupted_line()
-        text = f"the run is still running; to follow it again: labctl logs -f {run_id}"
-        print_message(text)
-        ctx.exit(INTERRUPTED)
-    finally:
-        waiting.stop()
-    _print_end_of_log(shown, has_output=log.size_bytes > 0)
-
-
-class _CountedLog:
-    """Passes on a log and counts its bytes."""
-
-    def __init__(self, on_log: Callable[[bytes], None]) -> None:
-        self._on_log = on_log
-        self.size_bytes = 0
-
-    def write(self, block: bytes) -> None:
-        self.size_bytes += len(block)
-        self._on_log(block)
-
-
-def _print_end_of_log(run: Run, *, has_output: bool) -> None:
-    """Print how the run ended, and that its log is empty if it is: nothing else would say so."""
-    if not has_output:
-        empty = "ended without output" if run.has_ended else "has not printed anything yet"
-        print_message(f"run {run.id} {empty}")
-    if run.has_ended:
-        print_message(f"run {run.id}: {clean(run.summary)}")
-
-
-def _print_saved_log(lab: Lab, run_id: str, tail: int) -> None:
-    """Print the log of a run whose server has ended, from a saved or pulled copy."""
-    text = reconcile.read_saved_log(lab.context, run_id)
-    run_commands.write_log(_last_lines(text, tail))
-    empty = "" if text else f"; run {run_id} had not printed anything"
-    print_message(f"the run's server has ended; this is the log that was saved or pulled{empty}")
-
-
-def _find_server_for_logs(lab: Lab, run: str) -> Server | None:
-    """Return the server of the run's log; None if it has ended and the log was saved or pulled."""
-    if lab.keeper:
-        reconcile.reconcile(lab.context)
-    try:
-        server = lab.context.get_server()
-    except NotFoundError:
-        if not (_was_pulled(lab, run) or lab.keeper or lab.config.store):
-            raise
-        return None
-    found = runs.find_run(lab.context, run)
-    is_elsewhere = found.has_ended and found.server_id != server.id
-    return None if is_elsewhere and _was_pulled(lab, run) else server
-
-
-def _was_pulled(lab: Lab, run: str) -> bool:
-    return reconcile.local_log_path(lab.context, runs.find_run(lab.context, run).id).is_file()
-
-
-def _last_lines(text: bytes, count: int) -> bytes:
-    return b"".join(text.splitlines(keepends=True)[-count:]) if count else text

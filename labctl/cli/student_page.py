@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from labctl.cli.number_range import NumberRange
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 
@@ -21,7 +22,7 @@ _OPTIONS = (
     click.option("--students", is_flag=True, help="Also serve the page for students."),
     click.option(
         "--students-port",
-        type=click.IntRange(0, 65535),
+        type=NumberRange(8600, 0, 65535),
         default=8610,
         show_default=True,
         help="Port of the page for students: on all addresses with --tls-cert, else on 127.0.0.1.",
@@ -29,7 +30,7 @@ _OPTIONS = (
     click.option("--students-url", default="", help="Address that students open, without a path."),
     click.option(
         "--services-port",
-        type=click.IntRange(0, 65535),
+        type=NumberRange(8600, 0, 65535),
         default=8611,
         show_default=True,
         help="Port of the students' Jupyter and TensorBoard.",

@@ -12,7 +12,6 @@ import click
 
 from labctl.cli.exit_codes import print_next
 from labctl.cli.options import RUN, json_option, open_lab, yes_option
-from labctl.cli.screen import print_json
 from labctl.cli.submit_output import (
     print_bundle_contents,
     print_done,
@@ -23,6 +22,7 @@ from labctl.cli.submit_output import (
     print_total,
     print_verified,
 )
+from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.config import find_lab, find_paths
 from labctl.errors import BusyError, InterruptError, UsageError

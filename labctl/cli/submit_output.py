@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl.cli.exit_codes import clean
-from labctl.cli.screen import print_table
+from labctl.cli.tables import print_table
 from labctl.cli.wrapping import indent_words, read_output_width, wrap_lines
 from labctl.config.scalars import limit_text
 from labctl.lazy import lazy_imports
@@ -133,7 +133,9 @@ def print_bundle_contents(contents: BundleContents, terms: Terms, *, fresh_comma
             rows.append((part, bytes_text(sum(file.size for file in files)), detail))
         elif run and part in ("model", "logs", "report", "evaluation"):
             in_logs = part == "evaluation" and contents.has_file(bundling.SERVERS_EVALUATION)
-            rows.append((part, "-", "the server's, in the logs" if in_logs else "missing"))
+            rows.append(
+                (part, "-", "the server's, in the logs" if in_logs else "none, not required")
+            )
     rows.append(
         ("bundle", bytes_text(contents.bundle_bytes), f"of at most {limit_text(terms.max_bytes)}")
     )

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import json_option, open_lab
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.cli.top_history import BARS, PLAIN_BARS, History
 from labctl.insight.top import ServerMetrics, follow
 from labctl.lazy import lazy_imports
@@ -52,7 +53,7 @@ class Foot:
 @click.option(
     "--server",
     "rank",
-    type=click.IntRange(min=0),
+    type=NumberRange(1, min=0),
     metavar="N",
     help="With several servers: show only this one, with its processes. The first is 0.",
 )

@@ -11,7 +11,7 @@ import click
 
 from labctl.cli import top
 from labctl.cli.options import stop_drawing
-from labctl.cli.screen import print_json
+from labctl.cli.tables import print_json
 from labctl.errors import AuthenticationError, HostKeyError
 from labctl.insight.top import ServerMetrics, follow_always
 from labctl.lazy import lazy_imports

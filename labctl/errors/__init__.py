@@ -3,8 +3,9 @@
     LabError                     1    something failed
     ├── UsageError               2    the command or call is not valid as typed
     ├── ConfigError              2    lab.yaml (or another file) is wrong; holds every Problem
-    ├── PolicyError              3    refused on purpose: budget, overwrite, trust, a lease held
+    ├── PolicyError              3    refused on purpose: budget, overwrite, trust
     │   ├── BudgetError          3    the rest of the budget does not pay for one hour
+    │   ├── UnguardedCostError   3    no guard ends these costs, and nobody agreed to them
     │   └── HostKeyError         3    the server's host key is not the pinned one
     ├── NotFoundError            4    nothing has that name
     ├── BusyError               75    try again later
@@ -132,6 +133,10 @@ class PolicyError(LabError):
 
 class BudgetError(PolicyError):
     pass
+
+
+class UnguardedCostError(PolicyError):
+    """No guard at the provider would end a server's costs, and the user did not agree to them."""
 
 
 class HostKeyError(PolicyError):

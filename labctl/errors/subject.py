@@ -14,11 +14,13 @@ class Subject(NamedTuple):
 
     `seat` is the name by which `labctl course` selects a seat, "" for the others. `is_checked` is
     set while `check` itself shows the error, and so must not name itself as the next command.
+    `is_moving`: the lab gets another server, so that `labctl move` continues.
     """
 
     kind: Literal["lab", "seat", "course"] = "lab"
     seat: str = ""
     is_checked: bool = False
+    is_moving: bool = False
 
     @property
     def config_file(self) -> str:
@@ -26,10 +28,15 @@ class Subject(NamedTuple):
 
     @property
     def up(self) -> str:
-        return self._command("up")
+        return "labctl move" if self.is_moving else self._command("up")
 
     @property
     def down(self) -> str:
+        return "labctl move --cancel" if self.is_moving else self._command("down")
+
+    @property
+    def end_all(self) -> str:
+        """The command that ends every cost: once a move is over, only this one ends its server."""
         return self._command("down")
 
     @property

@@ -79,6 +79,11 @@ def prepare_store(context: LabContext, server: Server) -> None:
     )
 
 
+def has_one_key(context: LabContext) -> bool:
+    """Whether only one server at a time has access to the lab's store: by a key of its own."""
+    return context.config.store.startswith("ssh://")
+
+
 def warn_before_start(context: LabContext) -> None:
     """Warn if a new server could not mirror to the lab's bucket, before it costs money."""
     if not context.config.store.startswith("s3://"):
@@ -96,7 +101,7 @@ def warn_before_start(context: LabContext) -> None:
 
 def forget_store(context: LabContext) -> None:
     """Revoke the lab's servers' access to its store; its content stays. Idempotent."""
-    if context.config.store.startswith("ssh://"):
+    if has_one_key(context):
         store = open_lab_store(context)
         if isinstance(store, SshLabStore):
             store.revoke_access(prefix(context))

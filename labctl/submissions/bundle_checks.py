@@ -6,15 +6,14 @@ Each finding names its file and the reason.
 from __future__ import annotations
 
 import io
-import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import BinaryIO
 
 from labctl.config import copy_environment, list_secret_names, read_secret_values
 from labctl.errors import LabError, PolicyError
 from labctl.events import Note, Progress
 from labctl.servers.context import LabContext
-from labctl.shell import Secret
+from labctl.shell import Secret, command
 from labctl.submissions.bundle import BundleSource
 from labctl.submissions.bundling import BundleContents, get_bundle_part
 from labctl.submissions.leaks import LeakSearch, SecretFinding, describe_leaks
@@ -59,9 +58,15 @@ def _suggest_safe_files(parts: Collection[str]) -> str:
 
 
 def require_no_secrets(
-    context: LabContext, contents: BundleContents, allowed: Iterable[str] = ()
+    context: LabContext,
+    contents: BundleContents,
+    allowed: Iterable[str] = (),
+    choice_words: Sequence[str] = (),
 ) -> None:
-    """Raise PolicyError, with file and line, if the bundle contains secrets."""
+    """Raise PolicyError, with file and line, if the bundle contains secrets.
+
+    `choice_words` are those of the command line that choose the submission.
+    """
     search, allowed_paths = LeakSearch(_read_secrets(context)), set(allowed)
     leaks: list[SecretFinding] = []
     for source in contents.sources:
@@ -69,12 +74,12 @@ def require_no_secrets(
             with _open_source(source) as file:
                 leaks += search.find_leaks(source.file.path, file)
     if leaks:
-        path = leaks[0].path
+        call = command("labctl", "submit", *choice_words, "--allow", leaks[0].path).render()
         raise PolicyError(
             "the submission contains secrets",
             why=describe_leaks(leaks[:MOST_NAMED]),
             hint=f"{_suggest_removal({get_bundle_part(leak.path) for leak in leaks})}\n"
-            f"labctl submit --allow {shlex.quote(path)}   # if it is not a secret",
+            f"{call}   # if it is not a secret",
         )
 
 

@@ -18,7 +18,7 @@ from labctl.submissions.buckets import MOST_INDEX_BYTES, MOST_PARTS, Bucket, Ver
 from labctl.submissions.manifest import make_refusal_error
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Receiver, check_name
-from labctl.submissions.untrusted_json import decode_json
+from labctl.submissions.untrusted_json import decode_untrusted_json
 
 MOST_REFUSALS = 20
 
@@ -128,7 +128,7 @@ def _read_index(bucket: Bucket, version: Version) -> PostIndex:
     if version.size > MOST_INDEX_BYTES:
         raise make_refusal_error("its index is too large")
     try:
-        index = decode_json(b"".join(bucket.read_blocks(version)), PostIndex)
+        index = decode_untrusted_json(b"".join(bucket.read_blocks(version)), PostIndex)
     except ValueError as error:
         raise make_refusal_error(f"its index cannot be read: {error}") from None
     sizes = [part.size for part in index.parts]
@@ -196,7 +196,7 @@ def _publish_answers(
 
 def _read_done(file: Path) -> _AnsweredPosts:
     try:
-        return decode_json(file.read_bytes(), _AnsweredPosts)
+        return decode_untrusted_json(file.read_bytes(), _AnsweredPosts)
     except FileNotFoundError:
         return _AnsweredPosts()
     except ValueError as error:

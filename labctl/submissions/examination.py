@@ -22,13 +22,14 @@ from typing import BinaryIO
 
 import msgspec
 
+from labctl.decoding import decode_json
 from labctl.errors import LabError, TransferError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.submissions.confinement import confine, end_with_parent
 from labctl.submissions.intake import Examined, Expected, examine
 from labctl.submissions.manifest import make_refusal_error
-from labctl.submissions.untrusted_json import decode_json
+from labctl.submissions.untrusted_json import decode_untrusted_json
 from labctl.wire.judge import judge_file
 
 with lazy_imports(__name__):
@@ -88,7 +89,7 @@ def examine_confined(path: Path, expected: Expected, slots: Path) -> Examined:
             process.kill()
         timer.cancel()
     try:
-        reply = decode_json(text, _ExaminationReply)
+        reply = decode_untrusted_json(text, _ExaminationReply)
     except ValueError:
         raise make_refusal_error(_BROKEN) from None
     if reply.failed:
@@ -120,7 +121,7 @@ def _hold_slot(directory: Path, student: str) -> Iterator[None]:
 def main() -> None:
     """Run the confined process: the bundle is on standard input, the order in its argument."""
     end_with_parent()
-    order = msgspec.json.decode(sys.argv[1], type=_ExaminationOrder)
+    order = decode_json(sys.argv[1], _ExaminationOrder)
     with os.fdopen(0, "rb", closefd=False) as file:
         reply = _examine_order(file, order)
     sys.stdout.buffer.write(msgspec.json.encode(reply))

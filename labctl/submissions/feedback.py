@@ -9,7 +9,7 @@ import msgspec
 
 from labctl.errors import LabError
 from labctl.model import Value
-from labctl.submissions.untrusted_json import decode_json
+from labctl.submissions.untrusted_json import decode_untrusted_json
 
 
 class Feedback(Value, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class Feedback(Value, frozen=True, forbid_unknown_fields=True):
 def read(file: Path) -> Feedback | None:
     """Read released feedback, or None if nothing was released."""
     try:
-        return decode_json(file.read_bytes(), Feedback)
+        return decode_untrusted_json(file.read_bytes(), Feedback)
     except FileNotFoundError:
         return None
     except ValueError as error:

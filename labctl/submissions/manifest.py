@@ -9,7 +9,7 @@ import msgspec
 
 from labctl.errors import TransferError
 from labctl.model import Value
-from labctl.submissions.untrusted_json import decode_json
+from labctl.submissions.untrusted_json import decode_untrusted_json
 from labctl.wire.containment import is_contained
 
 NAME = "manifest.json"
@@ -72,7 +72,7 @@ def encode(manifest: BundleManifest) -> bytes:
 def decode(data: bytes) -> BundleManifest:
     """Parse a manifest; TransferError if it is not valid, or names a forbidden file."""
     try:
-        manifest = decode_json(data, BundleManifest)
+        manifest = decode_untrusted_json(data, BundleManifest)
     except ValueError as error:
         raise make_refusal_error(f"its {NAME} cannot be read: {error}") from None
     if manifest.kind != KIND or manifest.version != 1:

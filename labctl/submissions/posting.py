@@ -31,7 +31,7 @@ from labctl.model import Value
 from labctl.retry import retry_on
 from labctl.submissions.assignment import Ticket
 from labctl.submissions.collect import PostAnswers, PostIndex, PostPart
-from labctl.submissions.untrusted_json import decode_json
+from labctl.submissions.untrusted_json import decode_untrusted_json
 
 if TYPE_CHECKING:
     from requests_toolbelt import MultipartEncoderMonitor
@@ -111,7 +111,7 @@ def fetch_answers(ticket: Ticket) -> PostAnswers:
             hint="labctl submit --receipts   # again, later",
         )
     try:
-        return decode_json(body, PostAnswers)
+        return decode_untrusted_json(body, PostAnswers)
     except ValueError as error:
         raise LabError(
             "the receiver's answer cannot be read",
@@ -237,7 +237,7 @@ def _error_text(body: bytes) -> str:
 
 def _read_progress(progress: Path, sha256: str) -> Posted:
     try:
-        posted = decode_json(progress.read_bytes(), Posted)
+        posted = decode_untrusted_json(progress.read_bytes(), Posted)
     except (OSError, ValueError):
         return Posted()
     return posted if posted.sha256 == sha256 else Posted()

@@ -16,7 +16,7 @@ import msgspec
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lazy import lazy_imports
 from labctl.model import Value
-from labctl.submissions.untrusted_json import UPGRADE, decode_json, is_newer_version
+from labctl.submissions.untrusted_json import UPGRADE, decode_untrusted_json, is_newer_version
 
 with lazy_imports(__name__):
     from cryptography import exceptions as crypto_errors
@@ -135,7 +135,7 @@ def decode(data: bytes) -> Signed:
                 why="it was signed by a newer labctl",
                 hint=UPGRADE,
             )
-        signed = decode_json(data, Signed)
+        signed = decode_untrusted_json(data, Signed)
     except ValueError as error:
         raise _make_invalid_error(f"it cannot be read: {error}") from None
     if signed.receipt.kind != KIND or signed.receipt.version != VERSION:

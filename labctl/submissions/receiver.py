@@ -30,6 +30,7 @@ from typing import BinaryIO
 import msgspec
 
 from labctl.config.scalars import parse_name
+from labctl.decoding import decode_json
 from labctl.errors import (
     ConfigError,
     DiskFullError,
@@ -136,7 +137,7 @@ class Receiver:
         """Return each student's extension of the due time, in seconds."""
         file = self.directory / "extensions" / f"{check_name(name)}.json"
         try:
-            return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+            return decode_json(file.read_bytes(), dict[str, int])
         except FileNotFoundError:
             return {}
 
@@ -172,7 +173,7 @@ class Receiver:
             data = (self.directory / GRACE).read_bytes()
         except FileNotFoundError:
             return {}
-        return msgspec.json.decode(data, type=dict[str, int])
+        return decode_json(data, dict[str, int])
 
     def read_pauses(self) -> Pauses:
         """Return the stretches of time that do not count as late, set with `set_pauses`."""
@@ -180,7 +181,7 @@ class Receiver:
             data = (self.directory / PAUSES).read_bytes()
         except FileNotFoundError:
             return ()
-        return msgspec.json.decode(data, type=tuple[tuple[int, int], ...])
+        return decode_json(data, tuple[tuple[int, int], ...])
 
     def set_pauses(self, pauses: Pauses) -> None:
         """Set the stretches of time that do not count as late, in all assignments."""

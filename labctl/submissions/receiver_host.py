@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 import msgspec
 
 from labctl.config import Paths, student_key
+from labctl.decoding import convert_value
 from labctl.errors import (
     AuthenticationError,
     BusyError,
@@ -158,7 +159,7 @@ class ReceiverHost:
     def _convert(self, value: object, kind: type[Model]) -> Model:
         """Convert a part of a reply to a value of labctl.submissions."""
         try:
-            return msgspec.convert(value, kind)
+            return convert_value(value, kind)
         except msgspec.ValidationError as error:
             raise self.make_protocol_error(str(error)) from None
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from labctl.decoding import convert_value
 from labctl.errors import LabError, NotFoundError, TransferError
 from labctl.events import Progress, Reporter
 from labctl.model import Value
@@ -163,6 +164,6 @@ def _read_manifest(file: Path, kind: type[Part]) -> Part:
         if file.stat().st_size > MOST_MANIFEST_BYTES:
             return kind()
         # Not by msgspec: Python programs write NaN for a metric.
-        return msgspec.convert(json.loads(file.read_text()), kind)
+        return convert_value(json.loads(file.read_text()), kind)
     except (OSError, ValueError, RecursionError):
         return kind()

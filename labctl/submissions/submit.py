@@ -152,11 +152,15 @@ def _confirm(
 
 def fresh_command(choice: SubmissionChoice) -> str:
     """Return the command that brings the chosen run's results up to date and submits them."""
+    return command("labctl", "submit", *list_choice_words(choice), "--fresh").render()
+
+
+def list_choice_words(choice: SubmissionChoice) -> list[str]:
+    """List the words that choose the same submission on the command line."""
     words = [choice.run] if choice.run else []
     words += ["--checkpoint", choice.checkpoint] if choice.checkpoint else []
     words += ["--assignment", str(choice.assignment)] if choice.assignment else []
-    words += [word for path in choice.allowed for word in ("--allow", path)]
-    return command("labctl", "submit", *words, "--fresh").render()
+    return words + [word for path in choice.allowed for word in ("--allow", path)]
 
 
 def rehearse(context: LabContext, choice: SubmissionChoice) -> tuple[Terms, BundleContents]:
@@ -199,7 +203,7 @@ def check_contents(
     own_file = _own_file(context.config.root, choice.assignment)
     result = collect_contents(context, rules, *options, own_file, code_only=choice.code_only)
     require_no_hazards(context, result)
-    require_no_secrets(context, result, choice.allowed)
+    require_no_secrets(context, result, choice.allowed, list_choice_words(choice))
     context.reporter.emit(Step(name=step.name, done=True))
     notes = (*result.notes, *_list_failed_tests(context))
     return msgspec.structs.replace(result, notes=notes)

@@ -6,16 +6,17 @@ from typing import TypeVar
 
 import msgspec
 
+from labctl import decoding
 from labctl.model import Value
 
 T = TypeVar("T")
 UPGRADE = "uv tool upgrade labctl   # or: pipx upgrade labctl"
 
 
-def decode_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+def decode_untrusted_json(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Decode untrusted JSON; every problem is a ValueError."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoding.decode_json(data, kind)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from None
     except UnicodeDecodeError:
@@ -34,7 +35,9 @@ class _KindClaim(Value, frozen=True):
 def is_newer_version(data: bytes, part: str, kind: str, version: int) -> bool:
     """Tell whether the object at `part` claims to be of `kind`, in a later version."""
     try:
-        claim = decode_json(decode_json(data, dict[str, msgspec.Raw])[part], _KindClaim)
+        claim = decode_untrusted_json(
+            decode_untrusted_json(data, dict[str, msgspec.Raw])[part], _KindClaim
+        )
     except (ValueError, KeyError):
         return False
     return claim.kind == kind and claim.version > version

@@ -103,9 +103,16 @@ class OpenSshTransport(Transport):
 
     def close(self) -> None:
         """Stop labctl's master, and with it the commands that other processes run over it."""
+        self._control_master("exit")
+
+    def retire(self) -> None:
+        """Let labctl's master end with the last command that any process runs over it."""
+        self._control_master("stop")
+
+    def _control_master(self, action: str) -> None:
         path = self.control_path
         if path and _is_listening(path):
-            argv = ssh.build_control_argv(self._config, self._server_id, "exit", path)
+            argv = ssh.build_control_argv(self._config, self._server_id, action, path)
             spawn_ssh(argv, subprocess.DEVNULL).wait()
 
     def _execute(self, execution: Execution) -> tuple[int, bytes]:
