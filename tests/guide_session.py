@@ -78,7 +78,13 @@ def trust_machine(session: Session, folder: Path, machine: Endpoint) -> None:
 
 
 def save_run(
-    session: Session, lab_id: str, run_id: str, code: int, log: str, gpu: GpuSample
+    session: Session,
+    lab_id: str,
+    run_id: str,
+    code: int,
+    log: str,
+    gpu: GpuSample,
+    command: tuple[str, ...] = ("python", "train.py", "--batch-size", "64"),
 ) -> None:
     run = Run(
         id=run_id,
@@ -87,7 +93,7 @@ def save_run(
         state="exited",
         exit_code=code,
         summary=f"failed with exit code {code}" if code else "done",
-        command=("python", "train.py", "--batch-size", "64"),
+        command=command,
         started_at=1000.0,
         ended_at=1600.0,
         created_at=1000.0,

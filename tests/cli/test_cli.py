@@ -25,11 +25,8 @@ from rich.console import Console
 from labctl.cli.checks import print_checks
 from labctl.cli.exit_codes import BUG, clean, print_error, run_and_exit
 from labctl.cli.groups import COMMANDS, cli
-from labctl.cli.screen import (
-    Screen,
-    print_json,
-    print_table,
-)
+from labctl.cli.screen import Screen
+from labctl.cli.tables import print_json, print_table
 from labctl.config import find_paths
 from labctl.errors import ConfigError, InterruptError, LabError, PolicyError, Problem
 from labctl.events import Event, Progress, Question, SharedReporter, SilentReporter, Step
@@ -214,6 +211,18 @@ def test_a_misspelled_run_is_corrected_without_a_server(
     assert said.code == 4
     assert "; did you mean night?\n" in said.err
     assert said.err.endswith(f"next: labctl {command} night\n")
+
+
+def test_a_misspelled_run_to_recover_is_corrected_without_a_server(labctl: Any, home: Path) -> None:
+    lab = Lab.load(".")
+    lab.context.state.save_run(Run(id="night", lab_id=lab.id, server_id="s1", state="running"))
+    lab.context.state.close()
+    said = labctl("run", "--recover", "--id", "nigth")
+    assert said.code == 255
+    assert "there is no run nigth; did you mean night?\n  digits has no server" in said.err
+    assert said.err.endswith("next: labctl run --recover --id night\n")
+    other = labctl("run", "--recover", "--id", "morning")
+    assert "labctl: digits has no server\n" in other.err
 
 
 def test_exec_names_the_run_before_the_command(labctl: Any, home: Path) -> None:
@@ -452,7 +461,7 @@ def test_canceling_the_run_of_an_earlier_server_says_that_it_has_ended(
     lab.context.state.close()
     said = labctl("cancel", "night")
     assert said.code == 0, said.err
-    assert said.out.startswith("Run night had already ended: failed")
+    assert said.out.startswith("run night had already ended: failed")
 
 
 def test_a_stopped_server_is_the_last_known_state_only_without_refresh(
@@ -569,16 +578,17 @@ def test_old_runs_fold_away(labctl: Any, home: Path) -> None:
         ({"budget_left_s": 9000.0, "idle_left_s": 7300.0}, "The server now stops in 2 h.\n"),
         (
             {"budget_left_s": None, "idle_left_s": 1800.0},
-            "The server now stops in 2 h, or sooner if it is idle, but not in the next 30 min.\n",
+            "The server now stops in 2 h. "
+            "If it is idle, it stops earlier, in 30 min at the soonest.\n",
         ),
         (
             {"budget_left_s": 3600.0, "idle_left_s": 1800.0},
-            "The server stops in 1 h, when its budget is spent (ttl: 2 h), "
-            "or sooner if it is idle, but not in the next 30 min.\n",
+            "The server stops in 1 h, when its budget is spent (ttl: 2 h). "
+            "If it is idle, it stops earlier, in 30 min at the soonest.\n",
         ),
         (
             {"ttl_left_s": None, "idle_left_s": 7200.0},
-            "The server stops only if it is idle, but not in the next 2 h.\n",
+            "The server stops once it is idle, in 2 h at the soonest.\n",
         ),
         (
             {"ttl_left_s": None, "budget_left_s": 3600.0},
@@ -613,7 +623,7 @@ def test_status_says_line_by_line_why_a_server_is_not_idle(labctl: Any, home: Pa
 def test_logs_refuses_a_number_of_lines_that_is_none(labctl: Any, home: Path, count: str) -> None:
     said = labctl("logs", "-n", count)
     assert said.code == 2
-    assert f"{count} is not in the range x>=1" in said.err
+    assert f"'{count}' is not a whole number of at least 1; for example: -n 50" in said.err
 
 
 def test_a_pulled_log_is_shown_after_its_server_has_ended(labctl: Any, home: Path) -> None:
@@ -976,8 +986,7 @@ def test_the_question_does_not_blame_lab_yaml_for_an_option(labctl: Any, home: P
     said = labctl("trust", "--provider", "static")
     assert said.code == 3
     assert (
-        "lab.yaml would:\n  - start a server from static with its own settings: gpu T4\n"
-        in said.err
+        "lab.yaml would:\n  - start a server from static with these settings: gpu T4\n" in said.err
     )
     assert "next: labctl trust --provider static\n" in said.err
     assert labctl("trust", "--provider", "static", "--yes").code == 0
@@ -1155,10 +1164,11 @@ def test_a_question_of_a_part_is_asked_in_the_main_thread_and_the_others_wait(
 def test_a_step_ends_with_its_duration(
     took_s: float, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = iter((100.0, 100.0 + took_s, 100.0 + took_s))
-    monkeypatch.setattr("labctl.cli.screen.time.monotonic", lambda: next(now))
+    now_s = 100.0
+    monkeypatch.setattr("labctl.cli.screen.time.monotonic", lambda: now_s)
     screen = Screen()
     screen.emit(Step(name="building x"))
+    now_s += took_s
     screen.emit(Step(name="building x", done=True))
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"building x {shown}")
 
@@ -1310,6 +1320,19 @@ def test_an_interruption_names_down_only_if_there_may_be_a_server(
     assert "labctl: interrupted" in shown
     assert ("labctl down " in shown) == is_down_named
     assert ("the server, if there is one" in shown) == is_down_named
+
+
+@pytest.mark.parametrize("is_question", [True, False])
+def test_an_interruption_ends_its_line_once(
+    labctl: Any, monkeypatch: pytest.MonkeyPatch, is_question: bool
+) -> None:
+    """Click writes the end of the line after Ctrl-C, except after a question."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise click.Abort if is_question else KeyboardInterrupt
+
+    monkeypatch.setattr(Lab, "load", interrupt)
+    assert labctl("up").err.startswith("\nlabctl: interrupted\n  labctl status")
 
 
 def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:

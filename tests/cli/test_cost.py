@@ -11,9 +11,9 @@ import click
 import pytest
 
 from labctl import Lab
-from labctl.cli.billing import _print_offers
 from labctl.cli.estimate_tables import _cost_cells
-from labctl.insight.estimate import CostEstimate
+from labctl.cli.offers import _print_offers
+from labctl.insight.offer_costs import CostEstimate
 from labctl.model import Endpoint, Offer, Run, Server
 
 
@@ -33,19 +33,47 @@ def test_a_free_server_has_no_amounts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("labctl.servers.cost.time.time", lambda: 1000.0 + 48 * 3600)
+    _record_server(home, price)
+    output = labctl("cost").out
+    assert ("IDLE is known only" in output) is (price > 0), "a free server needs no limits"
+    lines = output.splitlines()
+    assert lines[0].split() == ["SERVER", "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE"]
+    row = lines[1].replace("2 d, up", "2 d").split("  ")
+    assert [cell.strip() for cell in row if cell.strip()][2:5] == shown
+    assert lines[-1] == total
+
+
+@pytest.mark.parametrize(
+    ("price", "spot", "headings"),
+    [
+        (0.0, False, ["SERVER", "TYPE", "TIME", "COST"]),
+        (0.19, False, ["SERVER", "TYPE", "TIME", "PRICE", "COST"]),
+        (0.19, True, ["SERVER", "TYPE", "TIME", "PRICE", "COST", "SAVED"]),
+    ],
+)
+def test_a_terminal_shows_the_columns_that_have_a_value(
+    labctl: Any,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    price: float,
+    spot: bool,
+    headings: list[str],
+) -> None:
+    _record_server(home, price, spot)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = click.unstyle(labctl("cost").out).splitlines()
+    assert lines[0].split() == headings
+
+
+def _record_server(home: Path, price: float, spot: bool = False) -> None:
     lab = Lab.load(home / "digits", environ={"HOME": str(home)})
-    offer = Offer(provider="local", type="container", price_usd_per_hour=price)
+    offer = Offer(provider="local", type="container", price_usd_per_hour=price, spot=spot)
     server = Server(
         id="box", provider="local", lab="digits", lab_id=lab.id, alias="digits", state="running",
         endpoint=Endpoint(host="127.0.0.1"), offer=offer, created_at=1000.0,
     )  # fmt: skip
     lab.context.state.save_server(server)
     lab.context.state.close()
-    lines = labctl("cost").out.splitlines()
-    assert lines[0].split() == ["SERVER", "TYPE", "TIME", "PRICE", "COST", "SAVED", "IDLE"]
-    row = lines[1].replace("2 d, up", "2 d").split("  ")
-    assert [cell.strip() for cell in row if cell.strip()][2:5] == shown
-    assert lines[-1] == total
 
 
 def test_offers_and_estimates_write_a_price_in_one_form(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from labctl.commands.slurm_accounting import ClassUser
+from labctl.commands.slurm_jobs import ClassJobs
 from labctl.courses.records.gpu_minutes import record_gpu_minutes
 from labctl.model import Offer
 from labctl.providers.local import LocalProvider
@@ -281,6 +282,8 @@ def test_the_ledger_names_the_person_who_did_it(
 def test_a_class_with_slurm_is_planned_and_its_gpu_minutes_are_shown(
     labctl: Labctl, course: Path
 ) -> None:
+    refused = in_course(labctl, "status", "--jobs")
+    assert (refused.code, "this course has no jobs" in refused.err) == (2, True)
     file = course / "course.yaml"
     file.write_text(
         "course: ml\nserver: {provider: static, static: {hosts: [gpu1.lab.example]}}\n"
@@ -291,7 +294,9 @@ def test_a_class_with_slurm_is_planned_and_its_gpu_minutes_are_shown(
     limits = "2 GPUs at a time, jobs of at most 2h, 1,200 GPU minutes in all"
     assert f"Slurm gives each account {limits}" in plan
     assert "no store" not in plan  # it would be refused
-    record_gpu_minutes(course / ".course", [ClassUser("lab-ada", used_minutes=31)])
+    jobs = ClassJobs(completed=7, out_of_memory=2, gpu_hours=0.54, median_wait_s=240)
+    users = [ClassUser("lab-ada", used_minutes=31)]
+    record_gpu_minutes(course / ".course", users, {"lab-ada": jobs})
     for command in ("status", "cost"):
         rows = [line for line in in_course(labctl, command).out.splitlines() if " of 1200" in line]
         assert [("31 of 1200" in row, row.split()[0]) for row in rows] == [
@@ -299,6 +304,16 @@ def test_a_class_with_slurm_is_planned_and_its_gpu_minutes_are_shown(
         ]
     seats = read(in_course(labctl, "status", "--json"))["seats"]
     assert [seat["gpu_minutes"]["used"] for seat in seats] == [31, 0]
+    assert [seat["gpu_minutes"]["jobs"]["completed"] for seat in seats] == [7, 0]
+    rows = in_course(labctl, "status", "--jobs").out.splitlines()[-3:]
+    assert [row.split() for row in rows] == [
+        ["SEAT", "GPU", "HOURS", "DONE", "MEMORY", "WAIT", "LAST", "END"],
+        ["ada", "0.5", "7", "2", "4", "min", "-"],
+        ["charles", "0.0", *"----"],
+    ]
+    head, ada, _ = in_course(labctl, "cost", "--csv").out.splitlines()
+    assert head.endswith(",seat_gpu_minutes")
+    assert ada.endswith(",31")
 
 
 def test_the_controller_of_a_class_must_be_one_of_its_machines(

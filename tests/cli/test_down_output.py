@@ -12,6 +12,7 @@ from labctl.cli.down_output import print_down
 from labctl.courses.server_contents import SavedSeat
 from labctl.courses.teardown import SeatEnding
 from labctl.lifecycle.down import DownResult
+from labctl.model import Endpoint, Offer, Server
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,14 @@ def test_one_file_is_no_plural(
     home: Path, count: int, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab = Lab.load(home / "digits", environ={"HOME": str(home)})
-    print_down(lab, DownResult(removed="box", pulled_files=count, saved_edits=count, home_files=1))
+    result = DownResult(
+        removed="box", pulled_files=count, saved_edits=count, home_files=1,
+        home_directories=("server-home/20261129T0143Z",),
+    )  # fmt: skip
+    print_down(lab, result)
     out = capsys.readouterr().out
     assert out.startswith(shown)
-    assert "downloaded 1 file from the home directory to server-home/" in out
+    assert "downloaded 1 file from the home directory to server-home/20261129T0143Z/\n" in out
     lab.context.state.close()
 
 
@@ -50,6 +55,22 @@ def test_a_static_machine_stays_on(home: Path, capsys: pytest.CaptureFixture[str
         "ended the lease of static-gpu1; the machine stays on",
         "Nothing is left running or billing.",
     ]
+    lab.context.state.close()
+
+
+def test_servers_of_other_labs_are_not_forgotten(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    other = Server(
+        id="box-2", provider="aws", lab="faces", lab_id="b" * 16, alias="faces", created_at=1.0,
+        endpoint=Endpoint(host="h", port=22, user="u"), offer=Offer(provider="aws", type="t3"),
+    )  # fmt: skip
+    lab.context.state.save_server(other)
+    print_down(lab, DownResult(removed="box"))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "Nothing of digits is left running or billing. Other labs have 1 server: labctl cost --all"
+    )
     lab.context.state.close()
 
 

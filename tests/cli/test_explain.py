@@ -13,7 +13,8 @@ from typing import Any
 import click
 import pytest
 
-from labctl.cli.explain import _print_labeled, _show_page
+from labctl.cli.findings_output import print_labeled
+from labctl.cli.profile import _show_page
 from labctl.config import ensure_lab_id, find_paths
 from labctl.insight import profile
 from labctl.insight.explain.profile import Profile
@@ -109,7 +110,7 @@ def test_the_note_of_a_command_is_wrapped_and_the_command_is_not(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     command = "labctl run -- python train.py --lr 0.01"
-    _print_labeled("next", f"{command}   # then run one at a time, please")
+    print_labeled("next", f"{command}   # then run one at a time, please")
     assert capsys.readouterr().out.splitlines() == [
         "  next    labctl run -- python train.py --lr 0.01",
         "          (then run one at a time,",
@@ -180,7 +181,9 @@ def test_json_is_json_whatever_the_curves_hold(labctl: Any, logs: Path) -> None:
     assert set(body) == {"version", "run", "findings", "unknown", "read"}
     (first, *_) = body["findings"]
     assert (first["rule"], first["level"]) == ("loss-nan", "problem")
-    assert set(first) == {"rule", "level", "what", "why", "evidence", "next", "source"}
+    assert set(first) == {
+            "rule", "level", "what", "why", "evidence", "next", "source", "levers",
+        }  # fmt: skip
     assert set(first["source"]) == {"title", "url"}
     assert body["read"]["points"] == 31
 
@@ -299,6 +302,15 @@ def test_on_a_busy_server_what_else_runs_there_is_named(labctl: Any, logs: Path)
     in_next_run = "this run's server has ended; during the next run: labctl top (shows what"
     assert f"one job at a time, or use another server {in_next_run} runs there)" in said
     assert f"use a GPU that no other program uses {in_next_run} is on the GPU)" in said
+    little = (OtherProgramRecord("python3", "alice", "second", 0.25),)
+    text = "\n".join(
+        json.dumps(to_json(one._replace(others=little), drop_defaults=True)) for one in lines
+    )
+    (logs / "telemetry.jsonl").write_text(text + "\n")
+    said = " ".join(labctl("explain", "night").out.split())
+    assert "python3 (run second): 0.2 cores (mean)" in said
+    assert "most of it by programs outside the server" in said
+    assert "most of it by python3" not in said
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,22 @@ def test_the_list_shows_the_whole_url_on_a_narrow_screen(
     assert "http://127.0.0.1:8000/" in labctl("forward", "--list").out
 
 
+def test_a_misspelled_forward_is_corrected(
+    labctl: Any, held: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    said = labctl("forward", "--stop", "wbe")
+    assert said.code == 4
+    assert said.err == (
+        "labctl: there is no forward wbe; did you mean web?\n  next: labctl forward --stop web\n"
+    )
+    assert list_open(held) == ["f1", "f2"]
+
+
+def test_it_says_that_no_forward_is_open(labctl: Any, home: Path) -> None:
+    said = labctl("forward", "--stop", "tensorboard")
+    assert "there is no forward tensorboard\n  no forward is open in the background\n" in said.err
+
+
 def test_an_id_names_a_forward_of_any_lab(
     labctl: Any, held: dict[str, subprocess.Popen[bytes]]
 ) -> None:

@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 
 from labctl.config import find_data_dir
-from labctl.lifecycle.project_templates import PROJECT_TEMPLATES
+from labctl.lifecycle.project_templates import PROJECT_TEMPLATES, list_layers
 
 COLUMNS = 80
-DIRECTORIES = (*PROJECT_TEMPLATES, "image-classifier-starter", "course")
+DIRECTORIES = (
+    *dict.fromkeys(layer for template in PROJECT_TEMPLATES for layer in list_layers(template)),
+    "image-classifier-starter",
+    "course",
+)
 TEMPLATES = sorted(
     path
     for directory in DIRECTORIES

@@ -29,7 +29,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "templates").rglob("*.md")),
 ]
-GROUPS = ("course", "receive", "rehearse", "secret")
+GROUPS = ("course", "receive", "rehearse", "secret", "track")
 # Where a command ends in a sentence or on a shell's line.
 END = re.compile(r"""["`;|>)]|\\n|&&|\s#| {2,}|, (?!-)|\.(\s|"|$)|: | or | then """)
 HINT = re.compile(r'hint=f?"(labctl [^"]*)"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from labctl.estimate.pace import PredictedTime, StepPace
 from labctl.lab import Lab, LabRun
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.runs.probe import OfferComparison, ProbeResult
+from labctl.state.measured_runs import record_measured
 
 GIB = 1024**3
 SPOT = Offer(
@@ -152,3 +154,21 @@ def test_a_run_that_is_over_already_is_not_begun_again(
     assert "finished during the probe: it took 47 min" in said.err
     assert "labctl pull probe-1" in said.err
     assert not started
+
+
+def test_status_tells_a_planned_end_from_an_interruption(home: Path, labctl: Any) -> None:
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    for name in ("probe-1", "probe-2"):
+        run = Run(
+            id=name,
+            lab_id=lab.id,
+            server_id="i-1",
+            state="cancelled",
+            summary="canceled (SIGTERM)",
+        )
+        lab.context.state.save_run(run)
+    record_measured(lab.context.state, msgspec.structs.replace(run, id="probe-1"))
+    lines = [" ".join(line.split()) for line in labctl("status").out.splitlines()]
+    assert "probe-1 measured - - probe ended as planned" in lines
+    assert "probe-2 canceled - - canceled (SIGTERM)" in lines
+    assert json.loads(labctl("status", "--json").out)["measured"] == ["probe-1"]

@@ -12,6 +12,7 @@ import pytest
 from labctl import Lab
 from labctl.lifecycle import up
 from labctl.model import Endpoint, Offer, Run, RunState, Server
+from labctl.servers import adoption
 from labctl.servers.provider_choice import RECOVERABLE
 
 Labctl = Callable[..., Any]
@@ -62,6 +63,28 @@ def test_without_the_server_lab_yaml_selects_again(server: Server, home: Path) -
     lab.context.state.drop_server(server.id)
     lab.context.state.close()
     assert Lab.load(home / "digits", environ={"HOME": str(home)}).config.server.provider == "local"
+
+
+def test_an_option_for_another_provider_is_named_and_not_lab_yaml(
+    server: Server, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "adopt", adoption.adopt)
+    said = labctl("up", "--provider", "local", "--yes")
+    assert said.code == 3
+    assert "the server of digits is at static, not at local\n" in said.err
+    assert "--provider now selects local, but gpu1-a is still running" in said.err
+    assert said.err.endswith("next: labctl down\n")
+
+
+def test_another_provider_is_refused_before_the_question_about_lab_yaml(
+    server: Server, home: Path, labctl: Labctl
+) -> None:
+    lab_yaml = home / "digits" / "lab.yaml"
+    lab_yaml.write_text("lab: digits\nserver: {provider: static, static: {hosts: [gpu1]}}\n")
+    said = labctl("up", "--provider", "aws")
+    assert said.code == 3
+    assert said.err.startswith("labctl: the server of digits is at static, not at aws\n")
+    assert "approve" not in said.err
 
 
 def test_a_variable_selects_all_the_same(server: Server, home: Path) -> None:

@@ -126,7 +126,9 @@ def test_a_run_without_telemetry_curves_and_evaluation(labctl: Any, pulled: Path
         path.unlink()
     said = labctl("report")
     assert said.code == 0
-    assert said.err.count("labctl eval") == 1
+    assert "no evaluation: no evaluate.py in this lab\n" in said.err
+    Path("evaluate.py").touch()
+    assert labctl("report").err.count("no evaluation: labctl eval\n") == 1
     for part in ("no curves", "no telemetry"):
         assert part in said.err
     assert "Not evaluated yet" in (pulled / "report.html").read_text()
@@ -362,3 +364,34 @@ class TestEval:
         (lab / "evaluate.py").write_text("raise SystemExit('no such data')")
         said = labctl("eval")
         assert (said.code, "no such data" in said.err) == (1, True)
+
+
+def test_own_text_is_on_the_page_and_on_slides(labctl: Any, pulled: Path) -> None:
+    Path("notes.md").write_text("# What we *tried*\n\n<b>raw</b> ![x](../../etc/passwd)\n")
+    said = labctl("report")
+    assert "the picture ../../etc/passwd is not shown: it is not below the lab" in said.err
+    page = (pulled / "report.html").read_text()
+    assert "<h3>What we tried</h3>" in page
+    assert "&lt;b&gt;raw&lt;/b&gt;" in page
+    said = labctl("report", "--slides")
+    assert said.out.startswith(f"runs/{RUN}/slides.html (")
+    assert "labctl report --slides --open" in said.err
+    assert "<h2>What we tried</h2>" in (pulled / "slides.html").read_text()
+
+
+@pytest.mark.browser
+def test_a_pdf_of_the_report(labctl: Any, pulled: Path) -> None:
+    said = labctl("report", "--pdf")
+    assert said.code == 0, said.err
+    assert said.out.startswith(f"runs/{RUN}/report.pdf (")
+    assert (pulled / "report.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def test_without_a_browser_there_is_no_pdf(
+    labctl: Any, pulled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = labctl("report", "--slides", "--pdf")
+    assert said.code == 4
+    assert "apt-get install chromium" in said.err
+    assert not (pulled / "slides.pdf").exists()

@@ -17,7 +17,7 @@ from labctl.cli.serve import ServeOptions, _build_request, _serve
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
-from labctl.services import model_serving
+from labctl.services import model_serving, several_forwards
 
 
 @pytest.fixture
@@ -146,6 +146,39 @@ def test_ctrl_c_closes_the_forward_and_says_so(
     _serve(lab, server, wanted(lab, image="ollama/ollama", port=11434), options, json_=False)
     own_line = "\n" if is_terminal else ""  # the terminal has written ^C
     assert capsys.readouterr().err.endswith(f"labctl serve --stop\n{own_line}closed\n")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("serve", "--image", "ollama/ollama", "--port", "11434"), "closed"),
+        (("forward", "tensorboard"), "closed"),
+        (
+            ("forward", "tensorboard", "--detach"),
+            "interrupted; to list what is open: labctl forward --list",
+        ),
+    ],
+)
+def test_ctrl_c_while_a_service_starts_leaves_one_line(
+    lab: Lab,
+    labctl: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    text: str,
+    is_terminal: bool,
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model_serving, "forward", interrupt)
+    monkeypatch.setattr(several_forwards, "open_forwards", interrupt)
+    monkeypatch.setattr(several_forwards, "detach_forwards", interrupt)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    said = labctl(*words)
+    assert said.code == 130
+    erased = "\r\033[K" if is_terminal else ""
+    assert said.err == f"{erased}{text}\n"
 
 
 def test_only_what_serve_started_is_its_own() -> None:

@@ -13,6 +13,7 @@ import pytest
 from labctl import Lab
 from labctl.cli.bandwidth import print_result
 from labctl.config.member_ids import make_member_id
+from labctl.errors import UsageError
 from labctl.insight.bandwidth import AllReduce, Bandwidth
 from labctl.model import Endpoint, Offer, Run, Server
 
@@ -77,6 +78,18 @@ def test_a_run_costs_what_it_costs_on_all_servers(
     rows = [line.split() for line in labctl(*words).out.splitlines() if "first" in line]
     (row,) = rows
     assert row[-1] == "$3.00"
+
+
+def test_what_needs_one_server_names_another_command(home: Path, lab: Lab, labctl: Any) -> None:
+    write_count(lab, 3)
+    result = labctl("profile")
+    assert result.code == 2
+    assert "labctl: profile needs a lab with one server\n" in result.err
+    assert "next: labctl top\n" in result.err
+    several = Lab.load(home / "digits", environ={"HOME": str(home)})
+    with pytest.raises(UsageError, match="-it needs a lab with one server") as caught:
+        several.run(["bash"], tty=True)
+    assert "labctl exec -- bash" in caught.value.hint
 
 
 @pytest.mark.parametrize(("gbit_per_s", "is_warned"), [(0.94, True), (1.0, True), (1.1, False)])

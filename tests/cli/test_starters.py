@@ -224,7 +224,7 @@ def test_a_new_course_may_have_the_sample_assignment(
     assert max(map(len, course_yaml.splitlines())) <= 80
     plan = labctl("-C", "ml", "course", "plan", "--offline")
     assert plan.code == 0, plan.err
-    line = "21 files (1 test file among them) from image-classifier-starter; not published"
+    line = "24 files (1 test file among them) from image-classifier-starter; not published"
     assert line in " ".join(plan.out.split())
 
 

@@ -186,6 +186,16 @@ def test_the_manifest_names_everything_by_its_hash(
     assert "model/step-00000080/model.safetensors" in {one["path"] for one in other["files"]}
 
 
+def test_a_part_that_is_not_required_does_not_read_as_a_fault(
+    labctl: Labctl, assigned: Callable[..., Assignment], run: Path
+) -> None:
+    assigned("--require", "logs")
+    shutil.rmtree(run / "checkpoints")
+    lines = [" ".join(line.split()) for line in labctl("submit", "--dry-run").out.splitlines()]
+    assert "model - none, not required" in lines
+    assert "evaluation - none, not required" in lines
+
+
 def test_an_assignment_about_code_needs_no_run(
     labctl: Labctl, assigned: Callable[..., Assignment], run: Path
 ) -> None:
@@ -313,6 +323,9 @@ def test_secrets_are_named_and_nothing_leaves(
     assert "code/train.py, line 2: a Hugging Face token" in said.err
     assert value not in said.err + said.out
     assert labctl("submit", "--dry-run", "--allow", "code/train.py").code == 0
+
+    named = labctl("submit", RUN, "--dry-run")
+    assert f"labctl submit {RUN} --allow code/train.py\n" in named.err
 
 
 def test_the_labs_own_secrets_are_found_in_the_logs(

@@ -20,8 +20,8 @@ import boto3
 from lab_servers import wait_for
 from warm_labctl import Command, Warm
 
-from labctl.rehearsal import Rehearsal, Scenario
-from labctl.rehearsal.scenario import Loss
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.core.scenario import Loss
 
 REGION = "us-east-1"
 ROLE = "arn:aws:iam::123456789012:role/labctl-deadline"

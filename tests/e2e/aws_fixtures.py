@@ -13,7 +13,8 @@ from aws_bed import ORPHANS, REGION, Bed
 from lab_servers import ROOT
 from warm_labctl import Warm
 
-from labctl.rehearsal import Building, Rehearsal, Scenario
+from labctl.rehearsal.aws import Rehearsal, Scenario
+from labctl.rehearsal.core.images import Building
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ import systemd_machine
 import wireguard_machine
 
 from labctl.providers.local import engine
-from labctl.rehearsal.images import default_building, ensure_image
+from labctl.rehearsal.core.images import default_building, ensure_image
 
 
 def build_servers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from course_bed import CourseBed, course_bed
 from shared_bed import Agreeing
 from slurm_machine import DEVICES, slurm_machine
 from sshd_container import Sshd, docker
+from submit_bed import SSHD
 
 from labctl.config import find_paths
 from labctl.courses.seat_operations import CachingCourseOperator
@@ -21,6 +23,14 @@ from labctl.courses.servers import CourseOperator, bring_up_servers
 from labctl.courses.shared_seats import SharedSeats
 from labctl.state import State
 
+MARKS = [
+    pytest.mark.engine,
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (Path(SSHD).exists() and shutil.which("ssh")),
+        reason="there is no sshd on this machine",
+    ),
+]
 LIMITS = "shared: {{engine: slurm, gpus: 1, gpu_minutes: {minutes}, wall: 10m}}\n"
 CLUSTER_LIMITS = (
     "shared: {{engine: slurm, controller: '127.0.0.1:{port}', homes: {homes}, gpus: 1, "
@@ -120,3 +130,8 @@ def count_changes(bed: CourseBed) -> int:
 def join(bed: CourseBed, student: str) -> Path:
     output = bed.labctl(student, "join", str(bed.invited(student)), "--yes", "--json")[0]
     return Path(json.loads(output)["joined"]["directory"])
+
+
+def find_lab(bed: CourseBed, student: str) -> Path:
+    """The directory that `join` made."""
+    return next(bed.home(student).rglob("lab.yaml")).parent

@@ -14,7 +14,8 @@ from aws_bed import DOWN, GONE_DEADLINE, MADE, ORPHANS, REGION, SSH_DEADLINE, TA
 from lab_servers import wait_for
 
 from labctl.lab import Lab
-from labctl.rehearsal.scenario import Capacity, Delays, Loss, Throttle, VcpuQuotas
+from labctl.rehearsal.aws.scenario import Capacity, Delays, VcpuQuotas
+from labctl.rehearsal.core.scenario import Loss, Throttle
 from labctl.servers.adoption import adopt
 from labctl.state import State
 
@@ -308,6 +309,7 @@ def test_a_lost_reply_and_then_no_credentials_is_no_refusal(bed: Bed) -> None:
 # What is on this machine.
 
 
+@pytest.mark.long
 def test_two_labs_of_one_name_leave_each_other_alone(bed: Bed) -> None:
     mine, theirs = bed.lab(), bed.lab()
     theirs.up_until_ssh()

@@ -19,7 +19,8 @@ from aws_bed import (
     Bed,
 )
 
-from labctl.rehearsal.scenario import Capacity, Delays, Loss
+from labctl.rehearsal.aws.scenario import Capacity, Delays
+from labctl.rehearsal.core.scenario import Loss
 
 pytest_plugins = ["aws_fixtures"]
 
@@ -129,6 +130,7 @@ def test_a_type_that_cannot_be_placed_together_goes_without(bed: Bed, tmp_path: 
     assert not made["CreatePlacementGroup"]
 
 
+@pytest.mark.long
 def test_a_type_with_efa_gets_it_and_an_open_security_group(bed: Bed, tmp_path: Path) -> None:
     gang = gang_of_other_types(bed, tmp_path)
     with bed.set(types=("g4dn.8xlarge",)):

@@ -13,7 +13,7 @@ from lab_servers import wait_for
 from msgspec.structs import replace
 from warm_labctl import COMMAND_S
 
-from labctl.rehearsal.scenario import Capacity
+from labctl.rehearsal.aws.scenario import Capacity
 from labctl.runs import images
 from labctl.runs.image_cache import ImageCache
 from labctl.state import State

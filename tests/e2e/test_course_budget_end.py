@@ -24,7 +24,7 @@ from lab_servers import wait_for
 from submit_bed import COMMAND_S, SSHD
 
 from labctl.courses.rpc import socket_path
-from labctl.rehearsal.scenario import Spot
+from labctl.rehearsal.aws.scenario import Spot
 
 pytest_plugins = ["aws_fixtures"]
 pytestmark = [

@@ -242,6 +242,7 @@ def test_one_students_connections_leave_the_door_to_the_others(bed: CourseBed) -
     assert said["hello"]["student"] == "bob"
 
 
+@pytest.mark.long
 def test_without_a_keeper_handing_in_works_and_servers_are_told_of(bed: CourseBed) -> None:
     file = bed.invited("carol")
     lab = Path(
@@ -271,6 +272,7 @@ def run_as_staff(bed: CourseBed, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_marks_an_answer_and_saved_results_reach_their_student(bed: CourseBed) -> None:
     file = bed.course.path / "course.yaml"
     text = file.read_text()

@@ -135,7 +135,7 @@ def test_staff_ends_a_server_while_its_student_waits_for_it(
             wait_for(lambda: [one for one in containers(bed) if one.status == "running"], COMMAND_S)
             # It answers nobody from now on, and so the keeper is in the midst of it.
             (machine,) = containers(bed)
-            machine.pause()
+            machine.exec_run(["sh", "-c", "kill -STOP -1"])
             argv, environ = bed.command("down", "--yes", "--json")
             done = subprocess.run(
                 argv, env=environ, capture_output=True, text=True, timeout=COMMAND_S, check=False

@@ -268,6 +268,7 @@ def test_a_detached_one_outlives_the_process_that_asked_for_it(
     assert works(kept.local_port)
 
 
+@pytest.mark.long
 def test_a_detached_one_keeps_its_token_to_itself(
     service_lab: ServiceLab, state: State, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_every_server_runs_its_part_as_the_page_shows(gang: LabDirectory, tmp_pa
     assert "run first found" in gang.labctl("run", "--id", "first", *words).stderr
 
 
+@pytest.mark.long
 def test_a_part_that_fails_ends_the_other_and_both_resume_from_one_checkpoint(
     gang: LabDirectory,
 ) -> None:
@@ -139,12 +140,14 @@ def test_a_run_that_fails_more_often_than_it_may_says_where(gang: LabDirectory) 
     assert [record["exit_code"] for record in end_on_both(gang, "hopeless")] == [143, 9]
 
 
+@pytest.mark.long
 def test_a_failure_that_nobody_watched_is_noticed_by_logs_later(gang: LabDirectory) -> None:
     words = ("sh", "-c", "[ $RANK = 1 ] || exec sleep 600; exit 9")
     gang.labctl("run", "--detach", "--id", "unwatched", "--", *words)
-    record = "/home/student/labctl/two-1/runs/unwatched/.labctl/record.json"
+    # Without anyone who looks at the run, only the run's own script says that it has ended.
+    end = "/home/student/labctl/two-1/runs/unwatched/.labctl/exit.json"
     second = list_servers(gang)[1]
-    wait_for(lambda: '"exited"' in inside(second, f"cat {record}", user="student")[1])
+    wait_for(lambda: inside(second, f"test -s {end}", user="student")[0] == 0)
     assert gang.seen("unwatched")["state"] == "running"
     shown = gang.labctl("logs", "-f", "unwatched").stderr
     assert "two-1: failed with exit code 9; starting unwatched again" in " ".join(shown.split())
@@ -195,6 +198,7 @@ def unplugged(server: str) -> Iterator[None]:
         subprocess.run([*network, "connect", "bridge", server], check=True)
 
 
+@pytest.mark.long
 def test_top_shows_all_servers_and_says_which_does_not_answer(gang: LabDirectory) -> None:
     gang.labctl("run", "--detach", "--id", "shown", "--", "sleep", "600")
     shown = gang.json("top")
@@ -229,6 +233,7 @@ def test_top_shows_all_servers_and_says_which_does_not_answer(gang: LabDirectory
     gang.labctl("cancel", "shown")
 
 
+@pytest.mark.long
 def test_a_lost_server_is_replaced_and_the_run_resumes(gang: LabDirectory) -> None:
     words = ("run", "--recover", "--id", "lost", "--", "python3", "train.py", "40")
     process = gang.start(*words)
@@ -325,6 +330,7 @@ def test_push_cp_and_forward_reach_every_server(gang: LabDirectory) -> None:
     assert "8123" in gang.labctl("forward", "--stop").stdout
 
 
+@pytest.mark.long
 def test_cancel_ends_what_it_can_and_names_the_missing_server(gang: LabDirectory) -> None:
     gang.labctl("up", "--yes")
     gang.labctl("run", "--detach", "--id", "half", "--", "sleep", "600")

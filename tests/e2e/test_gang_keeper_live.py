@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,8 @@ from test_gang import LAB_YAML, TRAIN, list_servers
 pytestmark = [pytest.mark.engine, pytest.mark.long, needs_sshd]
 
 
+COUNT_PARTS = ("sh", "-c", "ls -d ~/labctl/.attempts/*-night-* | wc -l")
+SHOW_RECORD = ("sh", "-c", "cat ~/labctl/kept*/runs/night/.labctl/record.json")
 HOPELESS = "[ $RANK = 1 ] || exec sleep 600; sleep 5; exit 9"
 
 
@@ -40,6 +44,64 @@ def box(lab: LabDirectory, tmp_path: Path) -> Iterator[KeeperBox]:
         made.known_to(lab.environ)
         made.start()
         yield made
+
+
+# The worker of the keeper that has this kills the keeper and itself, once, when the first part of a
+# restarted run is created and the second is not.
+KILL_BETWEEN_PARTS = """\
+import os, pathlib, signal, sys
+
+mark = pathlib.Path(__file__).with_name("killed")
+if "--attend" in sys.orig_argv and not mark.exists():
+    from labctl.lifecycle import gang_restart
+
+    resume = gang_restart._resume
+
+    def resume_one(*words):
+        resume(*words)
+        mark.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    gang_restart._resume = resume_one
+"""
+
+
+def test_a_restart_in_which_the_keeper_is_killed_is_completed_by_the_next_one(
+    lab: LabDirectory, box: KeeperBox
+) -> None:
+    faults = box.folder / "faults"
+    faults.mkdir()
+    (faults / "sitecustomize.py").write_text(KILL_BETWEEN_PARTS)
+    assert box.stop() == 0
+    box.environ["PYTHONPATH"] = str(faults)
+    box.start()
+    words = ("run", "--recover", "--keeper", box.host, "--detach", "--id", "night", "--yes")
+    lab.labctl(*words, "--", "python3", "train.py", "300")
+    terminal = lab.start("logs", "-f", "night")
+    terminal.said("step 40\n")
+    lab.labctl("ssh", "--server", "1", "--", "touch", "/tmp/fail")
+    assert box.keeper is not None
+    assert box.keeper.wait(120) == -signal.SIGKILL
+    assert (faults / "killed").exists()
+    assert box.said.count("kept-1: failed with exit code 7; starting night again") == 1
+    parts = [lab.labctl("ssh", "--server", rank, "--", *COUNT_PARTS).stdout for rank in "01"]
+    assert [int(text) for text in parts] == [2, 1]
+
+    box.start()
+    box.heard("starting night again: done")
+    log = terminal.end().stdout
+    starts = re.findall(r"rank 0 of 2 over eth0 from step (\d+)\n", log)
+    assert len(starts) == 2
+    assert 40 <= int(starts[1]) < 300
+    assert log.endswith("step 300\n")
+    assert log.count("step 300\n") == 1
+    other = lab.labctl("logs", "night", "--rank", "1").stdout
+    assert re.findall(r"rank 1 of 2 over eth0 from step (\d+)\n", other) == starts
+    assert box.said.count("starting night again: done") == 1
+    for rank in ("0", "1"):
+        records = lab.labctl("ssh", "--server", rank, "--", *SHOW_RECORD).stdout
+        assert json.loads(records)["exit_code"] == 0
 
 
 def test_the_keeper_restarts_and_recovers_while_the_laptop_is_off(

@@ -42,7 +42,7 @@ assignments:
       command: sh grade.sh
       inputs: assignments/hw3/inputs
       labels: assignments/hw3/labels
-      timeout: 4s
+      timeout: 12s
 """
 ITEMS = 20
 GRADER = """\

@@ -38,16 +38,16 @@ assignments:
     due: "2030-01-01 00:00 UTC"
     points: 10
     tests: {{hidden: assignments/sums/hidden}}
-    grade: {{timeout: 10s}}
+    grade: {{timeout: 60s}}
   upload:
     due: "2030-01-01 00:00 UTC"
     points: 10
-    grade: {{autograder: assignments/upload/autograder, timeout: 10s}}
+    grade: {{autograder: assignments/upload/autograder, timeout: 60s}}
   open:
     due: "2030-01-01 00:00 UTC"
     points: 4
     tests: {{public: assignments/open/public}}
-    grade: {{timeout: 10s}}
+    grade: {{timeout: 60s}}
 """
 GUIDE = ROOT / "docs" / "grading.md"
 COURSE_OF_GUIDE = ROOT / "tests" / "guide" / "ml"

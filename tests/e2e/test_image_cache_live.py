@@ -15,7 +15,7 @@ import registry_container
 from lab_directory import LabDirectory, make_lab
 from lab_servers import drop_pool, wait_for
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 # A later layer hides a file and replaces a directory.
 REPLACED = """\

@@ -15,7 +15,7 @@ import pytest
 from aws_bed import AwsLab, Bed
 from lab_servers import wait_for
 
-from labctl.rehearsal.scenario import Capacity, Spot
+from labctl.rehearsal.aws.scenario import Capacity, Spot
 
 pytest_plugins = ["aws_fixtures"]
 pytestmark = pytest.mark.engine

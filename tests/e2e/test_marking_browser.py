@@ -301,6 +301,7 @@ def test_single_keys_can_be_turned_off(context: BrowserContext, bed: Bed) -> Non
     expect(page.locator("h1")).to_have_text("Ada Lovelace")
 
 
+@pytest.mark.long
 def test_two_graders_see_each_other_and_keep_their_text(
     context: BrowserContext, browser: Browser, bed: Bed
 ) -> None:

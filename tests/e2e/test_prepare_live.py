@@ -17,7 +17,7 @@ from labctl.model import ServerFacts
 from labctl.servers.playbooks import LOG_NAME
 from labctl.servers.prepare import playbook_hash, probe
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 DAEMON_JSON = {
     "log-opts": {"max-size": "10m"},
     "registry-mirrors": ["https://mirror.lab.example"],

@@ -108,6 +108,7 @@ def test_the_exit_code_is_the_commands_own(labctl: Labctl) -> None:
     labctl("run", "--id", "failing", "--", "sh", "-c", "exit 7", code=7)
 
 
+@pytest.mark.long
 def test_a_command_beside_a_run_its_measurements_and_its_cancel(
     labctl: Labctl, project: Path, machine: Sshd
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_run_with_a_terminal_asks_and_keeps_its_exit_code(
         terminal.said("33 99")
         terminal.type("ada\n")
         terminal.said("hello ada")
+        terminal.said("run asks: failed with exit code 3")
         assert terminal.popen.wait(60) == 3
     run = read_run(labctl, "asks")
     assert (run["state"], run["exit_code"]) == ("exited", 3)
@@ -270,6 +272,7 @@ def open_forward(labctl: Labctl) -> str:
         return str(page.read().decode())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("has_service")
 def test_a_service_is_a_process_that_a_forward_reaches(labctl: Labctl, machine: Sshd) -> None:
     assert "train.py" in open_forward(labctl)

@@ -53,6 +53,7 @@ def lab(
         made.labctl("down", "--yes", "--discard")
 
 
+@pytest.mark.long
 def test_a_run_whose_server_is_gone_goes_on_with_its_own_code(lab: LabDirectory) -> None:
     process = lab.start("run", "--recover", "--yes", "--id", "night")
     process.said("step 2\n")

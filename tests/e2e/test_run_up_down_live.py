@@ -50,6 +50,7 @@ def read_model(lab: LabDirectory, run: str) -> str:
     return (lab.root / "runs" / run / "checkpoints" / "model.pt").read_text()
 
 
+@pytest.mark.long
 def test_a_job_returns_results_and_exit_code_and_removes_its_server(
     lab: LabDirectory,
 ) -> None:

@@ -230,6 +230,7 @@ def test_cancel_lets_it_write_first(lab: LabDirectory, followed: Followed) -> No
     process.said("ready\n")
     told = lab.labctl("cancel", "saves", "--grace", "30")
     assert told.stdout == "run saves: canceled (exit code 4)\n"
+    assert "start: ./runs/saves/checkpoints" in told.stderr
     process.end(4)
     assert lab.student(f"cat {lab.place('saves')}/checkpoints/last") == "saved\n"
     assert "had already ended" in lab.labctl("cancel", "saves").stdout
@@ -241,6 +242,7 @@ def test_cancel_kills_what_does_not_stop(lab: LabDirectory, followed: Followed) 
     process.said("ready\n")
     told = lab.labctl("cancel", "deaf", "--grace", "1")
     assert "did not stop in time and was killed" in told.stdout
+    assert told.stderr == "labctl pull deaf    download its logs\n"
     process.end(137)
     assert lab.inspected("deaf")["State"]["Running"] is False
 
@@ -304,7 +306,10 @@ def test_a_run_with_a_terminal_asks_and_is_answered(lab: LabDirectory) -> None:
         terminal.said("a terminal")
         terminal.type("ada\n")
         terminal.said("hello ada")
+        terminal.said("run asks: failed with exit code 3")
         assert terminal.popen.wait(120) == 3
+    recorded = json.loads(lab.labctl("status", "--json").stdout)["runs"]
+    assert next(run["state"] for run in recorded if run["id"] == "asks") == "exited"
     seen = lab.seen("asks")
     assert (seen["state"], seen["exit_code"]) == ("exited", 3)
     assert "hello ada" in lab.labctl("logs", "asks").stdout

@@ -31,6 +31,7 @@ def ask(lab: ServiceLab, service: Service, path: str, *words: str) -> tuple[int,
     return int(status), body
 
 
+@pytest.mark.long
 def test_tensorboard_is_added_to_an_image_without_it_and_found_again(
     service_lab: ServiceLab,
 ) -> None:
@@ -51,6 +52,7 @@ def test_tensorboard_is_added_to_an_image_without_it_and_found_again(
     assert not read_only["/lab/code"]
 
 
+@pytest.mark.long
 def test_a_run_that_begins_later_appears_in_tensorboard_under_its_id(
     service_lab: ServiceLab,
 ) -> None:
@@ -126,6 +128,23 @@ def test_a_service_that_never_answers_is_given_up_at_its_deadline(
         service_lab.remote.call(START_SERVICE, wish._replace(deadline_s=1.5))
     assert "thinking" in caught.value.why
     assert "digits-svc-mute" not in service_lab.box.sh("docker ps -a --format '{{.Names}}'")
+
+
+def test_the_secrets_of_a_service_are_gone_when_it_is(service_lab: ServiceLab) -> None:
+    places = "find /dev/shm -name HF_TOKEN -path '*service.*'"
+    served = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8000)"
+    script = f"grep -q hf_ /run/labctl-secrets/HF_TOKEN && exec python3 -c '{served}'"
+    wish = service_lab.request("engine", "sh", "-c", script, port=8000)
+    wish = wish._replace(test="true", secrets={"HF_TOKEN": "hf_8f2c"})
+    service_lab.remote.call(START_SERVICE, wish)
+    assert service_lab.box.sh(places).strip()
+    assert "hf_8f2c" not in service_lab.box.sh("docker inspect digits-svc-engine")
+    stop_service(service_lab.remote, LAB, LAB_ID, "engine")
+    assert service_lab.box.sh(places) == ""
+    broken = wish._replace(command=("sh", "-c", "exit 3"))
+    with pytest.raises(LabError):
+        service_lab.remote.call(START_SERVICE, broken)
+    assert service_lab.box.sh(places) == ""
 
 
 def test_an_image_that_is_not_there_is_provided_or_said_to_be_missing(

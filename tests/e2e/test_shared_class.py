@@ -19,7 +19,7 @@ from labctl.config import find_paths
 from labctl.courses.seat_operations import CachingCourseOperator, SeatOperations
 from labctl.courses.servers import CourseOperator, SeatOutcome, bring_up_servers
 from labctl.courses.teardown import end_seats
-from labctl.errors import PolicyError
+from labctl.errors import CapacityError
 from labctl.model import Server
 from labctl.providers.local import LocalSettings
 from labctl.state import State
@@ -125,5 +125,5 @@ def test_a_machine_of_ones_own_that_is_ready_is_offered_to_its_seat(
         work.check(alice)
         assert work.offers(alice) == [ready.server.offer]
         assert work.create_server(alice).id == ready.server.id
-        with pytest.raises(PolicyError, match="is in use"):
+        with pytest.raises(CapacityError, match="is in use"):
             work.offers(bob)

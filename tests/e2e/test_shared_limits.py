@@ -13,7 +13,7 @@ from labctl.agent.broker.calls import MOST_EXECS
 from labctl.errors import PolicyError
 
 pytest_plugins = ["shared_fixtures"]
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 REGISTRY = Path(__file__).with_name("registry.py")
 TINY = "127.0.0.1:5055/tiny:1"
 STUBBORN = """\

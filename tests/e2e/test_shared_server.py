@@ -527,6 +527,7 @@ def test_images_are_not_built_by_the_engine(alice: Person) -> None:
     assert alice.ask("POST", "/build")[0] == 403
 
 
+@pytest.mark.long
 def test_an_account_that_has_ended_is_shut_out(bob: Person, bed: SharedServer) -> None:
     """Its keys in its own home do not help it, and what it ran is gone."""
     bob.ssh("mkdir -p -m 700 .ssh && cat /etc/ssh/labctl-keys/lab-bob > .ssh/authorized_keys")

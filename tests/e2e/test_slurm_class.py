@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
-import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from course_bed import CourseBed, keeping
 from slurm_class_bed import (
     LIMITS,
+    MARKS,
     ROSTER,
     bring_up,
     count_changes,
@@ -19,22 +22,15 @@ from slurm_class_bed import (
     list_users,
     make_staff,
     run_class,
+    run_course,
 )
 from slurm_machine import slurm_machine
 from sshd_container import Sshd, wait_for
-from submit_bed import SSHD
 
 from labctl.courses.seat_operations import SeatOperations
 from labctl.courses.teardown import end_seats
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (Path(SSHD).exists() and shutil.which("ssh")),
-        reason="there is no sshd on this machine",
-    ),
-]
+pytestmark = MARKS
 # Shows which GPU the run has, and uses it for a while.
 RUN = "echo on GPU $CUDA_VISIBLE_DEVICES as $(id -un); sleep {seconds}"
 
@@ -52,10 +48,54 @@ def bed(box: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseB
         yield bed
 
 
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """uv and one small package; None if this machine has no wheelhouse."""
+    wheels = Path(os.environ.get("LABCTL_WHEELHOUSE", ""))
+    if not any(wheels.glob("uv-*.whl")):
+        return None
+    folder = tmp_path_factory.mktemp("wheelhouse")
+    for wheel in (*wheels.glob("uv-*.whl"), *wheels.glob("iniconfig-*.whl")):
+        shutil.copy(wheel, folder)
+    return folder
+
+
 def read_share(box: Sshd, name: str) -> float:
     """The factor by which Slurm decides whose job is next."""
     rows = box.sh("sshare -nP -a -A course-ml-2026 -o User,FairShare").splitlines()
     return float(next(row for row in rows if row.startswith(f"{name}|")).partition("|")[2])
+
+
+def check_jobs(bed: CourseBed) -> None:
+    """What Slurm's accounting has of alice's ended runs, and of bob's."""
+    seats = json.loads(run_course(bed, "status", "--json").stdout)["seats"]
+    alice, bob = (seat["gpu_minutes"]["jobs"] for seat in seats)
+    assert alice["completed"] in (1, 2), alice
+    assert (alice["canceled"], alice["failed"]) == (2, 0), alice
+    assert (bob["completed"], bob["timed_out"], bob["canceled"]) == (0, 1, 1), bob
+    assert 0 < alice["gpu_hours"] < bob["gpu_hours"] < 0.1
+    assert alice["median_wait_s"] < 60
+    assert alice["last_end_at"] < bob["last_end_at"] < time.time() + 5
+    shown = run_course(bed, "status", "--jobs").stdout
+    assert re.search(r"^alice +0.0 +[12] +- +2 +", shown, re.MULTILINE), shown
+
+
+def check_packages(bed: CourseBed, lab: Path, wheelhouse: Path) -> None:
+    """A job of alice has the packages of her list, in an environment that is no container."""
+    settings = bed.home("alice") / ".config" / "labctl" / "config.yaml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(f"wheelhouse: {wheelhouse}\n")
+    file = lab / "lab.yaml"
+    text = file.read_text()
+    file.write_text(f"{text}image: {{requirements: requirements.txt}}\n")
+    (lab / "requirements.txt").write_text("iniconfig\n")
+    bed.labctl("alice", "trust", "--yes", cwd=lab)
+    program = "import iniconfig, os; print(iniconfig.__file__, os.environ['SLURM_JOB_ID'])"
+    output = bed.labctl("alice", "run", "--", "python", "-c", program, cwd=lab)[0]
+    assert "/home/lab-alice/labctl/.environments/" in output
+    file.write_text(text)
+    bed.labctl("alice", "trust", "--yes", cwd=lab)
+    settings.unlink()
 
 
 def test_the_roster_becomes_associations_with_limits(bed: CourseBed, box: Sshd) -> None:
@@ -70,7 +110,9 @@ def test_the_roster_becomes_associations_with_limits(bed: CourseBed, box: Sshd) 
     assert count_changes(bed) == 0
 
 
-def test_students_run_jobs_and_see_why_they_wait(bed: CourseBed, box: Sshd) -> None:
+def test_students_run_jobs_and_see_why_they_wait(
+    bed: CourseBed, box: Sshd, wheelhouse: Path | None
+) -> None:
     with keeping(bed, SeatOperations(make_staff(bed, "keeper"))):
         lab = join(bed, "alice")
         assert "executor: slurm" in (lab / "lab.yaml").read_text()
@@ -78,6 +120,8 @@ def test_students_run_jobs_and_see_why_they_wait(bed: CourseBed, box: Sshd) -> N
         command = ("--", "sh", "-c", RUN.format(seconds=0))
         output = bed.labctl("alice", "run", "--id", "first", *command, cwd=lab)[0]
         assert "on GPU 0 as lab-alice" in output
+        if wheelhouse is not None:
+            check_packages(bed, lab, wheelhouse)
         # A shell outside a job opens no GPU, and two at once are more than the course gives.
         closed = "head -c 1 /dev/nvidia0 >/dev/null 2>&1 || echo closed"
         assert bed.labctl("alice", "ssh", "--", closed, cwd=lab)[0].strip() == "closed"
@@ -93,8 +137,7 @@ def test_students_run_jobs_and_see_why_they_wait(bed: CourseBed, box: Sshd) -> N
         status = bed.labctl("alice", "status", "--refresh", cwd=lab)[0]
         assert "waiting: you already use " in status
         # Staff sees it, too.
-        argv, environ = bed.command("status", "--refresh")
-        shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+        shown = run_course(bed, "status", "--refresh").stdout
         assert re.search(r"next queued; waiting: you already use", " ".join(shown.split())), shown
         bed.labctl("alice", "cancel", "held", cwd=lab)
         # The end of her account cancels what waits, too.
@@ -123,13 +166,12 @@ def test_spent_minutes_are_said_in_words(bed: CourseBed, box: Sshd) -> None:
         bed.labctl("bob", "cancel", "more", cwd=lab)
     # Whoever has used less comes first.
     wait_for(lambda: read_share(box, "lab-alice") > read_share(box, "lab-bob"))
-    # Staff sees what is spent, also in the costs.
-    argv, environ = bed.command("status", "--refresh")
-    shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    # Staff sees what is spent, also in the costs, and how jobs ended.
+    shown = run_course(bed, "status", "--refresh").stdout
     assert re.search(r"^bob .* 1 of 1 ", shown, re.MULTILINE), shown
-    argv, environ = bed.command("cost")
-    shown = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout
+    shown = run_course(bed, "cost").stdout
     assert re.search(r"^bob +Bob +1 of 1$", shown, re.MULTILINE), shown
+    check_jobs(bed)
 
 
 def test_whoever_has_used_less_is_next(bed: CourseBed, box: Sshd) -> None:

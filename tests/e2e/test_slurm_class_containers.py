@@ -5,28 +5,18 @@ Behind the GPUs are device files that a container cannot open unless it was give
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from course_bed import CourseBed, keeping
-from slurm_class_bed import LIMITS, bring_up, join, make_staff, run_class
+from slurm_class_bed import LIMITS, MARKS, bring_up, find_lab, join, make_staff, run_class
 from slurm_machine import CLOSED_DEVICES, slurm_machine
 from sshd_container import Sshd, wait_for
-from submit_bed import SSHD
 from systemd_machine import load_image
 
 from labctl.courses.seat_operations import SeatOperations
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (Path(SSHD).exists() and shutil.which("ssh")),
-        reason="there is no sshd on this machine",
-    ),
-]
+pytestmark = MARKS
 IMAGE = "labctl-test-small:1"
 UUID = "GPU-5b1d6f0e-0000-4000-8000-00000000000"
 # Takes up this much memory, in MB, for some seconds.
@@ -60,10 +50,6 @@ def bed(box: Sshd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CourseB
             yield bed
 
 
-def find_lab(bed: CourseBed, student: str) -> Path:
-    return next((bed.folder / f"{student}-home").rglob("lab.yaml")).parent
-
-
 def shell(bed: CourseBed, student: str, line: str, code: int = 0) -> str:
     """What a student's line on the machine prints."""
     words = ("ssh", "--", f"{line} 2>&1")
@@ -85,6 +71,16 @@ def test_a_shell_outside_of_a_job_starts_no_container(bed: CourseBed) -> None:
     assert "a container is a part of a job of Slurm" in refusal
     assert "srun --pty bash" in refusal
     assert "CONTAINER ID" in shell(bed, "alice", "docker ps")
+    line = "mkdir -p empty && echo FROM scratch >empty/Dockerfile && docker build empty"
+    assert "docker save NAME | labctl ssh -- docker load" in shell(bed, "alice", line, 1)
+
+
+def test_a_student_sends_an_image_that_nobody_else_sees(bed: CourseBed, box: Sshd) -> None:
+    box.sh(f"docker tag {IMAGE} own:1 && docker save own:1 >/tmp/own.tar && docker rmi own:1")
+    shell(bed, "alice", "docker load </tmp/own.tar")
+    run = "srun docker run --rm own:1 echo started"
+    assert "started" in shell(bed, "alice", run)
+    assert "started" not in shell(bed, "bob", run, 125)
 
 
 def test_a_container_has_the_gpu_the_memory_and_the_processors_of_its_job(

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from course_bed import CourseBed
-from slurm_class_bed import LIMITS, bring_up, make_staff, run_class
+from slurm_class_bed import LIMITS, MARKS, bring_up, make_staff, run_class
 from slurm_machine import slurm_machine
 from sshd_container import Sshd
-from submit_bed import SSHD
 
 from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.teardown import end_of_term, end_seats
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (Path(SSHD).exists() and shutil.which("ssh")),
-        reason="there is no sshd on this machine",
-    ),
-]
+pytestmark = MARKS
 DAYS = "[mon, tue, wed, thu, fri, sat, sun]"
 HOURS = f"hours: [{{days: {DAYS}, from: '3:00', to: '4:00', zone: UTC}}]\n"
 

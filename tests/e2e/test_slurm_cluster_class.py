@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from course_bed import CourseBed, keeping
 from slurm_class_bed import (
     CLUSTER_LIMITS,
     HOMES,
+    MARKS,
     bring_up,
     count_changes,
     join,
@@ -25,20 +25,12 @@ from slurm_class_bed import (
 )
 from slurm_machine import CLOSED_DEVICES
 from sshd_container import Sshd, wait_for
-from submit_bed import SSHD
 from systemd_machine import load_image
 
 from labctl.courses.seat_operations import SeatOperations
 from labctl.courses.teardown import end_seats
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (Path(SSHD).exists() and shutil.which("ssh")),
-        reason="there is no sshd on this machine",
-    ),
-]
+pytestmark = MARKS
 IMAGE = "labctl-test-small:1"
 
 

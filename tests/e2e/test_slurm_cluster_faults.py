@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from course_bed import CourseBed
 from slurm_class_bed import (
     CLUSTER_LIMITS,
     HOMES,
+    MARKS,
     list_hosts,
     run_class,
     run_course,
     run_machines,
 )
 from sshd_container import Sshd, wait_for
-from submit_bed import SSHD
 
 from labctl.courses.cluster_session import END_ACCOUNTS
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.long,
-    pytest.mark.skipif(
-        not (Path(SSHD).exists() and shutil.which("ssh")),
-        reason="there is no sshd on this machine",
-    ),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")

@@ -115,6 +115,7 @@ def test_class_hours_are_reserved_once(cluster: Cluster) -> None:
     assert "No reservations" in cluster.sh("scontrol show reservation")
 
 
+@pytest.mark.long
 def test_class_hours_that_staff_edited_are_put_back(cluster: Cluster) -> None:
     apply(cluster, ClassLimits(), ["ann"])
     now = float(cluster.sh("date +%s"))

@@ -453,6 +453,7 @@ def test_the_guide_shows_what_labctl_prints_on_a_cluster(cluster: Cluster, tmp_p
         session.run("labctl down --yes --discard")
 
 
+@pytest.mark.long
 def test_down_cancels_the_jobs_and_gives_the_login_node_back(
     labctl: Labctl, project: Path, cluster: Cluster
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sshd_container import Sshd, wait_for
 
 from labctl.commands import lease
-from labctl.errors import HostKeyError, LabError, PolicyError
+from labctl.errors import CapacityError, HostKeyError, LabError, PolicyError
 from labctl.events import Question, SilentReporter
 from labctl.model import CreateServerRequest, GpuNeed, Need, Server
 from labctl.providers import ProviderContext
@@ -105,7 +105,7 @@ def test_of_two_who_race_one_wins_and_the_other_is_told_who(
     [server] = [each for each in results if isinstance(each, Server)]
     [refusal] = [each for each in results if isinstance(each, LabError)]
     winner = "alice" if server.lab_id == "id-of-alice" else "bob"
-    assert isinstance(refusal, PolicyError)
+    assert isinstance(refusal, CapacityError)
     assert f"held by {winner} for digits until 20" in refusal.why
 
 
@@ -119,7 +119,7 @@ def test_a_life_of_a_claim(arrive: Arrive, machines: list[Sshd]) -> None:
     assert bob.provider.servers() == []
     assert bob.provider.find(server.id) is not None, "the id says whose it is, not who asks"
     bob.provider.terminate("static-127-0-0-1-1-bbbb")
-    with pytest.raises(PolicyError, match="is in use"):
+    with pytest.raises(CapacityError, match="is in use"):
         bob.up("bbbb")
     longer = alice.provider.extend(server.id, 5000)
     assert longer is not None
@@ -130,7 +130,7 @@ def test_a_life_of_a_claim(arrive: Arrive, machines: list[Sshd]) -> None:
     alice.provider.terminate(server.id)
     assert alice.provider.find(server.id) is None
     assert bob.up("bbbb").lab_id == "id-of-bob"
-    with pytest.raises(PolicyError, match="is in use"):
+    with pytest.raises(CapacityError, match="is in use"):
         alice.up("cccc")
     assert len(alice.asked) == 1
     assert machines[0].sh(f"stat -c %a {lease.DIRECTORY}") == "1777\n"
@@ -159,7 +159,7 @@ def test_a_pool_gives_the_first_free_one_and_names_all_holders(
     first, second = alice.up("aaaa"), bob.up("bbbb")
     assert first.endpoint.port == machines[0].port
     assert second.endpoint.port == machines[1].port
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(CapacityError) as caught:
         carol.up("cccc")
     assert "held by alice" in caught.value.why
     assert "held by bob" in caught.value.why

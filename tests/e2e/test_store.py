@@ -80,6 +80,7 @@ def asked(stored: StoreLab, **request: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_the_servers_key_opens_its_own_prefix_and_nothing_else(stored: StoreLab) -> None:
     where = f"student@{stored.store.address}"
     stored.store.sh("mkdir -p ~/labs/other-1; echo theirs > ~/labs/other-1/secret; umask 077")
@@ -137,6 +138,7 @@ def test_a_store_that_is_full(stored: StoreLab) -> None:
     verified(stored)
 
 
+@pytest.mark.long
 def test_the_mirror_killed_in_the_middle_begins_again(stored: StoreLab) -> None:
     before = {*stored.index(RUN)}
     killed = stored.lab.sh("pkill -9 -f 'mirror-serv[e]' && echo yes", check=False)

@@ -17,6 +17,7 @@ echo weights > "$LABCTL_CHECKPOINT_DIR/model.bin"
 """
 
 
+@pytest.mark.long
 def test_the_student_guide_shows_what_labctl_prints(
     tmp_path: Path, base_image: str, server_image: str
 ) -> None:

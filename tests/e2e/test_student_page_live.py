@@ -161,11 +161,11 @@ def hang_server(school: School) -> Iterator[None]:
     assert server is not None
     label = f"label=labctl.server={server.id}"
     container = sshd_container.docker("ps", "--quiet", "--filter", label).strip()
-    sshd_container.docker("pause", container)
+    sshd_container.docker("exec", container, "sh", "-c", "kill -STOP -1")
     try:
         yield
     finally:
-        sshd_container.docker("unpause", container)
+        sshd_container.docker("exec", container, "sh", "-c", "kill -CONT -1")
 
 
 def type_on_server(school: School, script: str) -> None:

@@ -72,6 +72,7 @@ def open_in_browser(page: Page, title: str) -> Page:
     return opened.value
 
 
+@pytest.mark.long
 def test_a_notebook_runs_in_the_browser_and_reaches_nothing_of_the_page(
     campus: Campus, context: BrowserContext
 ) -> None:

@@ -17,7 +17,7 @@ from sync_lab import HOME, LAB, LAB_ID, Box, Recorder, build_image, local_hashes
 from labctl.errors import DiskFullError, NotFoundError, PolicyError, TransferError, UsageError
 from labctl.events import Event, Progress
 from labctl.model import GIB, FileEntry, Run
-from labctl.rehearsal.images import BOTO3
+from labctl.rehearsal.core.images import BOTO3
 from labctl.servers.agent import AgentClient
 from labctl.servers.connections import Connections
 from labctl.sync.edits import pull_edits
@@ -478,6 +478,7 @@ def test_pushed_data_takes_the_place_of_fetched_data(
     assert box.remote.call(EDITS, LabRequest(LAB, LAB_ID)).files == ()
 
 
+@pytest.mark.long
 def test_thousands_of_small_files(box: Box, lab: Path) -> None:
     """Prints the times that the documentation quotes; what is asserted is only that it works."""
     for number in range(2000):

@@ -305,6 +305,7 @@ def test_an_idle_server_ends_and_says_so_in_time(watched: WatchLab) -> None:
     watched.boot()
 
 
+@pytest.mark.long
 def test_a_spent_budget_ends_it_at_once_however_busy(watched: WatchLab) -> None:
     watched.start("spends", "trap '' TERM; while :; do sleep 0.1; done")
     watch = watched.guard("budget", budget_usd=0.01, price_usd_per_hour=6.0, ending={"grace_s": 3})
@@ -365,6 +366,7 @@ def test_a_killed_watchdog_carries_on(watched: WatchLab) -> None:
     assert watched.server.sh("pgrep -fc 'python3 .* [w]atchdog /var'", check=False).strip() == "1"
 
 
+@pytest.mark.long
 def test_a_new_version_takes_over(watched: WatchLab) -> None:
     before = watched.guard("version", ttl_s=LONG_S, elapsed_s=100.0)
     old = watched.server.ssh("cd .cache/labctl && cp -r remote-* remote-new && ls -d remote-*")

@@ -87,7 +87,7 @@ class Pair:
         context = self.lab.context(reporter)
         return export_lab(context, KeeperHost(context, HOST), context.get_server(), run_id)
 
-    def transport(self) -> FakeTransport:
+    def transport(self, server_id: str = "") -> FakeTransport:
         return FakeTransport().reply("labctl keep", self._answer)
 
     def _answer(self, line: str, stdin: bytes) -> Result:
@@ -103,7 +103,7 @@ class Pair:
         return Result(code=done.exit_code, stdout=done.stdout, stderr=done.stderr)
 
 
-def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch, *, has_run: bool = True) -> Pair:
     """A lab with a server and a run, and a machine with a keeper that knows nothing of it yet."""
     home.mkdir(exist_ok=True)
     made = Pair(lab, home, monkeypatch)
@@ -119,7 +119,8 @@ def pair(lab: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     monkeypatch.setattr(keeper_host.KeeperHost, "endpoint", Endpoint(host="127.0.0.1"))
     monkeypatch.setattr(keeper_host.KeeperHost, "_transport", property(lambda _: made.transport()))
     up.up(lab.context())
-    made.started()
+    if has_run:
+        made.started()
     return made
 
 

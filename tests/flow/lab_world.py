@@ -199,23 +199,31 @@ class Recorded:
 
 
 class Machine:
-    """The server: a home directory, and a shell of this machine. `error` cuts the wire."""
+    """The server: a home directory, and a shell of this machine. `error` cuts the wire.
+
+    Several servers of a lab are the same machine; those in `silent`, by id, do not answer.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.error: LabError | None = None
+        self.silent: set[str] = set()
         self.lines: list[str] = []
         link_agent(home)
 
-    def transport(self) -> FakeTransport:
-        wire = FakeTransport()
-        return wire.reply("", self._answer)
+    def transport(self, server_id: str = "") -> FakeTransport:
+        def answer(line: str, stdin: bytes) -> Result:
+            if server_id in self.silent:
+                raise unreachable()
+            return self._answer(line, stdin)
+
+        return FakeTransport().reply("", answer)
 
     def _answer(self, line: str, stdin: bytes) -> Result:
         self.lines.append(line)
         if self.error is not None:
             raise self.error
-        if "sh" in line and "-s" in line.split():
+        if line.split()[-2:] == ["sh", "-s"]:
             return Result(code=0, stdout=PROBE)
         done = subprocess.run(
             ["sh", "-c", line],
@@ -329,7 +337,7 @@ class Wires(Connections):
         self.machine = machine
 
     def _make_transport(self, config: Path, server_id: str, endpoint: Endpoint) -> Transport:
-        return self.machine.transport()
+        return self.machine.transport(server_id)
 
     def wait_for_ssh(
         self,
@@ -337,8 +345,12 @@ class Wires(Connections):
         deadline_s: float,
         name: str = "",
         before_retry: Callable[[BaseException], None] | None = None,
+        *,
+        waits_for_host_key: bool = False,
     ) -> Transport:
-        return super().wait_for_ssh(server, 0.2, name, before_retry)
+        return super().wait_for_ssh(
+            server, 0.2, name, before_retry, waits_for_host_key=waits_for_host_key
+        )
 
 
 @dataclass

@@ -144,7 +144,7 @@ def test_a_cancel_says_that_the_run_has_ended_with_its_server(
     if with_new_server:
         up.up(run_lab.context())
     output = labctl(run_lab, "cancel", "night")
-    assert (output.code, output.out) == (0, "Run night has ended with its server.\n")
+    assert (output.code, output.out) == (0, "run night has ended with its server.\n")
     assert json.loads(labctl(run_lab, "cancel", "night", "--json").out)["already"] is True
 
 

@@ -17,6 +17,7 @@ from lab_world import Recorded, World
 from test_run_start import Turn, Wire
 
 from labctl.config import load_lab
+from labctl.events import Step
 from labctl.lifecycle import up
 from labctl.model import ServerFacts
 from labctl.runs import image_jobs, images
@@ -103,6 +104,9 @@ def build_at_once(sources: Sources, build: Turn, second: SecondLab, *turns: Turn
         verbs = threads.submit(second.ensure, *turns)
         verbs.add_done_callback(lambda _: waiting.set())
     second_verbs = verbs.result()
+    steps = [one for one in second.reporter.events if isinstance(one, Step)]
+    waits = [one.done for one in steps if one.name == "waiting for the other command"]
+    assert waits == [False, True], "a person sees that it waits"
     assert bool(first.exception()) == (build is FAILED)
     assert wire.turns == []
     return second_verbs

@@ -11,6 +11,8 @@ import pytest
 from course_context import Class, ClassCloud, a_class, roster
 from lab_world import Machine
 
+from labctl.cli.course_costs import print_course_costs
+from labctl.cli.course_plan import print_plan
 from labctl.courses import bake as baking
 from labctl.courses import servers
 from labctl.courses.bake import bake, drop_images
@@ -20,6 +22,8 @@ from labctl.courses.context import (
     build_seat_contexts,
     find_baked_image,
 )
+from labctl.courses.costs import compute_costs
+from labctl.courses.plan import compute_plan
 from labctl.errors import PolicyError, ProviderError
 from labctl.model import CreateServerRequest, Offer, Resource, Server, Value
 from labctl.servers import machine_images
@@ -69,6 +73,9 @@ class BakingCloud(ClassCloud):
     @classmethod
     def with_image(cls, settings: Settings, image_id: str) -> Settings:
         return msgspec.structs.replace(settings, image=image_id)
+
+    def estimate_image_usd_per_month(self) -> float:
+        return 5.0
 
 
 @pytest.fixture
@@ -134,6 +141,37 @@ def test_one_server_is_filled_baked_and_ended(ml: Class) -> None:
     ):
         assert word in cleaned
     assert [one.about for one in ml.reporter.asked] == ["price"]
+
+
+def test_plan_and_cost_show_the_price_of_the_image(
+    ml: Class, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = compute_plan(ml.staff())
+    assert (before.image, before.image_at_most_usd) == (None, 5.0)
+    print_plan(before)
+    assert "if baked, machine image per month $5.00" in " ".join(capsys.readouterr().out.split())
+    assert compute_costs(ml.staff()).image_usd_per_month == 0.0
+    bake(ml.staff())
+    as_local(ml)
+    after = compute_plan(ml.staff())
+    assert after.image is not None
+    assert (after.image.usd_per_month, after.image_at_most_usd) == (4.0, None)
+    print_plan(after)
+    assert "baked machine image, per month $4.00" in " ".join(capsys.readouterr().out.split())
+    costs = compute_costs(ml.staff())
+    assert costs.image_usd_per_month == 4.0
+    print_course_costs(costs, {})
+    assert "and $4.00 a month for the machine image" in capsys.readouterr().out
+    drop_images(ml.staff())
+    assert compute_costs(ml.staff()).image_usd_per_month == 0.0
+
+
+def test_a_course_with_nothing_to_bake_shows_no_price(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = a_class(tmp_path, monkeypatch, roster(["alice"]))
+    one.cloud = BakingCloud(one.cloud.key)
+    assert compute_plan(one.staff()).image_at_most_usd is None
 
 
 def test_seats_boot_from_it_until_it_is_dropped(ml: Class) -> None:

@@ -17,8 +17,9 @@ from terminal import attach_tmux
 
 from labctl.course import Course
 from labctl.courses import broadcast, join_codes, leftovers
-from labctl.courses.broadcast import extend_server, find_run, push_handouts, send_message
+from labctl.courses.broadcast import extend_server, find_run, push_files, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
+from labctl.courses.image_check import check_reference
 from labctl.courses.leftovers import list_leftovers
 from labctl.courses.material import NAME, add_handouts
 from labctl.courses.plan import compute_plan
@@ -479,7 +480,7 @@ def test_handouts_reach_every_lab_and_what_is_made_later(ml: Class, tmp_path: Pa
     slides.write_text("one")
     staff = ml.staff()
     assert add_handouts(staff.folder, [slides]) == ["slides.pdf"]
-    assert not any(one.error for one in push_handouts(staff, staff.folder.list_seats()))
+    assert not any(one.error for one in push_files(staff, staff.folder.list_seats()))
     bring_up_servers(ml.staff(), ml.folder.list_seats())
     for name in NAMES:
         labs = ml.machine(name).home / "labctl"
@@ -623,6 +624,15 @@ def test_the_check_calls_free_servers_free(ml: Class) -> None:
     ml.cloud.price = 0.0
     found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert found["prices"].detail == "3 x small, free"
+
+
+def test_the_check_speaks_of_one_server_as_of_one(ml: Class) -> None:
+    ml.cloud.price = 0.5
+    found = {one.name: one for one in check_course(ml.staff(), [ml.seat("alice")])}
+    assert found["prices"].detail == "one small at $0.50/h"
+    assert found["quota"].detail.startswith("one small needs 1 machines, ")
+    several = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
+    assert several["prices"].detail == "3 x small at $0.50/h: $1.50/h together"
 
 
 def test_the_quota_is_for_those_who_are_up_too_and_for_whole_servers(
@@ -890,7 +900,7 @@ def test_checks_and_plans_name_the_commands_of_the_course(
 
     monkeypatch.setattr(ml.cloud, "offers", offers)
     assert compute_plan(ml.staff()).problem_next == "labctl course up"
-    assert ml.staff().course()._build_provider_context().subject == COURSE
+    assert ml.staff().course()._build_provider_context("cloud").subject == COURSE
     found = {one.name: one for one in check_course(ml.staff(), ml.folder.list_seats())}
     assert found["offers"].next == "labctl course up"
     refused = make_refused_error(LOST, "")
@@ -930,6 +940,16 @@ def test_the_check_of_a_course_without_an_image_tries_none(ml: Class) -> None:
     detail = found["image"].detail.removeprefix("none in course.yaml: ")
     assert found["image"].warning
     assert f"no image: {detail}; {found['image'].next}" in cautions, "plan and check agree"
+
+
+def test_the_check_of_a_class_with_slurm_misses_no_image(ml: Class) -> None:
+    file = ml.folder.path / "course.yaml"
+    text = file.read_text().replace("image: {build: .}\n", "")
+    file.write_text(f"{text}shared: {{engine: slurm}}\n")
+    judged = check_reference(ml.staff())
+    assert judged is not None
+    assert (judged.ok, judged.warning) == (True, False)
+    assert "programs of their machine" in judged.detail
 
 
 def test_the_check_of_a_course_whose_assignments_bring_an_image_warns_of_none(ml: Class) -> None:

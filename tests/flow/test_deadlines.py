@@ -187,6 +187,8 @@ def test_where_no_guard_ends_billing_the_cost_has_to_be_typed(
     with pytest.raises(PolicyError, match="nothing was started") as caught:
         up(lab, reporter=reporter)
     assert "no guard at cloud stops these costs: $12.00 a day" in caught.value.why
+    assert "if you run labctl down by the deadline, in 12 h: $6.00" in caught.value.why
+    assert "labctl run --recover --keeper HOST" in caught.value.why
     assert [one.typed for one in reporter.asked] == ["", "360.00"]
     assert cloud.tried == []
     up(lab, reporter=Recorded())

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab_world import LAB_ID, Cloud, Recorded, World, unreachable, world
+from lab_world import LAB_ID, Cloud, Labctl, Recorded, World, unreachable, world
 
 from labctl.config import ensure_lab_id
 from labctl.errors import (
@@ -58,6 +58,27 @@ def test_results_are_home_before_the_server_is_gone(ready: World) -> None:
     assert not (ready.places.ssh_dir / ending.removed).exists()
 
 
+def test_after_an_interrupted_removal_commands_name_down(ready: World, labctl: Labctl) -> None:
+    """Ctrl-C while the provider removes the server: its record must not call it running."""
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Step) and event.name.startswith("waiting for cloud to end"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        end(ready, Recorded(on_event=interrupt))
+    listed = labctl(ready, "status").out
+    assert listed.startswith("digits: being removed (last known), cloud small\n")
+    assert "  next: labctl down\n" in listed
+    assert "ssh digits" not in listed
+    pushed = labctl(ready, "push")
+    assert pushed.code == NotFoundError.exit_code
+    assert pushed.err.startswith("labctl: the server of digits is being removed\n")
+    assert pushed.err.endswith("  next: labctl down\n")
+    assert "Nothing is left running or billing.\n" in labctl(ready, "down", "--yes").out
+    assert labctl(ready, "status").out.startswith("digits: no server\n")
+
+
 @pytest.mark.parametrize(("answers", "count"), [([True, True], 1), ([True, False], 0)])
 def test_files_in_the_home_directory_are_offered_before_the_server_ends(
     ready: World, answers: list[bool], count: int
@@ -69,6 +90,9 @@ def test_files_in_the_home_directory_are_offered_before_the_server_ends(
     assert "notes.txt" in reporter.asked[1].detail
     saved = [path.read_text() for path in (ready.home / "lab" / "server-home").rglob("notes.txt")]
     assert saved == ["by hand"] * count
+    assert [(ready.home / "lab" / name).is_dir() for name in ending.home_directories] == [
+        True
+    ] * count
 
 
 def list_untracked(directory: Path) -> list[str]:
@@ -128,15 +152,19 @@ def test_every_wait_of_down_is_named_and_ends(ready: World) -> None:
     waits = [event for event in reporter.events if isinstance(event, Step) and event.brief]
     begun = [wait.name for wait in waits if not wait.done]
     assert begun == [
+        "looking for the server of digits",
         "reading the runs on digits",
         "reading the files in the server's home directory",
         "stopping the services",
+        "reading the runs on digits",
         "listing the results on the server",
+        "finishing the download of night",
         "looking for files that were edited on the server",
         "checking that all results are on this machine",
         "removing the lab's containers",
         "removing digits",
         "waiting for cloud to end digits",
+        "checking what is left (cloud)",
         "checking what is left (cloud)",
     ]
     assert sorted(wait.name for wait in waits if wait.done) == sorted(begun)
@@ -155,7 +183,7 @@ def test_a_refusal_changes_nothing(ready: World) -> None:
         end(ready, reporter)
     assert caught.value.exit_code == 3
     assert caught.value.why.endswith("is still running (free)")
-    assert caught.value.hint == "labctl down --yes"
+    assert caught.value.hint == "labctl pull   # downloads new results and keeps the server"
     assert len(ready.cloud.machines) == 1
     assert "LOST" not in reporter.asked[0].question
 
@@ -544,3 +572,33 @@ def test_what_is_no_output_by_its_name_keeps_no_server(ready: World) -> None:
         (folder / "__pycache__" / "train.pyc").write_text("bytecode")
         (folder / ".nfs0001").write_text("removed, and open still")
     assert end(ready).removed
+
+
+def test_every_request_of_down_has_a_line_on_the_screen(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    unnamed: list[str] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, Step):
+            shown.remove(event.name) if event.done else shown.append(event.name)
+
+    def watch(owner: object, name: str) -> None:
+        call = getattr(owner, name)
+
+        def watched(*args: Any) -> Any:
+            if not shown:
+                unnamed.append(f"{name} {args[0] if args else ''}")
+            return call(*args)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in ("find", "servers", "terminate", "leftovers"):
+        watch(ready.cloud, name)
+    watch(ready.machine, "_answer")
+    ready.machine.run_with("night", **{"model.pt": "weights"})
+    assert end(ready, Recorded(on_event=note)).pulled_files == 1
+    # a download has a bar of its own
+    assert [call for call in unnamed if "exec tar" not in call] == []
+    assert shown == []

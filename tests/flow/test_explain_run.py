@@ -14,8 +14,9 @@ from lab_world import LAB_ID, Recorded, World, unreachable, world
 from labctl.errors import NotFoundError
 from labctl.estimate.plan import ModelMeasurement, ModelPlan
 from labctl.insight.explain.memory import OutOfMemory
-from labctl.insight.explanation import Explanation, _compute_fit
+from labctl.insight.explanation import Explanation
 from labctl.insight.explanation import explain as explain_run
+from labctl.insight.memory_fit import compute_fit
 from labctl.lifecycle.reconcile import fetch_logs
 from labctl.lifecycle.up import up
 from labctl.model import Run
@@ -184,10 +185,10 @@ def test_the_batch_that_fits(item: int, limit: int, batch: int) -> None:
     )
     plan = ModelPlan(precision="fp32", optimizer="momentum", measured=model)
     found = OutOfMemory(whose="gpu", limit_bytes=limit, batch=64, evidence=())
-    fit = _compute_fit(plan, found, "train.py:build_model")
+    fit = compute_fit(plan, found, "train.py:build_model")
     # Weights, gradients and one state of 1 GiB each, and the overhead of 1 GiB.
     assert (fit.fixed_bytes, fit.batch, fit.item) == (4 * GIB, batch, "3x224x224")
-    inside = _compute_fit(
+    inside = compute_fit(
         plan, OutOfMemory(whose="container", limit_bytes=limit, batch=1, evidence=()), ""
     )
     assert inside.fixed_bytes == 3 * GIB + 256 * 1024**2

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from keeper_context import HOST, NAME, Pair, cut, handed_to, pair
-from lab_world import LAB_ID, Recorded, world
+from gang_keeper_bed import (
+    LAB_YAML,
+    RESTARTS,
+    SECOND_ID,
+    check,
+    make_two,
+    put_parts,
+    save_part,
+    second,
+)
+from keeper_context import HOST, NAME, Pair, cut, handed_to
+from lab_world import LAB_ID, Recorded
 
 from labctl.config import set_secret, trust
-from labctl.config.member_ids import make_member_id
 from labctl.errors import BusyError, CapacityError, NotFoundError, PolicyError, UsageError
 from labctl.events import RepeatedNote
-from labctl.keeper import labs
-from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, WELL, check_lab, describe_kept_labs
+from labctl.keeper.labs import ENDED, SWEPT, TROUBLE, WELL, describe_kept_labs
 from labctl.keeper.recovery_worker import recover_lab
 from labctl.lab import Lab
 from labctl.lifecycle import (
@@ -35,85 +40,15 @@ from labctl.lifecycle import (
 from labctl.lifecycle.gang_watch import PartFailure
 from labctl.lifecycle.keeper_host import ANSWER_S
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.model import BANDWIDTH_PREFIX, Run, RunState, Server
+from labctl.model import BANDWIDTH_PREFIX
 from labctl.runs import runs
-from labctl.servers.context import LabContext
-from labctl.state import State
 from labctl.state.ledgers import CANCELED
 from labctl.transports.fake import FakeTransport
-
-SECOND_ID = make_member_id(LAB_ID, 1)
-RESTARTS = 2
-LAB_YAML = f"""\
-lab: digits
-run: [python, train.py]
-server: {{count: 2}}
-launch: {{restarts: {RESTARTS}}}
-"""
 
 
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    """A lab with two servers and a run on both, which no keeper has yet."""
-    lab = world(tmp_path)
-    lab.cloud.settle_s = 0.0
-    root = lab.home / "lab"
-    (root / "lab.yaml").write_text(LAB_YAML)
-    (root / ".labctl").mkdir()
-    (root / ".labctl" / "lab.json").write_text(json.dumps({"id": LAB_ID}))
-    made = pair(lab, tmp_path / "keeper", monkeypatch)
-    state = lab.context().state
-    state.record(gang_runs.PARTS, lab_id=LAB_ID, run_id="night", detail={"count": 2})
-    save_part(state, 1, "running")
-    return made
-
-
-def save_part(
-    state: State,
-    rank: int,
-    run_state: str,
-    code: int | None = None,
-    by: str = "",
-    run_id: str = "night",
-) -> None:
-    """Put on record how the part of a server was last seen."""
-    lab_id = make_member_id(LAB_ID, rank)
-    server = state.get_lab_server(lab_id)
-    part = Run(
-        id=run_id,
-        lab_id=lab_id,
-        server_id=server.id if server else "srv",
-        state=msgspec.convert(run_state, RunState),
-        exit_code=code,
-        stopped_by=by,
-        seen_at=time.time(),
-    )
-    state.save_run(part)
-
-
-def second(two: Pair) -> Server:
-    server = two.lab.context().state.get_lab_server(SECOND_ID)
-    assert server is not None
-    return server
-
-
-def check(two: Pair, *, swept: bool = False) -> str:
-    kept = kept_labs.find_kept_lab(two.places, NAME)
-    return check_lab(two.kept(), kept, swept=swept)
-
-
-def put_parts(two: Pair, *codes: int) -> None:
-    """Have the parts of both servers ended with these exit codes."""
-    for rank, code in enumerate(codes):
-        name, lab_id = ("digits-1", SECOND_ID) if rank else ("digits", LAB_ID)
-        lab = two.lab.machine.home / "labctl" / name
-        own = lab / "runs" / "night" / ".labctl"
-        for directory in (lab / ".labctl", own):
-            directory.mkdir(parents=True, exist_ok=True)
-        (lab / ".labctl" / "id").write_text(lab_id)
-        record = {"id": "night", "lab_id": lab_id, "state": "exited", "exit_code": code}
-        (own / "record.json").write_text(json.dumps({**record, "told": f"exit code {code}"}))
-        (own / "spec.json").write_text('{"outputs": ["checkpoints", "logs"]}')
+    return make_two(tmp_path, monkeypatch)
 
 
 # Going and coming back
@@ -361,38 +296,6 @@ def test_a_server_that_cannot_be_replaced_now_is_an_error_and_tried_again(
     assert len(two.cloud.machines) == 1
 
 
-def test_a_recovery_that_fails_halfway_is_tried_again(
-    two: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The parts that it has ended look like those of a program that failed for good."""
-    (two.lab.home / "lab" / "lab.yaml").write_text(LAB_YAML.replace("restarts: 2", "restarts: 0"))
-    two.hand_over()
-    put_parts(two, 0, 0)
-    save_part(two.state, 0, "running")
-    (two.lab.machine.home / "labctl/digits-1/runs/night/.labctl/record.json").write_text(
-        '{"id": "night", "state": "lost", "told": "the server is gone"}'
-    )
-    reasons: list[str] = []
-
-    def restart(_: LabContext, run_id: str, reason: str, *, recovers: bool) -> gang_restart.Restart:
-        reasons.append(reason)
-        if len(reasons) == 1:
-            put_parts(two, 1, 1)
-            raise CapacityError("the disk is full")
-        put_parts(two, 0, 0)
-        return gang_restart.Restart(runs.find_run(two.kept(), run_id))
-
-    monkeypatch.setattr(gang_restart, "restart", restart)
-    kept = kept_labs.find_kept_lab(two.places, NAME)
-    with pytest.raises(CapacityError):
-        recover_lab(two.kept(), kept)
-    assert check(two) == TROUBLE
-    recover_lab(two.kept(), kept)
-    assert reasons == ["digits-1: the server is gone"] * 2
-    assert two.state.list_events(lab_id=LAB_ID, run_id="night", kind=gang_outcome.RECOVERED)
-    assert check(two) == ENDED
-
-
 def test_a_restart_that_was_interrupted_needs_a_worker_until_it_is_canceled(two: Pair) -> None:
     """All parts may be created then, and wait for one another."""
     two.hand_over()
@@ -420,26 +323,6 @@ def test_every_server_gets_the_secrets_of_the_lab(two: Pair) -> None:
 
 
 # What a keeper has changed meanwhile
-
-
-def test_cancel_reaches_the_servers_that_the_keeper_has_put_in_place(
-    two: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two.hand_over()
-    put_parts(two, 1, 1)
-    lost = two.cloud.machines.pop(second(two).id)
-    new = msgspec.structs.replace(lost, id="srv-new")
-    two.cloud.machines[new.id] = new
-    asked: list[str] = []
-
-    def note_server(one: LabContext, server: Server, run_id: str, *_: object) -> tuple[Run, bool]:
-        asked.append(server.id)
-        return runs.find_run(one, run_id), False
-
-    monkeypatch.setattr(runs, "cancel", note_server)
-    cancel.cancel(two.lab.context(), "night", 1)
-    assert "srv-new" in asked
-    assert lost.id not in asked
 
 
 def test_cancel_knows_when_the_keeper_no_longer_has_the_lab(two: Pair) -> None:
@@ -471,22 +354,6 @@ def test_a_request_to_the_keeper_has_a_limit_and_an_import_none(
     assert limits["add"] is None
 
 
-def test_the_other_parts_end_when_a_limit_has_stopped_one(
-    two: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two.hand_over()
-    put_parts(two, 0, 0)
-    save_part(two.state, 0, "running")
-    save_part(two.state, 1, "lost", None, "ttl")
-    monkeypatch.setattr(labs, "_refresh_runs", lambda _: {"night"})
-    ended = []
-    monkeypatch.setattr(gang_runs, "end_parts", lambda *words: ended.append(words[1:]))
-    assert check(two) == ENDED
-    ((run_id, reason),) = ended
-    assert run_id == "night"
-    assert reason.startswith("ttl ended ")
-
-
 def test_nothing_is_swept_while_a_server_beside_the_first_is_alive(two: Pair) -> None:
     two.hand_over()
     put_parts(two, 0, 0)
@@ -494,18 +361,6 @@ def test_nothing_is_swept_while_a_server_beside_the_first_is_alive(two: Pair) ->
     two.cloud.terminate(two.lab.context().get_server().id)
     recover_lab(two.kept(), kept_labs.find_kept_lab(two.places, NAME))
     assert not two.state.list_events(kind=SWEPT)
-
-
-def test_beside_a_keeper_in_the_same_account_the_log_goes_on_during_a_recovery(
-    two: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two.hand_over()
-    outcome = two.lab.context().state.get_run(LAB_ID, "night")
-    monkeypatch.setattr(gang_follow, "_follow_beside_keeper", lambda *_: outcome)
-    context = two.lab.context()
-    with gang_runs.hold_watch(context, "recover night"):
-        run = gang_follow.follow(two.lab.context(), "night", recovers=False, on_log=lambda _: None)
-    assert run == outcome
 
 
 def test_the_wait_for_a_keeper_in_trouble_says_why(two: Pair) -> None:

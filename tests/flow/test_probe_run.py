@@ -26,6 +26,7 @@ from labctl.runs.probe import (
     parse_amount,
 )
 from labctl.servers.context import LabContext
+from labctl.state.measured_runs import list_measured
 from labctl.transports import Result
 from labctl.transports.fake import FakeTransport
 from labctl.wire.verbs import ErrorReply
@@ -55,7 +56,7 @@ class Program:
     verbs: list[str] = field(default_factory=list)
     run_id: str = ""
 
-    def transport(self) -> FakeTransport:
+    def transport(self, server_id: str = "") -> FakeTransport:
         return FakeTransport().reply(r" (start|status|cancel)$", self._answer)
 
     def passes(self, seconds: float) -> None:
@@ -149,6 +150,7 @@ def test_the_whole_run_s_time_is_told_and_the_probe_ended(lab: World) -> None:
     assert found.run.state == "cancelled"
     told = [one for one in reporter.events if isinstance(one, Progress)]
     assert told[-1].done == told[-1].total == 20
+    assert list_measured(lab.context().state, LAB_ID) == (found.run.id,)
 
 
 def test_a_share_is_of_all_steps(lab: World) -> None:
@@ -204,6 +206,7 @@ def test_an_interrupted_probe_does_not_go_on(lab: World) -> None:
     with pytest.raises(InterruptError, match="the probe run was canceled"):
         start_probe(context, ProbeAmount(steps=20), pause=interrupt)
     assert program.cancelled
+    assert list_measured(context.state, LAB_ID) == ()
 
 
 def test_a_probe_that_is_interrupted_while_it_starts_does_not_go_on(lab: World) -> None:

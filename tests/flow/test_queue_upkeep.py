@@ -8,20 +8,23 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from test_shared_seats import make_seats
+from test_shared_seats import SLURM, make_seats
 
 from labctl.commands import cluster_accounts, slurm_nodes
 from labctl.courses import queue_upkeep
 from labctl.courses.class_cluster import ClassCluster
 from labctl.courses.class_queue import ClassQueue
 from labctl.courses.cluster_session import ClusterSession
+from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.shared_servers import SharedServers
 from labctl.errors import BusyError
 from labctl.model import Server
 from labctl.servers.shared_server import SharedAccount
 
-SLURM = "{engine: slurm, gpus: 1, gpu_minutes: 60}"
 FIRST_UID = 20_000
+JOINED = "gpu1|idle|root|none\ngpu2|idle|root|none\ngpu3|idle|root|none\n"
+RETURNED = JOINED.replace("gpu2|idle|root|none", "gpu2|drain|root|removed from course.yaml")
+RESUME = "gpu1: scontrol update nodename=gpu2 state=resume"
 
 
 class RehearsedCluster:
@@ -30,8 +33,8 @@ class RehearsedCluster:
     `accounts` are those in each machine's group, and `uids` those that a machine has otherwise.
     """
 
-    def __init__(self, states: str) -> None:
-        self.states = states
+    def __init__(self) -> None:
+        self.states = JOINED
         self.accounts = {
             name: ["lab-alice", "lab-bob", "lab-carol"] for name in ("gpu1", "gpu2", "gpu3")
         }
@@ -102,55 +105,52 @@ def server(hosts: SharedServers) -> Server:
     return hosts.list_servers_by_number()[1]
 
 
-RETURNED = "gpu1|idle|root|none\ngpu2|drain|root|removed from course.yaml\ngpu3|idle|root|none\n"
-RESUME = "gpu1: scontrol update nodename=gpu2 state=resume"
+@pytest.fixture
+def seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SharedSeats:
+    return make_seats(tmp_path, monkeypatch, SLURM)
+
+
+@pytest.fixture
+def cluster(seats: SharedSeats, monkeypatch: pytest.MonkeyPatch) -> RehearsedCluster:
+    """The machines of these seats; all have joined."""
+    cluster = RehearsedCluster()
+    cluster.install(seats.hosts, monkeypatch)
+    return cluster
 
 
 def test_a_machine_that_is_back_takes_jobs_after_it_has_the_new_accounts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seats: SharedSeats, cluster: RehearsedCluster
 ) -> None:
     """While gpu2 was not in hosts, lab-carol was created on the others."""
-    seats = make_seats(tmp_path, monkeypatch, SLURM)
-    cluster = RehearsedCluster(RETURNED)
+    cluster.states = RETURNED
     cluster.accounts["gpu2"].remove("lab-carol")
-    cluster.install(seats.hosts, monkeypatch)
     seats.upkeep.update_limits()
     assert cluster.actions == ["create lab-alice", "create lab-bob", "create lab-carol", RESUME]
 
 
 def test_a_machine_that_is_back_and_cannot_be_used_takes_no_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seats: SharedSeats, cluster: RehearsedCluster
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, SLURM)
-    cluster = RehearsedCluster(RETURNED)
+    cluster.states = RETURNED
     cluster.broken = {"gpu2"}
-    cluster.install(seats.hosts, monkeypatch)
     seats.upkeep.update_limits()
     assert RESUME not in cluster.actions
 
 
 def test_a_machine_that_is_back_with_other_uids_takes_no_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seats: SharedSeats, cluster: RehearsedCluster
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, SLURM)
-    cluster = RehearsedCluster(RETURNED)
+    cluster.states = RETURNED
     cluster.uids["gpu2", "lab-bob"] = 3000
-    cluster.install(seats.hosts, monkeypatch)
     seats.upkeep.update_limits()
     assert RESUME not in cluster.actions
 
 
-JOINED = "gpu1|idle|root|none\ngpu2|idle|root|none\ngpu3|idle|root|none\n"
-
-
 def test_a_removed_student_is_locked_out_although_the_uids_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seats: SharedSeats, cluster: RehearsedCluster
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, SLURM)
-    cluster = RehearsedCluster(JOINED)
     cluster.uids["gpu2", "lab-alice"] = 3000
     cluster.accounts["gpu3"].remove("lab-alice")
-    cluster.install(seats.hosts, monkeypatch)
     alice = seats.servers()[0]
     seats.terminate(alice.id)
     assert seats.find(alice.id) is None
@@ -160,12 +160,9 @@ def test_a_removed_student_is_locked_out_although_the_uids_differ(
 
 
 def test_the_server_ends_although_the_uids_of_its_last_account_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seats: SharedSeats, cluster: RehearsedCluster
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, SLURM)
-    cluster = RehearsedCluster(JOINED)
     cluster.uids["gpu2", "lab-alice"] = 3000
-    cluster.install(seats.hosts, monkeypatch)
     seats.hosts.seating.set_state(["token-bob", "token-carol"], "gone")
     seats.terminate(seats.servers()[0].id)
     assert cluster.actions[-1] == "end the other machines"
@@ -174,12 +171,9 @@ def test_the_server_ends_although_the_uids_of_its_last_account_differ(
 
 
 def test_an_account_that_ended_while_a_machine_was_silent_is_locked_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seats: SharedSeats, cluster: RehearsedCluster
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, SLURM)
-    cluster = RehearsedCluster(JOINED)
     cluster.uids["gpu2", "lab-alice"] = 3000
-    cluster.install(seats.hosts, monkeypatch)
     seats.hosts.seating.set_state(["token-alice"], "leaving")
     seats.upkeep.update_limits()
     lock = cluster_accounts.build_lock(["lab-alice"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from labctl.runs import runs
 from labctl.state.ledgers import HANDED
 
 BESIDE_R3 = (
-    "run r3 is still running on this server; this run started beside it. "
-    "To follow r3: labctl logs -f r3; to stop it: labctl cancel r3"
+    "run r3 is still running on this server; this run started beside it\n"
+    "  labctl logs -f r3   follow r3\n"
+    "  labctl cancel r3    stop r3\n"
 )
 
 
@@ -33,7 +35,7 @@ def test_an_active_run_is_named_when_the_next_one_has_started(
 ) -> None:
     output = labctl(busy_lab, *words)
     assert output.code == 0
-    assert BESIDE_R3 in output.err.replace("\n", " ")
+    assert BESIDE_R3 in output.err
 
 
 def test_a_profile_names_an_active_run_once(busy_lab: World, labctl: Labctl) -> None:
@@ -44,7 +46,26 @@ def test_a_profile_names_an_active_run_once(busy_lab: World, labctl: Labctl) -> 
         "To stop r3: labctl cancel r3"
     ) in text
     assert "another run" not in text
-    assert BESIDE_R3 not in text
+    assert "started beside" not in text
+
+
+def test_a_probe_says_what_an_active_run_does_to_its_estimate(
+    busy_lab: World, run_machine: RunMachine, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = run_machine._status
+
+    def end_probe(request: dict[str, Any]) -> Any:
+        for name in request["runs"]:
+            run_machine.put_run(name, state="exited", exit_code=0, told="done")
+        return answer(request)
+
+    monkeypatch.setattr(run_machine, "_status", end_probe)
+    text = labctl(busy_lab, "run", "--detach", "--probe", "1%").err.replace("\n", " ")
+    assert (
+        "run r3 is still running on this server, so the estimate of this probe is affected. "
+        "To stop r3: labctl cancel r3"
+    ) in text
+    assert "follow r3" not in text
 
 
 def test_a_run_that_has_ended_meanwhile_is_not_named(
@@ -90,7 +111,7 @@ def test_of_many_active_runs_the_newest_are_named(
     runs.refresh(context, context.get_server())
     text = labctl(busy_lab, "run", "--detach").err.replace("\n", " ")
     assert "runs r7, r6, r5 and 2 more are still running on this server" in text
-    assert "started beside them. To follow r7: labctl logs -f r7" in text
+    assert "started beside them   labctl logs -f r7   follow r7" in text
 
 
 @pytest.mark.parametrize("typed", ["nigth", "ni", "night-2"])
@@ -110,10 +131,18 @@ def test_a_misspelled_run_is_corrected(
     assert labctl(run_lab, "cancel", "morning").err.endswith("next: labctl status --refresh\n")
 
 
+def test_the_push_of_a_run_names_the_command_that_was_typed(run_lab: World, labctl: Labctl) -> None:
+    """A second terminal shows the holder of the lock: "has been running `run`"."""
+    note = run_lab.home / "lab" / ".labctl" / "transfer.lock"
+    for command in ("run", "push", "run"):  # before the first run and after it
+        assert labctl(run_lab, command).code == 0
+        assert json.loads(note.read_bytes())["what"] == command
+
+
 def test_a_cancel_names_the_runs_that_are_still_active(
     busy_lab: World, run_machine: RunMachine, labctl: Labctl
 ) -> None:
-    run_machine.put_run("r4")
+    run_machine.put_run("r4", has_checkpoints=True)
     context = busy_lab.context()
     runs.refresh(context, context.get_server())
     output = labctl(busy_lab, "cancel")
@@ -121,15 +150,16 @@ def test_a_cancel_names_the_runs_that_are_still_active(
     others = "run r3 is still running; to stop r3: labctl cancel r3\n"
     assert output.err == _describe_results("r4") + others
     again = labctl(busy_lab, "cancel")
-    assert again.out == "Run r4 had already ended: canceled (SIGTERM)\n"
+    assert again.out == "run r4 had already ended: canceled (SIGTERM)\n"
     assert again.err == others
-    assert labctl(busy_lab, "cancel", "r3").err == _describe_results("r3")
+    assert labctl(busy_lab, "cancel", "r3").err == "labctl pull r3    download its logs\n"
 
 
 def _describe_results(run: str) -> str:
     return (
         f"labctl pull {run}    download its checkpoints and logs\n"
-        "A new run can continue from them: see docs/resume.md.\n"
+        "A new run continues from them with this line below data: in lab.yaml:\n"
+        f"    start: ./runs/{run}/checkpoints\n"
     )
 
 

@@ -51,7 +51,7 @@ class Wire:
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
-    def transport(self) -> Wire:
+    def transport(self, server_id: str = "") -> Wire:
         return self
 
     def stream(
@@ -246,6 +246,7 @@ def test_cancel_says_whether_it_had_ended_before(started: Started) -> None:
         "run": "night",
         "grace_s": 5,
         "reason": "",
+        "moves": False,
     }
     known = context.state.get_run(LAB_ID, "night")
     assert known is not None

@@ -52,6 +52,7 @@ NONE = RunOptions(
     keeper="",
     probe="",
     gpus=0,
+    from_trial="",
     json_=False,
     command=(),
 )

@@ -15,3 +15,19 @@ def test_a_path_without_its_data_directory_is_noticed(run_lab: World, labctl: La
     assert "runs have their data at /lab/data, and the command reads /birds." in text
     assert "labctl run -- ls /lab/data/birds " in text
     assert "/lab/data" not in labctl(run_lab, "run", "--", "ls", "/lab/data/birds").err
+
+
+def test_code_that_reads_its_data_where_no_run_has_them_is_noticed(
+    run_lab: World, labctl: Labctl
+) -> None:
+    lab = run_lab.home / "lab"
+    (lab / "photos").mkdir()
+    (lab / "photos" / "1.png").write_bytes(b"x")
+    (lab / "lab.yaml").write_text('lab: digits\nimage: small:1\ndata: {birds: "./photos"}\n')
+    (lab / "train.py").write_text("print(len(glob('photos/*.png')))\n")
+    text = labctl(run_lab, "run", "--", "python", "train.py").err.replace("\n", " ")
+    assert text.count("the code names photos/, which is under data: in lab.yaml") == 1
+    assert "A run has it at /lab/data/birds, which is $LABCTL_DATA_DIR/birds" in text
+    (lab / "train.py").write_text("root = environ.get('LABCTL_DATA_DIR', '.')\nglob('photos')\n")
+    text = labctl(run_lab, "run", "--", "python", "train.py").err
+    assert "the code names" not in text

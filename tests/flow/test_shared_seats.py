@@ -20,6 +20,7 @@ from labctl.providers import Provider
 from labctl.state.locks import hold_lock
 
 NAMES = ("alice", "bob", "carol")
+SLURM = "{engine: slurm, gpus: 1, gpu_minutes: 60}"
 
 
 def make_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str) -> SharedSeats:
@@ -66,7 +67,7 @@ def test_the_offer_of_a_server_is_built_once_for_all_its_accounts(
 def test_two_processes_do_not_change_the_queue_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
     monkeypatch.setattr(shared_servers, "CLUSTER_LOCK_S", 0.1)
     lock = seats.hosts.folder.private / CLUSTER_LOCK
     with hold_lock(lock, "changing accounts", wait_s=1.0, is_command=False):
@@ -78,7 +79,7 @@ def test_two_processes_do_not_change_the_queue_at_once(
 def test_an_account_that_has_not_ended_everywhere_is_not_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
     monkeypatch.setattr(SharedServers, "_update_accounts", lambda *_: AccountChanges(("gpu2",)))
     alice = seats.servers()[0]
     with pytest.raises(LabError, match="has not ended on every machine"):
@@ -93,7 +94,7 @@ def test_an_account_that_has_not_ended_everywhere_is_not_gone(
 def test_an_account_that_is_refused_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
     seating = seats.hosts.seating
     seating.set_state(["token-alice", "token-bob"], "wanted")
     seating.set_state(["token-carol"], "leaving")
@@ -148,7 +149,7 @@ def test_a_machine_is_prepared_before_accounts_are_all_that_changes(
 def test_results_of_an_account_without_a_key_were_saved_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seats = make_seats(tmp_path, monkeypatch, "{engine: slurm, gpus: 1, gpu_minutes: 60}")
+    seats = make_seats(tmp_path, monkeypatch, SLURM)
     course = seats.hosts.course.replace_provider(cast("Provider", seats))
     alice = seats.servers()[0]
 

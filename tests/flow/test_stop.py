@@ -65,7 +65,9 @@ def server_of(lab: World) -> Server:
     return server
 
 
-def add_active_run(lab: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def add_active_run(
+    lab: World, monkeypatch: pytest.MonkeyPatch, *, saves_checkpoint: bool = False
+) -> list[str]:
     """Put an active run on record; return the list that a cancel adds its name to."""
     run = Run(id="night", lab_id=LAB_ID, server_id=server_of(lab).id, state="running")
     lab.context().state.save_run(run)
@@ -74,7 +76,10 @@ def add_active_run(lab: World, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def cancel(context: Any, server: Server, run_id: str, grace_s: int) -> tuple[Run, bool]:
         assert lab.cloud.machines[server.id].state == "running"
         canceled.append(run_id)
-        return msgspec.structs.replace(run, state="cancelled", summary="canceled"), False
+        ended = msgspec.structs.replace(run, state="cancelled", summary="canceled")
+        if saves_checkpoint:
+            ended = msgspec.structs.replace(ended, has_checkpoints=True)
+        return ended, False
 
     monkeypatch.setattr(power.runs, "refresh", lambda context, server: None)
     monkeypatch.setattr(power.runs, "cancel", cancel)
@@ -99,10 +104,23 @@ def test_the_disk_stays_and_its_price_is_named_before_and_after(paid: World) -> 
 def test_after_a_canceled_run_the_way_to_continue_is_named(
     paid: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_active_run(paid, monkeypatch)
+    add_active_run(paid, monkeypatch, saves_checkpoint=True)
     _print_stopped(power.stop(paid.context()))
-    line = "A new run can continue from a canceled run's checkpoints: see docs/resume.md.\n"
-    assert capsys.readouterr().out.endswith(line)
+    assert capsys.readouterr().out.endswith(
+        "  labctl start && labctl pull night    download the checkpoints of night\n"
+        "A new run continues from them with this line below data: in lab.yaml:\n"
+        "    start: ./runs/night/checkpoints\n"
+    )
+
+
+def test_after_a_canceled_run_without_checkpoints_nothing_offers_them(
+    paid: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_active_run(paid, monkeypatch)
+    result = power.stop(paid.context())
+    assert (result.canceled, result.with_checkpoints) == (("night",), ())
+    _print_stopped(result)
+    assert "checkpoints" not in capsys.readouterr().out
 
 
 def test_closed_forwards_are_named_with_the_command_that_reopens_them(

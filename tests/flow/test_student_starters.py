@@ -13,6 +13,7 @@ from service_proxy_bed import Campus, serve_bed
 
 from labctl.courses.starters import publish_starters
 from labctl.errors import TransferError
+from labctl.sync.starter_update import FileChange
 from labctl.web.mutations import CourseActions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
@@ -25,11 +26,16 @@ BUTTON = 'href="/assignments/hw3/files"'
 def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     calls: list[tuple[str, str]] = []
 
-    def write(_: object, seat: str, assignment: str) -> tuple[str, ...]:
+    def write(_: object, seat: str, assignment: str) -> tuple[FileChange, ...]:
         calls.append((seat, assignment))
         if len(calls) > 2:
             raise TransferError("the files could not be written", why="its disk may be full")
-        return ("train.py", EVIL) if len(calls) > 1 else ()
+        if len(calls) == 1:
+            return (FileChange(path="train.py", action="added"),)
+        return (
+            FileChange(path="train.py", action="conflict", beside="train.py.conflict"),
+            FileChange(path=EVIL, action="kept"),
+        )
 
     monkeypatch.setattr(CourseActions, "write_starter", write)
     return calls
@@ -73,6 +79,7 @@ def test_a_student_gets_the_files_on_their_server(
     assert "The files of hw3 are in /lab/code. Open" in send(visitor, "/assignments/hw3/files")
     page = send(visitor, "/assignments/hw3/files")
     assert "yours stay as they are: train.py, &lt;script&gt;" in page
+    assert "The course&#39;s versions of them: train.py.conflict." in page
     assert EVIL not in page
     assert "Its disk may be full" in send(visitor, "/assignments/hw3/files")
     assert written == [(campus.bed.seat(0).name, "hw3")] * 3

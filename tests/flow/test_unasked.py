@@ -8,7 +8,7 @@ from lab_world import LAB_ID, Recorded, World
 from labctl.errors import NoOfferError, PolicyError
 from labctl.lifecycle import spending_policy, up
 from labctl.model import GpuNeed, Need, Offer, Run, Server
-from labctl.servers import attempts, guard
+from labctl.servers import attempts, guard, price_consent
 from labctl.servers.chosen_need import choose_need
 from labctl.wire.codec import to_json
 from labctl.wire.watchdog import GuardLimits
@@ -76,8 +76,10 @@ def test_the_price_on_demand_is_agreed_to_with_a_spot_machine() -> None:
     offer = Offer(
         provider="cloud", type="s", price_usd_per_hour=0.1, on_demand_usd_per_hour=0.4, spot=True
     )
-    assert attempts.max_confirmed_usd_per_hour(offer) == 0.4
-    assert attempts.max_confirmed_usd_per_hour(Offer(provider="local", type="container")) is None
+    assert price_consent.max_confirmed_usd_per_hour(offer) == 0.4
+    assert (
+        price_consent.max_confirmed_usd_per_hour(Offer(provider="local", type="container")) is None
+    )
 
 
 def test_what_the_options_of_up_asked_for_holds_for_every_recovery(lab: World) -> None:

@@ -114,6 +114,13 @@ def test_a_provider_that_says_no_leaves_nothing_behind(lab: World) -> None:
     assert lab.cloud.calls == ["create"]
 
 
+def test_a_slip_in_the_name_of_a_gpu_is_named_before_a_server_is_sought(lab: World) -> None:
+    reporter = Recorded()
+    with pytest.raises(LabError):
+        up(lab, Need(gpu=GpuNeed(kind="T44", count=1)), reporter)
+    assert reporter.said.startswith("labctl knows no GPU named T44; did you mean T4?")
+
+
 def test_a_new_server_that_never_answers_is_removed_with_its_console_shown(lab: World) -> None:
     lab.machine.error = unreachable()
     reporter = Recorded()

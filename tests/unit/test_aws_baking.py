@@ -9,11 +9,12 @@ import pytest
 from aws_cloud import REGION, Cloud
 from aws_provider import a_request, a_server, an_offer, provider, with_market
 
-import labctl.rehearsal.amis  # noqa: F401  moto learns to tag snapshots of images
+import labctl.rehearsal.aws.amis  # noqa: F401  moto learns to tag snapshots of images
 from labctl.errors import NotFoundError, UsageError
-from labctl.model import Resource, Server
+from labctl.model import GIB, Resource, Server
 from labctl.providers import Bake, QuotaSource
 from labctl.providers.aws import AwsProvider, AwsSettings
+from labctl.providers.aws.baking import estimate_usd_per_month
 
 EXPIRES = str(int(time.time()) + 86_400)
 TAGS = {"labctl:lab": "ml-1", "labctl:lab-id": "0123456789abcdef", "labctl:expires": EXPIRES}
@@ -96,3 +97,8 @@ def test_an_image_of_elsewhere_is_refused() -> None:
 def test_no_image_is_made_of_a_server_that_is_gone(aws: AwsProvider) -> None:
     with pytest.raises(NotFoundError):
         aws.bake(f"i-0123456789abcdef0.{REGION}", "ml-1", TAGS)
+
+
+def test_the_price_of_an_image_is_that_of_a_snapshot_of_the_whole_disk() -> None:
+    assert estimate_usd_per_month(AwsSettings(disk_bytes=100 * GIB)) == 5.0
+    assert estimate_usd_per_month(AwsSettings(disk_bytes=100 * GIB + 1)) == 5.05

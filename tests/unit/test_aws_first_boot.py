@@ -13,7 +13,8 @@ import yaml
 
 from labctl.errors import UsageError
 from labctl.model import Boot
-from labctl.providers.aws.userdata import LIMIT_BYTES, build_user_data
+from labctl.providers.aws import USER_DATA_BYTES
+from labctl.providers.user_data import build_user_data
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "cloud-init"
 PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\nBBBB\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -39,8 +40,14 @@ def parts(text: str) -> dict[str, str]:
     return found
 
 
+def build(boot: Boot) -> str:
+    return build_user_data(TEMPLATES, boot, "ubuntu", "AWS", USER_DATA_BYTES)
+
+
 def hook(ttl_s: int | None) -> str:
-    text = build_user_data(TEMPLATES, Boot(**{**vars_of(BOOT), "ttl_s": ttl_s}), "ubuntu")
+    text = build_user_data(
+        TEMPLATES, Boot(**{**vars_of(BOOT), "ttl_s": ttl_s}), "ubuntu", "AWS", USER_DATA_BYTES
+    )
     return parts(text)["text/cloud-boothook"]
 
 
@@ -49,8 +56,8 @@ def vars_of(boot: Boot) -> dict[str, object]:
 
 
 def test_it_is_a_message_of_a_hook_and_a_cloud_config() -> None:
-    text = build_user_data(TEMPLATES, BOOT, "ubuntu")
-    assert len(text.encode()) <= LIMIT_BYTES
+    text = build(BOOT)
+    assert len(text.encode()) <= USER_DATA_BYTES
     found = parts(text)
     assert set(found) == {"text/cloud-boothook", "text/cloud-config"}
     assert found["text/cloud-boothook"].startswith("#!/bin/sh\n")
@@ -58,7 +65,7 @@ def test_it_is_a_message_of_a_hook_and_a_cloud_config() -> None:
 
 
 def test_config_brings_keys_and_no_password() -> None:
-    config = yaml.safe_load(parts(build_user_data(TEMPLATES, BOOT, "ubuntu"))["text/cloud-config"])
+    config = yaml.safe_load(parts(build(BOOT))["text/cloud-config"])
     assert config["ssh_keys"] == {
         "ed25519_private": PRIVATE,
         "ed25519_public": "ssh-ed25519 AAAAC3host",
@@ -73,13 +80,13 @@ def test_config_brings_keys_and_no_password() -> None:
 
 
 def test_same_boot_gives_the_same_text() -> None:
-    assert build_user_data(TEMPLATES, BOOT, "ubuntu") == build_user_data(TEMPLATES, BOOT, "ubuntu")
+    assert build(BOOT) == build_user_data(TEMPLATES, BOOT, "ubuntu", "AWS", USER_DATA_BYTES)
 
 
 def test_too_large_is_refused() -> None:
-    large = Boot(**{**vars_of(BOOT), "public_key": "ssh-rsa " + "A" * LIMIT_BYTES})
+    large = Boot(**{**vars_of(BOOT), "public_key": "ssh-rsa " + "A" * USER_DATA_BYTES})
     with pytest.raises(UsageError) as raised:
-        build_user_data(TEMPLATES, large, "ubuntu")
+        build(large)
     assert "16384" in raised.value.what
 
 

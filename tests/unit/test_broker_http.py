@@ -18,8 +18,11 @@ import pytest
 from engine_socket import engine_socket
 
 from labctl.agent.broker import http as broker_http
+from labctl.agent.broker.broker import Broker
 from labctl.agent.broker.http import HttpRefusal, read_request, send_refusal
 from labctl.agent.broker.relay import parse_head, pass_on, send_on
+from labctl.agent.broker.rules import BrokerAccount
+from labctl.agent.broker.settings import BrokerSettings
 from labctl.agent.host import engine as remote_engine
 from labctl.agent.host.engine import EngineRequestError
 
@@ -259,6 +262,15 @@ def test_a_stream_goes_both_ways_once_the_engine_has_switched(tmp_path: Path) ->
         link.sendall(b"\r\n\r\nGET")
         link.shutdown(socket.SHUT_WR)
         assert head.partition(b"\r\n\r\n")[2] + receive_all(link) == b"early\nTEG\n\r\n\rcba\0"
+
+
+def test_docker_build_is_refused_with_what_to_do_instead() -> None:
+    serving = Broker(BrokerSettings(), None)  # type: ignore[arg-type]
+    account = BrokerAccount(1, 1, "lab-ann", "/home/lab-ann")
+    ask = b"POST /v1.41/build?t=x HTTP/1.1\r\nHost: d\r\nContent-Length: 0\r\n\r\n"
+    heard = converse(lambda asked: serving._answer(account, asked), ask)
+    assert heard.startswith(b"HTTP/1.1 403")
+    assert b"docker save NAME | labctl ssh -- docker load" in heard
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,33 @@ def test_buildkit() -> None:
         (0, 2, "step 1 of 2, getting python:3.12, 6 of 40 MB"),
         (0, 2, "step 1 of 2, getting python:3.12, 31 of 40 MB"),
         (1, 2, "step 2 of 2, installing Python packages"),
+        (1, 2, "step 2 of 2, installing Python packages: torch"),
         (2, 2, "storing the image"),
     ]
     assert len(events.notes) == 2, "a line that BuildKit repeats is shown once"
+
+
+@pytest.mark.parametrize("prefix", ["", "#9 412.7 "])
+def test_a_long_installation_names_the_package_that_pip_has_come_to(prefix: str) -> None:
+    pip = (
+        "Collecting nvidia-cublas-cu12==12.1.3.1 (from torch)",
+        "  Downloading torch-2.4.1-cp311-cp311-manylinux1_x86_64.whl.metadata (26 kB)",
+        "  Downloading https://example.org/whl/torch-2.4.1%2Bcu121-linux_x86_64.whl (797.1 MB)",
+        "     ━━━━━━━━━━━━━━━━ 797.1/797.1 MB 3.3 MB/s eta 0:00:00",
+        "  Building wheel for antlr4-python3-runtime (setup.py): started",
+        "Installing collected packages: mpmath, torch",
+    )
+    lines = ["Step 2/3 : RUN pip install -r requirements.txt", *(prefix + line for line in pip)]
+    events = feed(BuildLines, "\n".join([*lines, ""]))
+    step = "step 2 of 3, installing Python packages"
+    assert [detail for _, _, detail in events.shown] == [
+        step,
+        f"{step}: nvidia-cublas-cu12",
+        f"{step}: torch (797.1 MB)",
+        f"{step}: building antlr4-python3-runtime",
+        f"{step}: unpacking 2 packages",
+    ]
+    assert len(events.notes) == 1, "without a terminal, one line a step"
 
 
 def test_the_layers_of_a_pull() -> None:

@@ -14,6 +14,7 @@ from labctl.config.reader import as_plain, list_keys
 from labctl.config.schema import MACHINE_KEYS, LabFile
 from labctl.servers.provider_traits import read_provider_traits
 
+MODULES = ("labctl.config.schema", "labctl.config.sweep")
 REFERENCE = Path(__file__).parents[2] / "docs" / "lab.yaml"
 
 
@@ -30,7 +31,7 @@ def schema_keys(kind: type[msgspec.Struct], path: str = "") -> set[str]:
         here = f"{path}{key}"
         keys.add(here)
         inner = struct_in(field.type)
-        if inner is not None and inner.__module__ == "labctl.config.schema":
+        if inner is not None and inner.__module__ in MODULES:
             named = get_origin(field.type) is dict
             keys |= schema_keys(inner, f"{here}.*." if named else f"{here}.")
     return keys
@@ -40,7 +41,7 @@ def written_keys(value: Any, path: str = "") -> set[str]:
     keys: set[str] = set()
     if isinstance(value, dict):
         for key, item in value.items():
-            step = "*" if path == "services." else key
+            step = "*" if path in ("services.", "sweep.parameters.") else key
             keys |= {f"{path}{step}"} | written_keys(item, f"{path}{step}.")
     return keys
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import stat
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from store_sshd import ensure_key_pair as ensure_test_key
+from store_sshd import find_free_port, run_sshd
 
 from labctl.config.identity import replace_file
 from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError, UsageError
@@ -352,3 +356,38 @@ def test_a_machine_without_ssh_says_so(
         transport.run("true")
     assert caught.value.hint
     assert type(connections.open(server())).__name__ == "FabricTransport"
+
+
+def test_the_connection_to_a_machine_ends_once_the_lab_has_left_it(
+    connections: Connections, tmp_path: Path
+) -> None:
+    host_key = ensure_test_key(tmp_path / "host")
+    (tmp_path / "authorized_keys").write_text(ensure_test_key(tmp_path / "key") + "\n")
+    port = find_free_port()
+    endpoint = Endpoint(
+        host="127.0.0.1", port=port, user=getpass.getuser(), identity=str(tmp_path / "key"),
+        host_key=host_key,
+    )  # fmt: skip
+    with run_sshd(tmp_path, port):
+        machine = connections.connect(endpoint)
+        assert isinstance(machine, OpenSshTransport)
+        assert machine.run("echo here").stdout == "here\n"
+        assert Path(machine.control_path).exists()
+        with ThreadPoolExecutor(1) as threads:
+            # of another process, which is not cut off
+            other = threads.submit(machine.run, f"touch {tmp_path}/begun; sleep 2; echo ended")
+            deadline = time.monotonic() + 20
+            while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            connections.retire_machines()
+            assert not Path(machine.control_path).exists()
+            assert other.result().stdout == "ended\n"
+        while list_masters(machine) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert list_masters(machine) == []
+
+
+def list_masters(machine: OpenSshTransport) -> list[str]:
+    """List the processes of labctl's ssh to this machine."""
+    words = ["pgrep", "-f", machine.control_path]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()

@@ -230,6 +230,16 @@ def test_another_system_finds_the_same_people_by_their_addresses() -> None:
     assert then.keys.keys["moodle"] == {"ADA@uni.edu": "ada", "bob@uni.edu": "bob"}
 
 
+def test_groups_of_moodles_participants_are_sections() -> None:
+    header = "First name,Last name,Email address,Groups\n"
+    rows = (
+        'Ada,L,ada@uni.edu,"Lab 1, Tuesday"\nBob,B,bob@uni.edu,Lab 2\nCyd,C,cyd@uni.edu,No groups\n'
+    )
+    students = compare(table_of(header + rows), "participants.csv").students
+    assert [one.sections for one in students] == [("Lab 1", "Tuesday"), ("Lab 2",), ()]
+    assert {one.team for one in students} == {""}, "a section is no team"
+
+
 def test_a_worksheet_of_moodle_is_about_the_people_of_its_participants() -> None:
     first = compare(table_of(MOODLE), "participants.csv")
     for sheet in (WORKSHEET, WORKSHEET.replace("3001", "3555")):

@@ -150,6 +150,7 @@ def test_only_staff_can_read_the_pages_and_they_are_below_the_private_directory(
     assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_process")
 def test_what_most_have_and_what_programs_write_is_no_evidence(folder: CourseFolder) -> None:
     for number in range(1, 9):
@@ -205,11 +206,11 @@ def test_a_file_that_takes_too_long_is_left_out_and_the_rest_is_compared(
     monkeypatch.setattr(similarity, "_run_worker", compare_documents)
     monkeypatch.setattr(similarity_worker.copydetect, "CodeFingerprint", read_slowly)
     monkeypatch.setattr(similarity_worker, "FILE_S", 1.0)
-    before = signal.signal(signal.SIGALRM, similarity_worker._stop_file)
+    before = signal.signal(signal.SIGPROF, similarity_worker._stop_file)
     try:
         result = find(folder)
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before)
     assert list_pairs(result) == [("s1", "s2")]
     assert [one.path for one in result.skipped] == ["slow.py"]
 

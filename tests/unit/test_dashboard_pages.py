@@ -13,6 +13,7 @@ from dashboard_bed import NAMES, Bed, Stream, Visitor, fill, make, stream_of, wa
 from submission_bed import packed
 
 from labctl.commands.slurm_accounting import ClassUser
+from labctl.commands.slurm_jobs import ClassJobs
 from labctl.courses.grading.record import FEEDBACK
 from labctl.courses.records.course_total import CourseTotal
 from labctl.courses.records.excuses import draft_excuse_line
@@ -99,8 +100,18 @@ def test_the_costs_show_the_gpu_minutes_that_slurm_counts(bed: Bed, visitor: Vis
     file = bed.folder.path / "course.yaml"
     file.write_text(file.read_text() + "shared: {engine: slurm, gpu_minutes: 1200}\n")
     account = account_name(bed.seat(0).name)
-    record_gpu_minutes(bed.folder.private, [ClassUser(account, used_minutes=31)])
+    jobs = ClassJobs(completed=7, out_of_memory=2, gpu_hours=0.54, median_wait_s=240)
+    record_gpu_minutes(bed.folder.private, [ClassUser(account, used_minutes=31)], {account: jobs})
     wait_until(lambda: "31 of 1200" in visitor.ask("/costs")[2])
+    page = visitor.ask("/costs")[2]
+    cells = {
+        "GPU hours": "0.5",
+        "Done": "7",
+        "Memory": "2",
+        "Median wait": "4\N{NO-BREAK SPACE}min",
+    }
+    for label, text in cells.items():
+        assert f'data-label="{label}">{text}</td>' in page
 
 
 def test_the_board_says_what_a_queued_run_waits_for(tmp_path: Path) -> None:

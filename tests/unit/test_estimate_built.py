@@ -13,7 +13,8 @@ import pytest
 
 from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.estimate import measure
-from labctl.estimate.plan import ModelPlan
+from labctl.estimate.fit_time import compute_fit_seconds
+from labctl.estimate.plan import FitMeasurement, ModelMeasurement, ModelPlan
 from labctl.events import SilentReporter, Step
 from labctl.insight.model_measurement import (
     MARK,
@@ -199,6 +200,38 @@ def test_what_the_code_prints_and_its_own_modules_do_no_harm(
         "    return torch.nn.Linear(plan.WIDTH, 2), torch.zeros(1, 3)\n"
     )
     found = measure_model(code(text), PLAN, SilentReporter())
+    assert isinstance(found, ModelMeasurement)
     assert found.parameters == 8
     assert found.input_from == "build_model"
     assert not (tmp_path / "__pycache__").exists()
+
+
+FITTED = """\
+import numpy, time
+class Sleeper:
+    def fit(self, rows, labels):
+        assert len(rows) == len(labels)
+        time.sleep(len(rows) * 4e-5)
+def build_model():
+    return Sleeper(), (numpy.zeros((4000, 7)), numpy.zeros(4000))
+"""
+
+
+def test_a_model_for_tables_is_trained_on_parts_of_its_rows(
+    code: Callable[..., ModelSource],
+) -> None:
+    found = measure_model(code(FITTED), PLAN, SilentReporter())
+    assert isinstance(found, FitMeasurement)
+    assert (found.name, found.rows, found.columns) == ("Sleeper", 4000, 7)
+    assert [rows for rows, _ in found.trials] == [200, 400, 800, 1600]
+    # A busy machine sleeps longer, never shorter.
+    assert 0.1 < compute_fit_seconds(found, 4000) < 10
+
+
+def test_a_model_for_tables_without_a_table_says_what_to_return(
+    code: Callable[..., ModelSource],
+) -> None:
+    text = FITTED.replace("numpy.zeros(4000)", "numpy.zeros(3999)")
+    with pytest.raises(LabError, match="no table to train it on") as raised:
+        measure_model(code(text), PLAN, SilentReporter())
+    assert "(model, (rows, labels))" in raised.value.hint

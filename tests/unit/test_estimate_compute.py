@@ -20,9 +20,10 @@ from labctl.estimate.compute import (
     token_seconds,
     weight_seconds,
 )
+from labctl.estimate.fit_time import compute_fit_seconds
 from labctl.estimate.fits import compare_gpus, find_largest_gpu, find_smallest_gpu, usable_bytes
 from labctl.estimate.memory import estimate_memory
-from labctl.estimate.plan import ModelMeasurement, ModelPlan
+from labctl.estimate.plan import FitMeasurement, ModelMeasurement, ModelPlan
 
 GB, GIB, TFLOPS = 10**9, 1024**3, 1e12
 GPT_3 = ModelPlan(params=175 * GB, precision="fp16", optimizer="adam")
@@ -260,3 +261,24 @@ def test_no_amount_no_hours() -> None:
     assert measured_hours(nothing) is None
     assert compute_load(nothing, 7) is None
     assert compute_cost_usd(None, 15, nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        (((1000, 0.5),), 4.0),  # by a share of the rows
+        (((1000, 0.5), (2000, 0.6), (4000, 0.8)), 1.2),  # 0.4 s, and 0.1 s for each thousand
+        (((1000, 1.0), (2000, 4.0), (4000, 16.0)), 64.0),  # the square of the rows
+        (((500, 1.0), (1000, 2.0), (2000, 9.0), (4000, 8.0)), 16.0),  # one was interrupted
+        (((1000, 0.1), (2000, 0.1), (4000, 0.1)), 0.1),
+    ],
+)
+def test_the_time_of_a_table_from_parts_of_its_rows(
+    trials: tuple[tuple[int, float], ...], expected: float
+) -> None:
+    fit = FitMeasurement(name="Trees", rows=8000, columns=5, trials=trials)
+    assert compute_fit_seconds(fit, 8000) == pytest.approx(expected)
+    plan = ModelPlan(kind="tabular", rows=8000, columns=5, optimizer="adamw", fit=fit)
+    assert judge_gpu(plan, Workload()).needed is False
+    slow = replace(plan, rows=8_000_000_000)
+    assert judge_gpu(slow, Workload()).needed is (expected > 0.1)

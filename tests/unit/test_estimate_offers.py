@@ -93,7 +93,7 @@ def test_a_named_gpu_narrows_the_table_and_the_time(on_aws: Lab) -> None:
     rows = estimate(large.context, BERT, Workload()).fits
     assert {row.gpu for row in rows} >= {"A100 40GB", "H200 141GB"}
     assert all(row.memory_bytes >= 40 * 1024**3 * 0.9 for row in rows)
-    unlisted = lab(on_aws.config.root, provider="aws", gpu="RTX4090")
+    unlisted = lab(on_aws.config.root, provider="aws", gpu="RTX3090")
     assert len(estimate(unlisted.context, BERT, Workload(price_usd_per_hour=1.0)).fits) > 10
 
 

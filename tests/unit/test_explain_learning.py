@@ -139,13 +139,21 @@ def test_a_loss_that_jumps() -> None:
 @pytest.mark.parametrize("points", [0, 1, 19])
 def test_too_few_points_tell_nothing(points: int) -> None:
     made = material(series("train/loss", FALLS[:points]))
-    assert "loss" in unknown(made)
+    count = "1 point" if points == 1 else f"{points} points"
+    assert unknown(made)["loss"].why == f"train/loss has {count}; this rule needs 20"
     assert not [rule for rule in findings(made) if rule.startswith("loss")]
 
 
 def test_without_curves_it_says_how_to_make_them() -> None:
     assert "add_scalar" in unknown(material())["loss"].next
     assert "wrote no TensorBoard" in unknown(material())["loss"].why
+
+
+def test_settings_alone_are_not_called_no_curves() -> None:
+    sizes = series("setup/batch_size", [32.0])
+    assert unknown(material(sizes))["loss"].why == "it logged only its settings, as setup/..."
+    live = material(sizes, run=run(state="running", ended_at=0.0))
+    assert unknown(live)["loss"].why == "it logged only its settings so far, as setup/..."
     other = unknown(material(series("reward", FALLS)))
     assert "there are: reward" in other["loss"].why
     assert {"gradient-norm", "learning-rate", "overfitting", "data-wait"} <= set(other)
@@ -235,6 +243,11 @@ def test_overfitting_by_the_accuracy() -> None:
         ("RuntimeError: CUDA error: device-side assert triggered", "device-side-assert", "refused"),
         ("RuntimeError: DataLoader worker (pid(s) 12, 13) exited unexpectedly", "worker-killed",
          "worker"),
+        ("MemoryError", "out-of-memory-host", "memory"),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for an array",
+         "out-of-memory-host", "memory"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to",
+         "out-of-memory-host", "memory"),
         ("OSError: [Errno 24] Too many open files", "too-many-files", "files"),
         ("OSError: [Errno 28] No space left on device", "disk-full", "disk"),
         ("OSError: [Errno 30] Read-only file system: '/lab/data/x'", "data-read-only", "write"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from explain_cases import GIB, findings, gpu, material, run, samples, series, unknown
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from labctl.insight.explain.evidence import MemoryFit, RunData
 from labctl.insight.telemetry import Sample
@@ -264,6 +265,64 @@ def test_the_gpus_memory_ran_out_with_the_plans_numbers() -> None:
     assert "exception" not in findings(made)
 
 
+def test_out_of_memory_has_three_levers_with_their_price() -> None:
+    fit = replace(
+        FIT, item_flops=10**9, checkpointed_bytes=3 * GIB, precision="fp32", item_bytes=GIB // 4
+    )
+    options = frozenset({"--batch-size", "--accumulate", "--checkpoint-activations", "--amp"})
+    made = material(log=CUDA, run=run(exit_code=1), fit=fit, options=options)
+    made = replace(made, samples=samples(gpu()))
+    batch, checkpointing, precision = findings(made)["gpu-out-of-memory"].levers
+    # 2 GiB fixed, and 0.25 GiB for each of 32 items; 64 did not fit into 14 GiB.
+    assert (batch.name, batch.total_bytes, batch.fits) == (
+        "2 batches of 32, accumulated",
+        10 * GIB,
+        True,
+    )
+    assert batch.price == "the same operations (6.4e+10 a step) in 2 parts"
+    assert batch.next.endswith("--batch-size 32 --accumulate 2")
+    assert (checkpointing.total_bytes, checkpointing.fits) == (5 * GIB, True)
+    assert "8.5e+10 operations a step instead of 6.4e+10" in checkpointing.price
+    assert checkpointing.next.endswith("--batch-size 64 --checkpoint-activations")
+    assert (precision.total_bytes, precision.fits) == (10 * GIB, True)
+    assert precision.price == "none: products are up to 8 times as fast on the T4"
+    assert precision.next.endswith("--amp fp16")
+
+
+def test_the_levers_use_the_steps_that_the_run_made() -> None:
+    curve = series("train/loss", [2.0] * 8)  # ten steps in a second
+    made = replace(
+        material(curve, log=CUDA, run=run(exit_code=1), fit=replace(FIT, precision="bf16")),
+        options=frozenset(),
+    )
+    batch, checkpointing, precision = findings(made)["gpu-out-of-memory"].levers
+    assert "at least the 100 ms of a step" in batch.price
+    assert "a step of 100 ms takes about 133 ms" in checkpointing.price
+    assert checkpointing.next == "torch.utils.checkpoint.checkpoint(layer, x)"
+    assert (checkpointing.total_bytes, checkpointing.fits) == (0, None)
+    assert precision.price == "none left: it computes in bf16"
+
+
+def test_memory_that_is_reserved_and_not_used_is_fragmentation() -> None:
+    error = (
+        f"{CUDA} Of the allocated memory 9.00 GiB is allocated by PyTorch, and 4.00 GiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    found = findings(material(log=error, run=run(exit_code=1)))["gpu-memory-fragmented"]
+    assert found.what.startswith("4.0 GiB of the GPU's memory is reserved and not used")
+    assert "expandable_segments:True" in found.next
+    little = error.replace("4.00 GiB is reserved", "0.10 GiB is reserved")
+    assert "gpu-memory-fragmented" not in findings(material(log=little, run=run(exit_code=1)))
+    odd = error.replace("4.00 GiB is reserved", "4.0.0 GiB is reserved")
+    assert "gpu-memory-fragmented" not in findings(material(log=odd, run=run(exit_code=1)))
+    curves = (
+        series("gpu_memory/reserved_mib", [8192.0] * 3),
+        series("gpu_memory/peak_mib", [4096.0] * 3),
+    )
+    by_curve = findings(material(*curves))["gpu-memory-fragmented"]
+    assert "at most 4.0 GiB of it allocated (50%)" in by_curve.evidence[0].text
+
+
 def test_out_of_memory_without_a_plan_halves_the_batch() -> None:
     made = material(log=CUDA, run=run(exit_code=1))
     assert "--batch-size 32 --accumulate 2" in findings(made)["gpu-out-of-memory"].next
@@ -379,6 +438,10 @@ def test_other_work_on_the_server_is_blamed_before_the_data_pipeline() -> None:
     finding = found["host-busy"]
     assert finding.what == "other work took 6.6 of the server's 8 cores"
     assert "2 other runs of this account at the same time" in finding.evidence[2].text
+    assert "labctl top" in finding.next
+    outside = findings(material(waits, samples=samples(**{**crowded, "other_runs": 0})))
+    assert outside["host-busy"].evidence[-1].text.startswith("by programs outside the server")
+    assert "labctl top" not in outside["host-busy"].next, "it would show nothing"
     assert not {"data-wait", "processor-one-core", "processor-idle"} & set(found)
     idle = findings(material(waits, samples=samples(gpu(use_percent=5.0), **crowded)))
     assert "other work on the server" in idle["gpu-idle"].why

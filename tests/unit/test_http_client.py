@@ -13,7 +13,7 @@ import pytest
 from labctl.courses.invitation import MOST_BYTES
 from labctl.courses.join import fetch_join_file
 from labctl.errors import ConnectError, NotFoundError, PolicyError
-from labctl.http_client import open_session, read_body
+from labctl.http_client import is_confidential, open_session, read_body
 
 
 class Site:
@@ -103,6 +103,23 @@ def test_a_missing_join_file_is_not_found(site: Site) -> None:
     with pytest.raises(NotFoundError, match="no join file") as caught:
         fetch_join_file(f"{site.url}/a.join")
     assert "404 Not Found" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://site.example/x", True),
+        ("http://127.0.0.1:8080/x", True),
+        ("http://localhost", True),
+        ("http://[::1]:80/", True),
+        ("http://site.example/x", False),
+        ("http://127.0.0.1.site.example/x", False),
+        ("http://localhost.site.example", False),
+        ("http://127.0.0.1@site.example/", False),
+    ],
+)
+def test_only_this_machine_may_be_sent_secrets_without_https(url: str, expected: bool) -> None:
+    assert is_confidential(url) == expected
 
 
 def test_a_join_file_does_not_come_from_an_address_without_https(site: Site) -> None:

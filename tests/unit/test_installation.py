@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,58 @@ def test_what_is_no_clone_has_no_commit(clone: Path, tmp_path: Path) -> None:
     assert find_commit(clone) == ""
     (clone / ".git" / "HEAD").write_bytes(b"\xff\xfe")
     assert find_commit(clone) == ""
+
+
+@pytest.fixture(scope="module")
+def hatchling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that builds labctl, in a directory of its own."""
+    directory = tmp_path_factory.mktemp("hatchling")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory)]
+    subprocess.run([*pip, "hatchling>=1.27"], check=True)
+    return directory
+
+
+def read_built_version(hatchling: Path, source: Path, directory: Path) -> str:
+    """Build a wheel from `source`, unpack it in `directory`, and return its `--version`."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+        cwd=source,
+        env={**os.environ, "PYTHONPATH": str(hatchling)},
+        check=True,
+    )
+    (wheel,) = directory.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(directory)
+    done = subprocess.run(
+        [sys.executable, "-c", "from labctl.cli import main; main()", "--version"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.long
+def test_a_wheel_names_the_commit_of_the_clone_that_it_was_built_in(
+    hatchling: Path, tmp_path: Path
+) -> None:
+    from labctl import __version__
+
+    clone = tmp_path / "clone"
+    git("clone", "--quiet", str(ROOT), str(clone), cwd=tmp_path)
+    commit = head(clone)
+    built = read_built_version(hatchling, clone, tmp_path / "clean")
+    assert built == f"labctl {__version__} (commit {commit})\n"
+    (clone / "labctl" / "added.py").write_text("")
+    built = read_built_version(hatchling, clone, tmp_path / "changed")
+    assert built == f"labctl {__version__} (commit {commit} with changes)\n"
+    # without its own .git, in another repository
+    git("init", "--quiet", cwd=tmp_path)
+    git("commit", "--quiet", "--allow-empty", "--message", "other", cwd=tmp_path)
+    shutil.rmtree(clone / ".git")
+    built = read_built_version(hatchling, clone, tmp_path / "outer")
+    assert built == f"labctl {__version__}\n"
 
 
 def test_the_version_names_the_commit_of_this_clone() -> None:

@@ -76,6 +76,14 @@ def test_the_command_of_an_earlier_run_is_not_launched_twice(tmp_path: Path) -> 
     assert launch(tmp_path, "launch: {with: torchrun}", launched) == launched
 
 
+@pytest.mark.parametrize(("text", "stall_s"), [("10m", 600), ("off", 0)])
+def test_a_stall_is_a_duration_or_off(tmp_path: Path, text: str, stall_s: int) -> None:
+    (tmp_path / "lab.yaml").write_text(
+        f"lab: digits\nserver: {{count: 2}}\nlaunch: {{stall: {text}}}\n"
+    )
+    assert load_lab(tmp_path, environ={}).launch.stall_s == stall_s
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -87,6 +95,8 @@ def test_the_command_of_an_earlier_run_is_not_launched_twice(tmp_path: Path) -> 
         ("server: {network: wireguard}", "needs several servers: write `count: 2`"),
         ("server: {network: auto}", "needs several servers: write `count: 2`"),
         ("server: {count: 1, network: private}", "needs several servers: write `count: 2`"),
+        ("launch: {stall: 10m}", "needs several servers: write `count: 2`"),
+        ("server: {count: 2}\nlaunch: {stall: 5s}", "the minimum is 30s"),
         ("server: {count: 2, network: vpn}", "is not one of auto, private, wireguard"),
         ("launch: torchrun", "expected a mapping"),
     ],

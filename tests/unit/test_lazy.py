@@ -46,6 +46,41 @@ def test_a_replaced_attribute_is_the_modules_own(monkeypatch: pytest.MonkeyPatch
     assert sys.modules["wave"].WAVE_FORMAT_PCM == wave.WAVE_FORMAT_PCM == 1  # type: ignore[attr-defined]
 
 
+def test_threads_that_first_use_a_package_and_its_module_get_both_complete(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "slowly"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import time\ntime.sleep(0.2)\nfrom slowly import part\nDONE = part.DONE\n"
+    )
+    (package / "part.py").write_text(
+        "import time\ntime.sleep(0.2)\nimport slowly\ntime.sleep(0.2)\nDONE = 1\n"
+    )
+    (package / "other.py").write_text("from slowly.part import DONE\n")
+    script = """
+    import sys, threading
+    from labctl.lazy import lazy_imports
+    with lazy_imports(__name__):
+        import slowly
+        from slowly import other, part
+    seen, start = [], threading.Barrier(3)
+    def use(module):
+        start.wait()
+        seen.append(module.DONE)
+    threads = [threading.Thread(target=use, args=(one,)) for one in (part, slowly, other)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert seen == [1, 1, 1], seen
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environ = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"}
+    for _ in range(3):
+        assert subprocess.run(command, cwd=ROOT, env=environ).returncode == 0
+
+
 def test_it_is_a_module_for_whoever_asks() -> None:
     assert isinstance(minidom, ModuleType)
     assert pulldom.__name__ == "xml.dom.pulldom"

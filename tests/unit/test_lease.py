@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -193,6 +194,21 @@ def test_where_nothing_can_be_written(machine: Machine) -> None:
     broken = machine.claim("aa")
     assert broken.state == "broken"
     assert str(machine.directory) in broken.error
+
+
+def test_a_directory_that_another_account_is_just_making_is_waited_for() -> None:
+    """mkdir gives it its mode, and thus all accounts the permission, a moment after its name."""
+    with tempfile.TemporaryDirectory() as parent:
+        Path(parent).chmod(0o755)  # for the other account
+        directory = Path(parent) / "leases"
+        directory.mkdir(mode=0o555)
+        line = lease.claim(holder("aa"), HOUR_S, directory=str(directory))
+        nobody = 65534 if os.getuid() == 0 else None
+        with subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, user=nobody) as claim:
+            time.sleep(0.3)
+            directory.chmod(0o1777)
+            output = claim.communicate(timeout=60)[0]
+    assert lease.parse(output.decode()).state == "mine"
 
 
 def test_where_the_directory_cannot_be_made(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ def test_a_need_that_the_server_meets(asked: Need, facts: ServerFacts) -> None:
     ("asked", "facts", "words"),
     [
         (need("any"), CPU, "the server has none"),
+        (need("T44"), CPU, "labctl knows no GPU named T44; did you mean T4?"),
+        (need("A1000"), with_gpus(T4), "did you mean A100?"),
         (need("A100"), with_gpus(T4), "Tesla T4 (15.0 GiB)"),
         (need("A10"), with_gpus(A100), "NVIDIA A100-SXM4-80GB (80.0 GiB)"),
         (need("T4", 2), with_gpus(T4), "Tesla T4 (15.0 GiB)"),
@@ -108,6 +110,15 @@ def test_a_need_that_the_server_does_not_meet(asked: Need, facts: ServerFacts, w
         choose_gpus_option(asked, facts)
     assert words in f"{caught.value.what}\n{caught.value.why}"
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "kind", ["T4", "A10", "H20", "RTX4090", "a100-80gb", "RTX3090", "GTX1080TI"]
+)
+def test_a_gpu_that_exists_is_not_taken_for_another_one(kind: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        choose_gpus_option(need(kind), CPU)
+    assert not caught.value.why
 
 
 @pytest.mark.parametrize(

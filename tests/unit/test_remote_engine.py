@@ -230,3 +230,27 @@ def test_the_proxies_of_the_docker_command_are_handed_on(
         "https_proxy": "http://own:1",
         "HTTPS_PROXY": "http://own:1",
     }
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"Image": "sha256:2c01", "Healthcheck": {"Test": ["NONE"]}, "Labels": {}}, True),
+        ({"Image": "sha256:2c01", "Labels": None}, False),
+        ({"Image": "sha256:2c01", "Healthcheck": {"Interval": 5}}, False),
+        ({"Image": "postgres:16", "Healthcheck": {"Test": ["NONE"]}}, False),
+        (
+            {
+                "Image": "sha256:2c01",
+                "Healthcheck": {"Test": ["NONE"]},
+                "Labels": {"labctl.lab-id": "0f1e"},
+            },
+            False,
+        ),
+    ],
+)
+def test_a_step_of_an_image_build_is_told_from_a_program(
+    config: dict[str, object], expected: bool
+) -> None:
+    body = {"Id": "0f1e", "Name": "/recursing_tharp", "Config": config}
+    assert engine.convert_object(Container, body).is_build_step is expected

@@ -667,6 +667,18 @@ def test_new_files_are_those_outside_the_outputs(run_dir: Path) -> None:
     assert run_state.list_new_files(run_dir, ["code", "stray.txt"]) == []
 
 
+@pytest.mark.parametrize("has_checkpoints", [True, False])
+def test_a_record_says_whether_the_run_left_checkpoints(
+    run_dir: Path, has_checkpoints: bool
+) -> None:
+    launched(run_dir)
+    (run_dir / "checkpoints" / "step-1").mkdir(parents=True)
+    if has_checkpoints:
+        (run_dir / "checkpoints" / "step-1" / "state.pt").touch()
+    found = run_state.inspect_run(run_dir, state("exited", 1))
+    assert found.has_checkpoints == has_checkpoints
+
+
 def test_cancelling_a_claim_ends_it_and_again_says_so(run_dir: Path, root: Path) -> None:
     request = CancelRunRequest("digits", LAB_ID, run_dir.name)
     first, second = runs.cancel(request), runs.cancel(request)

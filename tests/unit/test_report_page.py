@@ -17,6 +17,7 @@ from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars
 from labctl.insight.speedup import Speedup, StepTime
 from labctl.model import Run
+from labctl.runs.evaluation import Evaluation
 from labctl.runs.provenance import RunOrigin, ServerHardware
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "report"
@@ -68,6 +69,24 @@ def test_it_says_what_was_measured_first() -> None:
     assert "18 of 20 items. The 95% confidence interval is 69.9 to 97.2% (Wilson)." in said
     assert "always predicting the majority class would get 50.0%" in said
     assert "after 3 epochs: 90.0% on validation, the best of the saved checkpoints" in said
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (0.4766, " (Wilson). Loss 0.4766, perplexity 1.61. Baseline"),
+        (1e308, " (Wilson). Baseline"),
+        (-1.0, " (Wilson). Baseline"),
+        (None, " (Wilson). Baseline"),
+    ],
+)
+def test_a_language_model_has_a_perplexity(loss: float | None, text: str) -> None:
+    measured = Evaluation(
+        checkpoint="step-1", classes=(), confusion=(), accuracy=0.85, items=100, loss=loss
+    )
+    said = read(facts(evaluation=measured)).words
+    assert "85.0% of the test set predicted correctly" in said
+    assert text in said
 
 
 def test_it_says_what_it_ran_on_and_cost() -> None:

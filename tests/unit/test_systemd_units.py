@@ -30,6 +30,7 @@ def service_files(folder: str) -> dict[str, str]:
 
 UNITS = {
     "watchdog": build_unit_text(Path("/var/lib/labctl/watchdog")),
+    "watchdog at a cloud that shuts down": build_unit_text(Path("/var/lib/labctl/watchdog"), 25.0),
     "keep": keep_unit(WORDS, path="/usr/bin"),
     "course": course_unit(WORDS, "ml", path="/usr/bin"),
     **service_files("playbooks"),

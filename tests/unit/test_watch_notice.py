@@ -161,7 +161,7 @@ class Service:
     def __init__(self) -> None:
         from werkzeug.serving import make_server
 
-        from labctl.rehearsal.imds import QuietHandler
+        from labctl.rehearsal.core.listener import QuietHandler
 
         self.known: dict[str, str] = {"meta-data/instance-life-cycle": "spot"}
         self.server = make_server("127.0.0.1", 0, None, request_handler=QuietHandler, threaded=True)
@@ -171,7 +171,7 @@ class Service:
         self.thread.start()
 
     def forget_tokens(self) -> None:
-        from labctl.rehearsal.imds import MetadataApp
+        from labctl.rehearsal.aws.imds import MetadataApp
 
         self.server.app = MetadataApp(self.known.get)
 

@@ -291,6 +291,7 @@ def load_with_pytorch(*paths: Path, buffering: int = -1) -> None:
     subprocess.run(words, capture_output=True, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.train
 def test_pytorch_would_run_what_lies_in_such_a_tar(tmp_path: Path) -> None:
     """Otherwise the test above would show nothing. One process, which imports PyTorch for long."""
@@ -312,6 +313,7 @@ def test_a_frame_ends_with_its_pickle(tmp_path: Path) -> None:
         assert not judged(honest + honest, "m.pkl").hazard
 
 
+@pytest.mark.long
 @pytest.mark.train
 def test_pytorch_would_run_what_follows_such_a_frame(tmp_path: Path) -> None:
     """Otherwise the test above would show nothing."""

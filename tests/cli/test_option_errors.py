@@ -1,0 +1,30 @@
+"""What labctl says of an option that is in the wrong place or has a wrong value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def test_an_option_for_all_commands_behind_one_says_where_it_belongs(labctl: Any) -> None:
+    said = labctl("push", "-C", "digits")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.endswith("Error: -C comes before the command: labctl -C DIR push\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("logs -n abc", "'abc' is not a whole number of at least 1; for example: -n 50"),
+        ("logs -n 0", "'0' is not a whole number of at least 1; for example: -n 50"),
+        ("top --server x", "'x' is not a whole number of at least 0; for example: --server 1"),
+        ("ssh --at-once 999", "'999' is not a whole number from 1 to 256; for example: --at-once"),
+    ],
+)
+def test_a_wrong_number_shows_the_option_with_a_right_one(
+    labctl: Any, words: str, problem: str
+) -> None:
+    said = labctl(*words.split())
+    assert said.code in (2, 255)
+    assert problem in said.err

@@ -1,0 +1,99 @@
+"""`labctl quantize` as it is typed: the table of both models, and programs that report nonsense."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labctl.insight.quantization.comparison import parse_result
+from labctl.lab import Lab
+from labctl.model import Run
+
+
+@pytest.fixture
+def pulled(home: Path) -> Path:
+    """The directory of a lab with a pulled run."""
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    run = Run(id="night", lab_id=lab.id, server_id="box-0", state="exited", created_at=time.time())
+    lab.context.state.save_run(run)
+    checkpoints = home / "digits" / "runs" / "night" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    return home / "digits"
+
+
+def row(name: str, size: int, correct: int, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name, "size_bytes": size, "latency_ms": 0.5, "correct": correct, "total": 1000,
+        **more,
+    }  # fmt: skip
+
+
+def write_script(lab: Path, line: str, code: int = 0) -> None:
+    text = f"import sys\nassert sys.argv[2:] == ['--to', 'int8'], sys.argv\nprint({line!r})\n"
+    (lab / "quantize.py").write_text(f"{text}sys.exit({code})\n")
+
+
+def test_both_stand_side_by_side_with_their_intervals(labctl: Any, pulled: Path) -> None:
+    rows = [row("float32", 400_000, 962), row("int8 (PTQ)", 100_000, 958)]
+    write_script(pulled, json.dumps({"model": "step-00000400", "rows": rows}))
+    said = labctl("quantize", "--to", "int8")
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    assert lines[0] == "step-00000400"
+    assert lines[1].split() == ["WEIGHTS", "SIZE", "LATENCY", "ACCURACY", "95%", "INTERVAL"]
+    assert "96.20% (962 of 1,000)" in lines[2]
+    assert "94.83% to 97.22%" in lines[2]
+    assert "95.80% (958 of 1,000)" in lines[3]
+    assert "4.0 times smaller; accuracy -0.40 points, within the interval" in said.err
+    report = json.loads(labctl("quantize", "night", "--to", "int8", "--json").out)
+    assert report["quantized"]["rows"][1]["correct"] == 958
+
+
+def test_a_script_that_fails_is_quoted(labctl: Any, pulled: Path) -> None:
+    write_script(pulled, "no result", code=3)
+    said = labctl("quantize", "--to", "int8")
+    assert said.code == 1
+    assert "quantize.py failed with exit code 3" in said.err
+    assert "labctl[train,quantize]" in said.err.replace("\n", "") or "quantize" in said.err
+
+
+def test_what_is_missing_is_named(labctl: Any, pulled: Path) -> None:
+    assert "the lab has no quantize.py" in labctl("quantize", "--to", "int8").err
+    write_script(pulled, "{}")
+    checkpoints = pulled / "runs" / "night" / "checkpoints"
+    (checkpoints / "model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n.")
+    said = labctl("quantize", "--to", "int8")
+    assert said.code == 3
+    assert "loading a pickle runs any code" in said.err
+    (checkpoints / "model.safetensors").unlink()
+    checkpoints.rmdir()
+    assert "next: labctl pull night" in labctl("quantize", "--to", "int8").err
+    (pulled / "sample.txt").write_text("text")
+    said = labctl("quantize", "--to", "int8", "--text", "sample.txt")
+    assert said.code == 2
+    assert "--text needs a language model" in said.err
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        {"model": "m", "rows": []},
+        {"model": "m", "rows": [row("a", 1, 1)]},
+        {"model": "m", "rows": [row("a", 1, 1), row("b", 0, 1)]},
+        {"model": "m", "rows": [row("a", 1, 1), row("b", 1, 1001)]},
+        {"model": "m", "rows": [row("a", 1, 1), row("b", 1, 0, total=0)]},
+        {"model": "m", "rows": [row("a", 1, 1), row("b" * 100, 1, 1)]},
+        {"model": "m", "rows": [row("a", 1, 1), row("b", 1, 1, latency_ms=-1)]},
+    ],
+)
+def test_a_damaged_result_is_refused(body: Any) -> None:
+    with pytest.raises(ValueError):
+        parse_result(body if isinstance(body, str) else json.dumps(body))
