@@ -45,7 +45,7 @@ from dashboard_bed import (  # noqa: E402  # after the path above
 
 __all__ = [
     "TARGET_PAGE_MS", "Bed", "Visitor", "build_course", "measure_watched", "read_rss_mb", "report",
-    "run_benchmark", "serve", "time_page",
+    "run_benchmark", "serve", "time_first_page", "time_page",
 ]  # fmt: skip
 
 LEDGER_LINES = 100
@@ -132,6 +132,14 @@ def read_cpu_s(pid: int) -> float:
 def read_rss_mb(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def time_first_page(visitor: Visitor) -> float:
+    """Return the milliseconds of the first page that a new process sends."""
+    begun = time.perf_counter()
+    status, _, _ = visitor.ask("/")
+    assert status == 200, status
+    return round((time.perf_counter() - begun) * 1000, 1)
 
 
 def time_page(visitor: Visitor, path: str) -> dict[str, float]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from benchmarks.course_pages import (
     read_rss_mb,
     run_benchmark,
     serve,
+    time_first_page,
     time_page,
 )
 
@@ -44,9 +44,7 @@ def measure(root: Path, given: argparse.Namespace) -> dict[str, Any]:
     with serve(SERVE, root) as (pid, url), bed.state:
         visitor = Visitor(url)
         visitor.enter()
-        begun = time.perf_counter()
-        visitor.ask("/")
-        first_ms = (time.perf_counter() - begun) * 1000
+        first_ms = time_first_page(visitor)
         key = bed.seat(0).pseudonym
         pages = {"board": "/", "seat": f"/seats/{key}", "assignment": "/assignments/hw3",
                  "costs": "/costs"}  # fmt: skip
@@ -57,7 +55,7 @@ def measure(root: Path, given: argparse.Namespace) -> dict[str, Any]:
         "students": given.students,
         "watchers": given.watchers,
         "assignments": given.assignments,
-        "first_page_ms": round(first_ms, 1),
+        "first_page_ms": first_ms,
         "pages": times,
         "board_while_watched": watched,
         "rss_mb": round(alone_mb, 1),
@@ -68,6 +66,7 @@ def measure(root: Path, given: argparse.Namespace) -> dict[str, Any]:
 def check_targets(figures: dict[str, Any]) -> dict[str, bool]:
     slowest = max(times["p95_ms"] for times in figures["pages"].values())
     return {
+        f"the first page under {TARGET_PAGE_MS:g} ms": figures["first_page_ms"] < TARGET_PAGE_MS,
         f"pages under {TARGET_PAGE_MS:g} ms (95th of 100)": slowest < TARGET_PAGE_MS,
         f"watchers under {TARGET_CPU_PERCENT:g}% of a core": figures["cpu_percent_of_a_core"]
         < TARGET_CPU_PERCENT,

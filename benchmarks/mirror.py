@@ -34,7 +34,7 @@ ABOUT = {"lab": LAB, "lab_id": LAB_ID}
 CLOUD = """
 import json, sys
 import boto3
-from labctl.rehearsal import Rehearsal, Scenario
+from labctl.rehearsal.aws import Rehearsal, Scenario
 with Rehearsal(Scenario(boot="none")) as cloud:
     keys = {"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "secret"}
     s3 = boto3.client("s3", endpoint_url=cloud.url, region_name="us-east-1", **keys)

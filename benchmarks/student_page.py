@@ -22,6 +22,7 @@ from benchmarks.course_pages import (
     measure_watched,
     run_benchmark,
     serve,
+    time_first_page,
     time_page,
 )
 from labctl.courses import join_codes
@@ -62,10 +63,19 @@ def sign_in(bed: Bed, url: str, student: str) -> Visitor:
 def measure(root: Path, given: argparse.Namespace) -> dict[str, Any]:
     bed = build_course(root, given.students)
     with serve(SERVE, root) as (pid, url), bed.state:
-        visitors = [sign_in(bed, url, student.id) for student in bed.folder.list_students()]
+        first, *others = [student.id for student in bed.folder.list_students()]
+        visitors = [sign_in(bed, url, first)]
+        first_ms = time_first_page(visitors[0])
+        visitors += [sign_in(bed, url, student) for student in others]
         page = time_page(visitors[0], "/")
         watched, cost = measure_watched(bed, pid, visitors, given.seconds)
-    return {"students": given.students, "page": page, "page_while_all_watch": watched, **cost}
+    return {
+        "students": given.students,
+        "first_page_ms": first_ms,
+        "page": page,
+        "page_while_all_watch": watched,
+        **cost,
+    }
 
 
 def check_targets(figures: dict[str, Any]) -> dict[str, bool]:
@@ -74,6 +84,7 @@ def check_targets(figures: dict[str, Any]) -> dict[str, bool]:
         f"a page under {TARGET_PAGE_MS:g} ms (95th of 100)": slow_ms < TARGET_PAGE_MS,
         f"all pages under {TARGET_CPU_PERCENT:g}% of a core": figures["cpu_percent_of_a_core"]
         < TARGET_CPU_PERCENT,
+        f"the first page under {TARGET_PAGE_MS:g} ms": figures["first_page_ms"] < TARGET_PAGE_MS,
     }
 
 

@@ -1,11 +1,16 @@
 """Students' services through the keeper's proxy, compared with `ssh -L` to the same server.
 
     python -m benchmarks.student_services [--notebooks N] [--mib M] [--rounds R] [--mb-per-s L]
+        [--jupyter DIR]
 
 N clients download M MiB each at the same time, from one HTTP server behind sshd in a container:
 over a forward of ssh, and as a signed-in student over the proxy, which runs in a process of its own
 and uses such a forward, too. They do so by plain downloads, and as messages of 64 KiB and of 1 MiB
 over WebSockets. All of them share the cores of this machine. Each round has a ratio of its own.
+
+With --jupyter, the server is a real Jupyter server with a kernel for each client: they download a
+file, and run cells that print M MiB. DIR has its packages: `pip install --target DIR jupyter_server
+ipykernel`, with the Python version of the server (3.11).
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from benchmarks import real_jupyter
 from benchmarks.boxes import MADE_HERE, Box, Boxes, boxes, docker
 from benchmarks.course_pages import ROOT, report
 from benchmarks.forwards import BLOCK_BYTES, PORT, SERVER
@@ -38,7 +44,7 @@ KIB = 1024
 # the bytes of a message over a WebSocket
 MESSAGES = {"messages of 64 KiB": 64 * KIB, "messages of 1 MiB": 1024 * KIB}
 CLOSE = b"\x88\x02\x03\xe8"
-READY_S = 20.0
+READY_S = 60.0
 SERVE = """
 import json, sys
 from pathlib import Path
@@ -154,8 +160,28 @@ def compare_sides(
     return {"mib_per_s": speeds, "shares": shares, "median": statistics.median(shares)}
 
 
+def list_work(
+    direct: str, given: argparse.Namespace
+) -> dict[str, Callable[[str, dict[str, str]], None]]:
+    """List what each client does, by its name."""
+    if given.jupyter:
+        kernels = real_jupyter.Kernels(direct, given.notebooks)
+        return {
+            "downloads from Jupyter": partial(real_jupyter.download_file, mib=given.mib),
+            "output of Jupyter's kernels": partial(kernels.print_output, mib=given.mib),
+        }
+    messages = {
+        name: partial(receive_messages, mib=given.mib, size=size) for name, size in MESSAGES.items()
+    }
+    return {"downloads": partial(download, mib=given.mib), **messages}
+
+
 def compare(made: Boxes, box: Box, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    docker("exec", "-d", "-u", "student", box.name, "python3", "-c", MESSAGE_SERVER)
+    probe_path = "/api" if given.jupyter else "/0"
+    if given.jupyter:
+        real_jupyter.start_jupyter(box, given.jupyter, given.mib)
+    else:
+        docker("exec", "-d", "-u", "student", box.name, "python3", "-c", MESSAGE_SERVER)
     server = made.server(box, "forward")
     config = str(made.connections.write(server))
     port = find_free_port(0)
@@ -163,7 +189,7 @@ def compare(made: Boxes, box: Box, folder: Path, given: argparse.Namespace) -> d
     spec = {
         "config": config, "server_id": box.name, "path": str(folder / "service"),
         "endpoint": {"host": box.endpoint.host, "port": box.endpoint.port},
-        "service": {"name": "jupyter", "port": PORT, "path": "/0"},
+        "service": {"name": "jupyter", "port": PORT, "path": probe_path},
     }  # fmt: skip
     direct = subprocess.Popen((*words, box.name))
     served = subprocess.Popen(
@@ -172,7 +198,7 @@ def compare(made: Boxes, box: Box, folder: Path, given: argparse.Namespace) -> d
     )  # fmt: skip
     try:
         deadline = time.monotonic() + READY_S
-        while probe_port(port, "/0") != "answering":
+        while probe_port(port, probe_path) != "answering":
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert served.stdout is not None
@@ -181,11 +207,7 @@ def compare(made: Boxes, box: Box, folder: Path, given: argparse.Namespace) -> d
             "direct": (f"127.0.0.1:{port}", {}),
             "proxied": (host, {"Cookie": cookie}),
         }
-        work: dict[str, Callable[[str, dict[str, str]], None]] = {
-            "downloads": lambda at, headers: download(at, headers, given.mib)
-        }
-        for name, size in MESSAGES.items():
-            work[name] = partial(receive_messages, mib=given.mib, size=size)
+        work = list_work(sides["direct"][0], given)
         return {name: compare_sides(one, sides, given) for name, one in work.items()}
     finally:
         for process in (direct, served):
@@ -199,6 +221,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mb-per-s", type=float, default=0.0, help="limit of the server's link")
+    parser.add_argument("--jupyter", type=Path, help="packages of a real Jupyter server")
     given = parser.parse_args()
     image = os.environ.get("LABCTL_BASE_IMAGE", MADE_HERE)
     with (
@@ -220,7 +243,8 @@ def main() -> int:
         f"{name}: {TARGET:g} of ssh -L in every round": min(result["shares"]) >= TARGET
         for name, result in results.items()
     }
-    return report("student_services", figures, targets)
+    name = "student_services_jupyter" if given.jupyter else "student_services"
+    return report(name, figures, targets)
 
 
 if __name__ == "__main__":
