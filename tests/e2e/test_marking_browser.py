@@ -167,6 +167,12 @@ def keep(page: Page, name: str) -> None:
     keep_picture(page, f"marking-{name}")
 
 
+def expect_student(page: Page, name: str) -> None:
+    """Wait for a student's page and its keys: the heading is there before the scripts have run."""
+    expect(page.locator("h1")).to_have_text(name)
+    page.wait_for_load_state()
+
+
 def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Bed) -> None:
     page = enter(context, bed, "ann")
     press = page.keyboard.press
@@ -211,13 +217,13 @@ def test_a_submission_is_marked_without_a_mouse(context: BrowserContext, bed: Be
     page.keyboard.type("30")
     press("Escape")
     press("Shift+S")
-    expect(page.locator("h1")).to_have_text("Alan Turing")
+    expect_student(page, "Alan Turing")
     press("n")
-    expect(page.locator("h1")).to_have_text("Grace Hopper")
+    expect_student(page, "Grace Hopper")
     press("n")  # goes round, past what is marked
-    expect(page.locator("h1")).to_have_text("Alan Turing")
+    expect_student(page, "Alan Turing")
     press("k")
-    expect(page.locator("h1")).to_have_text("Ada Lovelace")
+    expect_student(page, "Ada Lovelace")
 
 
 def focus_link(page: Page, text: str) -> None:
@@ -251,8 +257,7 @@ def test_five_submissions_are_marked_without_a_mouse(context: BrowserContext, be
     write("ann")
     press("Enter")
     for number, name in enumerate(names):
-        expect(page.locator("h1")).to_have_text(name)
-        page.wait_for_load_state()
+        expect_student(page, name)
         press("c")
         expect(page.locator("#kind-code")).to_have_attribute("aria-current", "true")
         press("m")

@@ -126,7 +126,7 @@ def test_what_recover_cannot_go_with_is_said(lab: LabDirectory) -> None:
 
 
 def test_a_server_that_its_owner_ended_is_not_replaced(lab: LabDirectory) -> None:
-    (lab.root / "go" / "on").unlink()
+    (lab.root / "go" / "on").unlink(missing_ok=True)
     (lab.root / "train.sh").write_text(TRAIN.format(version="third"))
     process = lab.start("run", "--recover", "--yes", "--id", "third")
     process.said("step 2\n")

@@ -358,7 +358,7 @@ def test_a_machine_that_runs_is_not_up_until_it_is_prepared(school: School) -> N
     assert status == 303
     assert 'class="said' not in page, "the live part says it, until it is over"
     lab = school.bed.serve_up(4).lab_id  # the machine runs, and Docker is not installed there yet
-    wait_until(lambda: "T4" in visitor.ask("/")[2])
+    wait_until(lambda: '<dd class="words">T4' in visitor.ask("/")[2])
     page = visitor.ask("/")[2]
     assert 'class="state starting"' in page
     for path in (f"/services/{lab}/jupyter", f"/terminal/{lab}", "/server/extend"):
