@@ -20,7 +20,9 @@ from labctl.config.course_schema import (
 from labctl.config.directories import copy_environment
 from labctl.config.directories import find_paths as standard_paths
 from labctl.config.document import Node, escape, make_problems_error, quote, read_bytes
-from labctl.config.lab import LISTS, NO_JOB_BUILDS, LabConfigReader, ProviderFinder
+from labctl.config.lab import LabConfigReader
+from labctl.config.lab_checks import LISTS, NO_JOB_BUILDS
+from labctl.config.lab_providers import ProviderFinder
 from labctl.config.layers import (
     build_switch_layers,
     iterate_leaves,
