@@ -141,27 +141,70 @@ def report_wait(reporter: Reporter, name: str, detail: str = "") -> Iterator[Non
         reporter.emit(Step(name=name, done=True, brief=True))
 
 
-# Opens a lock. It calls the function once, with the holder, if the lock is not free.
-OpenLock = Callable[[Callable[[str], None]], AbstractContextManager[None]]
+# Opens a lock. If it is not free, it calls the first function once, with the holder, and the second
+# one with each text in which the holder says how far it is.
+OpenLock = Callable[[Callable[[str], None], Callable[[str], None]], AbstractContextManager[None]]
+
+
+OTHER_COMMAND = "waiting for the other command"
 
 
 @contextmanager
 def report_lock_wait(reporter: Reporter, open_lock: OpenLock) -> Iterator[None]:
-    """Hold a lock around the block. Name its holder, and report a brief Step, while it waits."""
+    """Hold a lock around the block. While it waits, name the holder, and show how far that is."""
     waiting: list[Step] = []
 
     def announce(holder: str) -> None:
         reporter.emit(Note(text=f"{holder}; waiting for it to finish"))
-        waiting.append(Step(name="waiting for the other command", brief=True))
+        waiting.append(Step(name=OTHER_COMMAND, brief=True))
         reporter.emit(waiting[0])
+
+    def show(text: str) -> None:
+        reporter.emit(Progress(name=OTHER_COMMAND, done=0, total=0, unit="steps", detail=text))
 
     with ExitStack() as held:
         try:
-            held.enter_context(open_lock(announce))
+            held.enter_context(open_lock(announce, show))
         finally:
             for step in waiting:
                 reporter.emit(msgspec.structs.replace(step, done=True))
         yield
+
+
+class SharedProgress:
+    """A Reporter that passes every event on, and `share`s the step that a command is at as a text.
+
+    A text that equals the last one is not shared again.
+    """
+
+    def __init__(self, reporter: Reporter, share: Callable[[str], None]) -> None:
+        self._reporter = reporter
+        self._share = share
+        self._text = ""
+
+    def emit(self, event: Event) -> None:
+        self._reporter.emit(event)
+        is_over = isinstance(event, Step) and event.done
+        if not isinstance(event, Step | Progress) or is_over:
+            return
+        text = _describe_step(event)
+        if text != self._text:
+            self._text = text
+            self._share(text)
+
+    def confirm(self, decision: Question) -> bool:
+        return self._reporter.confirm(decision)
+
+    def find_password_prompt(self) -> AskPassword | None:
+        return find_password_prompt(self._reporter)
+
+
+def _describe_step(event: Step | Progress) -> str:
+    """Return what a step does now; of bytes, each tenth of them."""
+    if isinstance(event, Progress) and event.unit == "bytes" and event.total:
+        tenths = int(10 * event.done / event.total)
+        return f"{event.name}, {tenths}0%" if tenths else event.name
+    return event.detail if isinstance(event, Progress) and event.detail else event.name
 
 
 class ConsentPolicy(Value, frozen=True):

@@ -72,6 +72,11 @@ class Terminal:
             time.sleep(POLL_S)
         return lines
 
+    def read_rows(self) -> list[str]:
+        """Return the rows of the screen and its history as they are, without trailing spaces."""
+        text = self._call("capture-pane", "-p", "-J", "-S", "-")
+        return [line.rstrip() for line in text.splitlines()]
+
     def _has_ended(self) -> bool:
         """Whether a prompt is below the typed line, which the screen may not show yet."""
         lines = self._read_lines()

@@ -68,9 +68,8 @@ def print_comparison(comparison: ComparisonResult) -> None:
         _print_values("SETTING", labels, settings)
     else:
         click.echo(wording.SAME_SETTINGS)
-    if comparison.curves:
+    if curves := page.make_curve_rows(comparison.curves):
         click.echo()
-        curves = [page.make_curve_row(curve) for curve in comparison.curves]
         _print_values("BEST VALUE", labels, [(row.name, *row.values) for row in curves])
     click.echo()
     for pair in comparison.pairs:

@@ -34,7 +34,7 @@ PASSES_CODES = {"run", "exec", "ssh", "attach", "course ssh"}
 OWN_FAILURE = 255
 # After an interruption, nothing of these commands is on a server or costs money.
 WITHOUT_SERVER = {
-    *("config", "cost", "doctor", "estimate", "images", "init", "inventory", "join"),
+    *("config", "cost", "docs", "doctor", "estimate", "images", "init", "inventory", "join"),
     *("offers", "report", "secret", "trust"),
     *("course budget", "course collect", "course comment", "course cost", "course due"),
     *("course excuse", "course grades", "course init", "course invite", "course mark"),
@@ -89,7 +89,7 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except (click.Abort, KeyboardInterrupt) as interrupt:
-        # Click has ended the line of a Ctrl-C, but not that of a question.
+        # The line of a Ctrl-C has ended already, but not that of a question.
         if not isinstance(interrupt.__cause__, KeyboardInterrupt):
             click.echo(err=True)
         _print_interrupted(_parse_command_name(sys.argv[1:]))
@@ -98,7 +98,7 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         _explain_global_option(error).show()
         return _own_code(error.exit_code)
     except InterruptError as error:
-        end_interrupted_line()
+        leave_interrupted_line()
         print_error(error)
         return INTERRUPTED
     except SchedulerBusyError as error:
@@ -142,16 +142,13 @@ def _correct_name(words: Sequence[str], error: NotFoundError) -> str:
     return shlex.join(["labctl", *words[: places[0]], error.near, *words[places[0] + 1 :]])
 
 
-def end_interrupted_line() -> None:
-    """End the line into which the terminal has written ^C."""
-    if sys.stderr.isatty():
-        click.echo(err=True)
+def leave_interrupted_line(*, has_output: bool = False) -> None:
+    """Erase the ^C that the terminal has written, so that no line stays blank.
 
-
-def erase_interrupted_line() -> None:
-    """Erase the ^C that the terminal has written where a wait was drawn."""
+    If the line `has_output` of a program, such as its progress bar, end the line instead.
+    """
     if sys.stderr.isatty():
-        click.echo("\r\033[K", nl=False, err=True)
+        click.echo("" if has_output else "\r\033[K", nl=has_output, err=True)
 
 
 def _print_interrupted(command: str) -> None:

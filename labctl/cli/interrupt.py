@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.exit_codes import INTERRUPTED, end_interrupted_line, erase_interrupted_line
+from labctl.cli.exit_codes import INTERRUPTED, leave_interrupted_line
 from labctl.cli.options import stop_drawing
 from labctl.cli.wrapping import print_message
 
@@ -23,7 +23,7 @@ def close_at_interrupt(ctx: click.Context, text: str = "closed") -> Iterator[Non
         yield
     except KeyboardInterrupt:
         stop_drawing(ctx)
-        erase_interrupted_line()
+        leave_interrupted_line()
         print_message(text)
         ctx.exit(INTERRUPTED)
 
@@ -36,5 +36,5 @@ def wait_until_interrupted(forwards: Iterable[Forwarding], invitation: str = "")
         for forward in forwards:
             forward.wait()
     except KeyboardInterrupt:
-        end_interrupted_line()
+        leave_interrupted_line()
         print_message("closed")

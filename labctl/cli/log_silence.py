@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from labctl.insight.top import ServerMetrics
 
 FIRST, NEXT = "waiting for first output", "waiting for output"
+CONTAINER_STARTING = "its container is starting"
 # seconds of silence until the line is shown or measured again, and from when on less often: each
 # measurement keeps a core of the server busy for a moment
 EVERY_S = 3.0
@@ -27,17 +28,20 @@ POLL_S = 0.5
 class LogSilenceLine:
     """Shows what a run does while it prints nothing. Without a terminal it shows nothing.
 
-    `describe` measures and describes it; it is called in a thread of its own.
+    `describe` measures and describes it; it is called in a thread of its own. The line shows
+    `detail` until then. `is_line_open` says whether the output has stopped within a line.
     """
 
-    def __init__(self, screen: Screen, describe: Callable[[str], str]) -> None:
+    def __init__(
+        self, screen: Screen, describe: Callable[[str], str], detail: str = CONTAINER_STARTING
+    ) -> None:
         self._screen = screen
         self._describe = describe
         self._lock = Lock()
         self._over = Event()
-        self._name, self._detail = FIRST, "its container is starting"
+        self._name, self._detail = FIRST, detail
         self._heard_s = 0.0
-        self._is_line_open = False
+        self.is_line_open = False
 
     def start(self, run_id: str) -> None:
         if sys.stderr.isatty():
@@ -81,7 +85,7 @@ class LogSilenceLine:
 
     def _is_silent(self) -> bool:
         """Whether the line may be drawn: not below half a line, such as a progress bar."""
-        return not self._is_line_open and self._silence_s() >= EVERY_S
+        return not self.is_line_open and self._silence_s() >= EVERY_S
 
     def stop(self) -> None:
         """Remove the line, for good."""
@@ -101,7 +105,7 @@ class LogSilenceLine:
                 if block:
                     self._remove()
                     self._name, self._detail = NEXT, ""
-                    self._is_line_open = not block.endswith(b"\n")
+                    self.is_line_open = not block.endswith(b"\n")
                 on_log(block)
                 self._heard_s = time.monotonic() if block else self._heard_s
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.exit_codes import INTERRUPTED, clean, end_interrupted_line
+from labctl.cli.exit_codes import INTERRUPTED, clean, leave_interrupted_line
 from labctl.cli.options import FOLLOW, RUN, SCREEN, TAIL, open_lab, stop_drawing
 from labctl.cli.wrapping import print_message
 from labctl.errors import NotFoundError
@@ -57,7 +57,9 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: st
         _print_saved_log(lab, run_id, tail)
         return
     waiting = log_silence.LogSilenceLine(
-        ctx.meta[SCREEN], lambda run_id: log_silence.describe_activity(lab.top(), lab.id, run_id)
+        ctx.meta[SCREEN],
+        lambda run_id: log_silence.describe_activity(lab.top(), lab.id, run_id),
+        detail="",  # the run started some time ago
     )
     log = _CountedLog(waiting.watch_log(run_commands.write_log))
     if follow:
@@ -72,7 +74,7 @@ def logs_command(ctx: click.Context, run: str, follow: bool, tail: int, rank: st
     except KeyboardInterrupt:
         waiting.stop()
         stop_drawing(ctx)
-        end_interrupted_line()
+        leave_interrupted_line(has_output=waiting.is_line_open)
         text = f"the run is still running; to follow it again: labctl logs -f {run_id}"
         print_message(text)
         ctx.exit(INTERRUPTED)

@@ -14,7 +14,13 @@ import click
 
 from labctl.cli import run_end, runs
 from labctl.cli.down_output import describe_removal, find_exit_code, print_down
-from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, print_error
+from labctl.cli.exit_codes import (
+    INTERRUPTED,
+    OWN_FAILURE,
+    clean,
+    leave_interrupted_line,
+    print_error,
+)
 from labctl.cli.options import list_timings, stop_drawing
 from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
@@ -252,7 +258,9 @@ def note_interrupt(lab: Lab, run_id: str, interrupt: BaseException) -> None:
     run_server.record_interrupted_down(lab.context, run_id, name)
     try:
         _stop_drawing()
-        print_message(f"\nlabctl run --down was interrupted ({name})")
+        is_question = isinstance(interrupt, click.Abort)
+        leave_interrupted_line(has_output=is_question)
+        print_message(f"labctl run --down was interrupted ({name})")
     except OSError:  # the reader of a pipe is gone
         _discard_output(sys.stderr)
 

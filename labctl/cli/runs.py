@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
-from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean
+from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, leave_interrupted_line
 from labctl.cli.from_trial import FROM_TRIAL, choose_command
 from labctl.cli.log_silence import LogSilenceLine, describe_activity
 from labctl.cli.number_range import NumberRange
@@ -197,6 +197,7 @@ def _start_and_follow(
         stop_drawing(ctx)
         if not started_runs:
             raise
+        leave_interrupted_line(has_output=waiting.is_line_open)
         if options.down:
             run_server.note_interrupt(lab, started_runs[0].id, interrupt)
         _print_still_running(lab, started_runs[0], recovers=options.recover)
@@ -281,7 +282,7 @@ def _note_keeper(lab: Lab, run: Run) -> str:
 
 def _print_still_running(lab: Lab, run: Run, *, recovers: bool) -> None:
     cost = price_or_free_text(gang.sum_prices(lab.context))
-    print_message(f"\nrun {run.id} is still running ({cost})")
+    print_message(f"run {run.id} is still running ({cost})")
     keeper = _note_keeper(lab, run)
     follow = (f"labctl logs -f {run.id}", "follow the log again")
     if recovers and not keeper:

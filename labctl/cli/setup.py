@@ -210,8 +210,7 @@ def _choose_provider(ctx: click.Context, provider: str | None) -> str:
         provider = click.prompt(
             "provider",
             default=DEFAULT_PROVIDER,
-            type=click.Choice(names),
-            show_choices=False,  # the list is above
+            value_proc=lambda name: _check_provider(name.strip(), names),
             err=True,
         )
     provider = provider or DEFAULT_PROVIDER
@@ -223,6 +222,15 @@ def _choose_provider(ctx: click.Context, provider: str | None) -> str:
             hint=_format_init(ctx, provider=near or DEFAULT_PROVIDER),
         )
     return provider
+
+
+def _check_provider(name: str, names: Sequence[str]) -> str:
+    """Return the provider that a user typed; for an unknown one, the error that asks again."""
+    if name in names:
+        return name
+    near = find_nearest(name, names)
+    question = f"; did you mean {near}?" if near else ""
+    raise click.UsageError(f"there is no provider {name!r}{question}")
 
 
 @click.command("up")

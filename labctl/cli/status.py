@@ -189,7 +189,7 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     interrupted: InterruptedDown | None = status.interrupted_down
     if interrupted is not None:
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
-        text = f"labctl run --down was interrupted ({interrupted.why}){run}"
+        text = f"`labctl run --down` was interrupted ({interrupted.why}){run}"
         ends = "end your lease" if adoption.is_leased_by(server.provider) else "remove the server"
         print_message(f"  {clean(text)}; to {ends}: labctl down", err=False)
     if server.state == "stopped":

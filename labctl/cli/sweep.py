@@ -9,7 +9,7 @@ import click
 
 from labctl import __version__
 from labctl.cli.browser import open_in_browser, relative_path
-from labctl.cli.exit_codes import INTERRUPTED, clean
+from labctl.cli.exit_codes import INTERRUPTED, clean, leave_interrupted_line
 from labctl.cli.number_range import NumberRange
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.own_command import EXAMPLE, OwnCommand, require_program
@@ -146,6 +146,7 @@ def _run(ctx: click.Context, lab: Lab, options: SweepOptions, *, starts: bool) -
             return lab.sweep(options, starts=starts)
     except KeyboardInterrupt:
         stop_drawing(ctx)
+        leave_interrupted_line()
         _print_still_running(lab, options.study)
         ctx.exit(INTERRUPTED)
     except LabError:
@@ -166,7 +167,7 @@ def _print_still_running(lab: Lab, study: str) -> None:
     cost = price_or_free_text(gang.sum_prices(lab.context))
     option = "" if study == DEFAULT_STUDY else f" --study {study}"
     verb = "is" if len(running) == 1 else "are"
-    print_message(f"\n{', '.join(running)} {verb} still running ({cost})")
+    print_message(f"{', '.join(running)} {verb} still running ({cost})")
     lines = ((f"labctl sweep{option}", "continue the sweep"), ("labctl down", "stop everything"))
     for line, effect in lines:
         print_message(f"  {line:<{len(lines[0][0]) + 3}}{effect}")

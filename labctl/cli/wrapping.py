@@ -19,9 +19,9 @@ _PROGRAMS = (
     "ssh-copy-id|ssh-keygen|sudo|systemctl|unset|uv"
 )
 # A line that is a command or an option, or far enough to the right to have its own layout. A line
-# such as "labctl needs the number of ..." is a sentence.
+# such as "labctl needs the number of ...", or "--at: 'here' is not ...", is a sentence.
 _SENTENCE = rf"labctl\s(?!-|(?:{'|'.join(COMMANDS)})\b)"
-_FIXED = re.compile(rf"\t| {{4}}| *(?:--|(?!{_SENTENCE})(?:{_PROGRAMS}) )")
+_FIXED = re.compile(rf"\t| {{4}}| *(?:--(?![\w-]+: )|(?!{_SENTENCE})(?:{_PROGRAMS}) )")
 _START = re.compile(r" *(?:- )?")
 # Parts of a sentence: code in backquotes, a command after a colon, and YAML in braces or brackets.
 _WHOLE = re.compile(rf"`[^`]*`|(?<=: )(?:{_PROGRAMS}) [^;,]*|[\w.]+: (?:\{{.*\}}|\[.*\])")

@@ -2,8 +2,8 @@
 
 A lease is a JSON file in a numbered directory that its holder owns, so that no other account can
 change it. It is valid until it is released, has expired (seconds since boot, suspend included), or
-the machine reboots; the next lease gets the next number. flock(1) lets one labctl at a time change
-leases.
+the machine reboots; the next lease gets the next number. A released lease is deleted, so that none
+stays on a machine that nobody uses. flock(1) lets one labctl at a time change leases.
 
 Older versions of labctl take no lock: their mkdir is the claim. So a claim checks again after its
 mkdir, and once more after its file is written, and gives way to any claim in between. The older
@@ -153,6 +153,14 @@ sweep() { # delete this account's earlier leases
   done
 }
 
+tidy() { # delete what is left of the lease that was given back, and of this account's earlier ones
+  look
+  for number in $numbers; do
+    [ "$number" -le "$given_back" ] && [ -O "$dir/lease-$number" ] || continue
+    holds "$dir/lease-$number" || rm -rf "$dir/lease-$number"
+  done
+}
+
 renew() {
   look
   [ "$state" = mine ] || return 0
@@ -180,7 +188,7 @@ look
 case $action-$state in
   claim-free) [ -n "$error" ] || alone claim ;;
   renew-mine) alone renew ;;
-  release-mine) give_back "$held" && look ;;
+  release-mine) given_back=$held; give_back "$held" && look && { alone tidy; error=; } ;;
 esac
 [ -z "$error" ] || state=broken
 say state "$state"

@@ -234,7 +234,7 @@ def _find_numbers(folder: CourseFolder, name: str) -> tuple[CanvasConfig, int]:
         raise ConfigError(
             f"course.yaml has no {key}",
             why="labctl must know the course and the assignment in Canvas",
-            hint=f"edit {folder.config.path}: docs/grading.md shows the lines",
+            hint=f"edit {folder.config.path}\nlabctl docs grading   # the lines to add",
         )
     return canvas, canvas.assignments[name]
 
@@ -325,5 +325,4 @@ def _require_consent(transfer: CanvasTransfer, reporter: Reporter) -> None:
         raise PolicyError(
             "nothing was sent",
             why=f"{count} that Canvas has would change",
-            hint=f"labctl course grades {transfer.assignment} --to canvas --send --yes",
         )

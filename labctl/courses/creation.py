@@ -111,7 +111,7 @@ def import_roster(
         raise PolicyError(
             "nothing was imported",
             why="students who are dropped keep their data in the course, but get no more servers",
-            hint=f"labctl course roster {roster} --yes   # or --keep, if the file is only a part",
+            hint=f"labctl course roster {roster} --keep   # if the file is only a part",
         )
     _store_imported_file(folder, roster, data)
     if diff.is_empty and folder.roster_file.exists():

@@ -213,7 +213,9 @@ def _require_consent(invitation: JoinInvitation, target: Path, reporter: Reporte
     )
     if not reporter.confirm(Question(question=question, detail=detail, default=True)):
         raise PolicyError(
-            "nothing was sent", why="you have not joined the course", hint="labctl join FILE --yes"
+            "nothing was sent",
+            why="you have not joined the course",
+            hint="labctl join FILE   # when you want to join",
         )
 
 

@@ -186,7 +186,6 @@ def _require_consent(name: str, changes: Sequence[str], reporter: Reporter) -> N
         raise PolicyError(
             "nothing was released",
             why=f"{grades} that students have seen would change",
-            hint=f"labctl course grades {name} --release --yes",
         )
 
 

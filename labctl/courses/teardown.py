@@ -76,9 +76,7 @@ def end_seats(
     if not with_server:
         _handle_kept_disks(staff)
         return []
-    _require_consent(
-        staff, [servers[context.lab_id] for context in with_server], seats, discard=discard
-    )
+    _require_consent(staff, [servers[one.lab_id] for one in with_server], discard=discard)
     with metering.hold_end_locks(staff.state, [by_lab[context.lab_id] for context in with_server]):
         saved = _save_all(staff, with_server, servers, by_lab, discard)
         ready = [outcome.context for outcome in saved if outcome.error is None]
@@ -112,9 +110,7 @@ def _has_no_record(
     return staff.state.get_server(servers[outcome.context.lab_id].id) is None
 
 
-def _require_consent(
-    staff: CourseOperator, servers: Sequence[Server], seats: Sequence[Seat], *, discard: bool
-) -> None:
+def _require_consent(staff: CourseOperator, servers: Sequence[Server], *, discard: bool) -> None:
     usd_per_hour = sum(server.offer.price_usd_per_hour for server in servers)
     price = price_text(usd_per_hour) if usd_per_hour else "free"
     lost = "Results that were not downloaded will be LOST. " if discard else ""
@@ -122,20 +118,7 @@ def _require_consent(
     question = f"{lost}end {count} of {staff.folder.config.name} ({price})?"
     detail = "" if discard else "runs are canceled, and every result is downloaded first"
     if not staff.reporter.confirm(Question(question=question, detail=detail)):
-        raise PolicyError(
-            "nothing was ended",
-            why=f"still running: {count} ({price})",
-            hint=" ".join(["labctl course down --yes", *_list_options(staff, seats, discard)]),
-        )
-
-
-def _list_options(staff: CourseOperator, seats: Sequence[Seat], discard: bool) -> list[str]:
-    """Return the options with which `labctl course down` ends the same servers."""
-    names = {seat.name for seat in seats}
-    options = ["--discard"] if discard else []
-    if any(seat.name not in names for seat in staff.folder.list_seats()):
-        options += ["--only", ",".join(seat.name for seat in seats)]
-    return options
+        raise PolicyError("nothing was ended", why=f"still running: {count} ({price})")
 
 
 def _save_all(

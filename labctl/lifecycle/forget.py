@@ -104,9 +104,7 @@ def require_consent(context: LabContext, names: Iterable[str], command: str) -> 
         ),
     )
     if not context.reporter.confirm(decision):
-        raise PolicyError(
-            "nothing was forgotten", why="you did not confirm", hint=f"{command} --forget --yes"
-        )
+        raise PolicyError("nothing was forgotten", why="you did not confirm")
 
 
 def drop(context: LabContext, lost: UnconfirmedRecords) -> None:

@@ -220,7 +220,7 @@ def _require_consent(
         raise PolicyError(
             "nothing was reclaimed",
             why=f"{run.id} is still running",
-            hint="labctl rehearse reclaim --yes",
+            hint="labctl status   # shows what runs there",
         )
 
 

@@ -156,7 +156,7 @@ def _ask_for_consent(
             "nothing was stopped",
             why=f"{server.alias} is still running "
             f"({price_or_free_text(server.offer.price_usd_per_hour)})",
-            hint="labctl stop --yes",
+            hint="labctl status   # shows what runs there",
         )
 
 
@@ -203,5 +203,5 @@ def _confirm_price(context: LabContext, server: Server) -> None:
         raise PolicyError(
             "nothing was started",
             why="the price was not confirmed",
-            hint="labctl start --yes",
+            hint="labctl status   # shows what the stopped server costs",
         )

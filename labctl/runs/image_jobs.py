@@ -101,7 +101,7 @@ def wait_for_save(context: LabContext, wanted: str) -> None:
     lock, what = _save_lock(context, wanted), f"waiting for the image {wanted}"
     with report_lock_wait(
         context.reporter,
-        lambda on_wait: hold_lock(lock, what, wait_s=SAVE_S, is_command=False, on_wait=on_wait),
+        lambda on_wait, _: hold_lock(lock, what, wait_s=SAVE_S, is_command=False, on_wait=on_wait),
     ):
         pass
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labctl.config import ImageConfig
 from labctl.config.packages import PackageList
 from labctl.errors import BuildError, UsageError
-from labctl.events import Step, report_lock_wait
+from labctl.events import SharedProgress, Step, report_lock_wait
 from labctl.lazy import lazy_imports
 from labctl.model import Server
 from labctl.runs import environment
@@ -183,7 +184,8 @@ def ensure_image(
             server_environments.build_environment(context, server, remote, wanted, of_run)
         return
     image = context.config.image
-    with _lock_image(context, lock_name(server, wanted), f"getting the image {wanted}"):
+    what = f"getting the image {wanted}"
+    with _lock_image(context, lock_name(server, wanted), what) as context:
         if has_image(remote, wanted):
             return
         if not image.is_built:
@@ -201,7 +203,8 @@ def ensure_current_image(
     If this machine has an image of this name, the server gets that one, even if it has another:
     the image may have been built again.
     """
-    with _lock_image(context, lock_name(server, wanted), f"getting the image {wanted}"):
+    what = f"getting the image {wanted}"
+    with _lock_image(context, lock_name(server, wanted), what) as context:
         current = image_sources.hash_local_image(wanted)
         content = _find_content(remote, wanted)
         if content and current in ("", content):
@@ -213,13 +216,22 @@ def ensure_current_image(
     return _find_content(remote, wanted)
 
 
-def _lock_image(context: LabContext, name: str, what: str) -> AbstractContextManager[None]:
-    return report_lock_wait(
+@contextmanager
+def _lock_image(context: LabContext, name: str, what: str) -> Iterator[LabContext]:
+    """Hold the lock of an image. Work in the yielded context is shown to those who wait for it."""
+    with report_lock_wait(
         context.reporter,
-        lambda on_wait: context.state.lock(
-            name, what, wait_s=IMAGE_S, is_command=False, on_wait=on_wait
+        lambda on_wait, on_progress: context.state.lock(
+            name,
+            what,
+            wait_s=IMAGE_S,
+            is_command=False,
+            on_wait=on_wait,
+            on_progress=on_progress,
         ),
-    )
+    ):
+        share = functools.partial(context.state.note_progress, name)
+        yield context.replace_reporter(SharedProgress(context.reporter, share))
 
 
 def lock_name(server: Server, wanted: str) -> str:
@@ -242,7 +254,8 @@ def _build_once(
         _build(context, server, remote, wanted, of_run)
         image_jobs.start_save(context, server, wanted)
         return
-    with _lock_image(context, "build-" + wanted.rpartition(":")[2], f"building the image {wanted}"):
+    lock, what = "build-" + wanted.rpartition(":")[2], f"building the image {wanted}"
+    with _lock_image(context, lock, what) as context:
         image_jobs.wait_for_save(context, wanted)
         architecture = image_sources.find_architecture(context, server)
         if image_sources.open_cache(context).find(wanted, architecture) is None:

@@ -78,6 +78,15 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
             self, shared_provider=provider, shared_connections=self.connections
         )
 
+    def replace_reporter(self, reporter: Reporter) -> LabContext:
+        """Return this context with another reporter and the same provider and connections."""
+        return msgspec.structs.replace(
+            self,
+            reporter=reporter,
+            shared_provider=self.provider,
+            shared_connections=self.connections,
+        )
+
     def make_sibling(
         self,
         config: LabConfig,

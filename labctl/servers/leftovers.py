@@ -185,16 +185,20 @@ def _confirm(context: LabContext, servers: Sequence[Server], removable: Sequence
     names = {server.lab for server in servers}
     names |= {resource.lab or resource.lab_id for resource in removable}
     labs = ", ".join(sorted(names - {""}))
-    counts = count_text(len(servers), "server"), count_text(len(removable), "other resource")
+    other = "other resource" if servers else "resource"
+    actions = [
+        *([f"terminate {count_text(len(servers), 'server')}"] if servers else []),
+        *([f"remove {count_text(len(removable), other)}"] if removable else []),
+    ]
     decision = Question(
-        question=f"terminate {counts[0]} and remove {counts[1]}?",
+        question=f"{' and '.join(actions)}?",
         detail=f"labs: {labs}\nResults found only there are lost; labctl down saves them first.",
     )
     if not context.reporter.confirm(decision):
         raise PolicyError(
             "nothing was terminated",
-            why="it was not confirmed",
-            hint="labctl orphans --terminate --yes",
+            why="you did not confirm",
+            hint="labctl orphans   # lists the servers and resources",
         )
 
 

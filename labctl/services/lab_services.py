@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from labctl.config import KNOWN_SERVICE_PORTS, LabConfig, parse_port
 from labctl.config.reader import find_nearest
 from labctl.errors import UsageError
-from labctl.events import report_lock_wait
+from labctl.events import SharedProgress, report_lock_wait
 from labctl.model import Forward, Server, Service
 from labctl.runs import images, wheelhouse
 from labctl.runs.run_specs import find_run_image
@@ -130,11 +131,18 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
     name, what = f"service-{key[:24]}", f"starting {wanted.name}"
     with report_lock_wait(
         context.reporter,
-        lambda on_wait: context.state.lock(
-            name, what, wait_s=images.IMAGE_S, is_command=False, on_wait=on_wait
+        lambda on_wait, on_progress: context.state.lock(
+            name,
+            what,
+            wait_s=images.IMAGE_S,
+            is_command=False,
+            on_wait=on_wait,
+            on_progress=on_progress,
         ),
     ):
-        return _ensure_alone(context, server, wanted)
+        share = functools.partial(context.state.note_progress, name)
+        shared = context.replace_reporter(SharedProgress(context.reporter, share))
+        return _ensure_alone(shared, server, wanted)
 
 
 def _ensure_alone(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:

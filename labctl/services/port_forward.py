@@ -43,6 +43,9 @@ HEALTHCHECK_EVERY_S = 10.0
 PROBE_EVERY_S = 0.1
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
+# Ctrl-C reaches every program of the terminal. An ssh that ended before labctl would look like a
+# lost connection; labctl ends it instead. A hangup still ends it, with or without labctl.
+IGNORE_INTERRUPT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 # Errors for which a retry is useless.
 FATAL = (HostKeyError, AuthenticationError)
 
@@ -195,8 +198,7 @@ class Forwarding:
     def _watch(self) -> None:
         while not self._closing.is_set():
             refused = self._await_loss()
-            # Ctrl-C reaches ssh before this process: then the connection is not lost.
-            if self._closing.wait(0.2):
+            if self._closing.is_set():
                 return
             self._report(f"{self.service.name}: connection lost, reconnecting", "warning")
             if not self._reconnect(ask=refused):
@@ -263,7 +265,7 @@ class SshProcess:
     def __init__(self, argv: list[str]) -> None:
         # An unnamed file: a pipe that is never read would block ssh when it is full.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`end` closes it)
-        self.process = spawn_ssh(argv, subprocess.PIPE, self._errors)
+        self.process = spawn_ssh([*IGNORE_INTERRUPT, *argv], subprocess.PIPE, self._errors)
         self._listening = False
         # Another thread may end this process while one waits for it.
         self._lock = threading.Lock()

@@ -31,7 +31,7 @@ from labctl.model import (
 )
 from labctl.shell import Secret
 from labctl.state.database import open_database, open_to_read, translate_errors
-from labctl.state.locks import hold_lock
+from labctl.state.locks import hold_lock, note_progress
 
 __all__ = ["Attempt", "LedgerEntry", "State"]
 
@@ -321,17 +321,29 @@ class State:
         wait_s: float = 10.0,
         is_command: bool = True,
         on_wait: Callable[[str], None] = lambda holder: None,
+        on_progress: Callable[[str], None] = lambda text: None,
     ) -> Iterator[None]:
         """Lock the lab for the action `what` (such as "up"); other processes and threads wait.
 
         Without `is_command`, `what` describes the action, as in `hold_lock`.
-        `on_wait` is called once, with a description of the holder, if the lock is not free. Raises
-        BusyError, which names the holder, after `wait_s`. The kernel releases the lock when the
-        process ends, however it ends.
+        `on_wait` is called once, with a description of the holder, if the lock is not free, and
+        `on_progress` with what the holder gives to `note_progress` from then on. Raises BusyError,
+        which names the holder, after `wait_s`. The kernel releases the lock when the process ends,
+        however it ends.
         """
-        lock = self.find_lock(lab_id)
-        with hold_lock(lock, what, wait_s=wait_s, is_command=is_command, on_wait=on_wait):
+        with hold_lock(
+            self.find_lock(lab_id),
+            what,
+            wait_s=wait_s,
+            is_command=is_command,
+            on_wait=on_wait,
+            on_progress=on_progress,
+        ):
             yield
+
+    def note_progress(self, lab_id: str, text: str) -> None:
+        """Show those who wait for the lock that the caller holds how far its action is."""
+        note_progress(self.find_lock(lab_id), text)
 
     def find_lock(self, lab_id: str) -> Path:
         """Return the file that `lock` locks, for a process that must hold the same lock."""

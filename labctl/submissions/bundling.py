@@ -105,7 +105,8 @@ def collect_contents(
     result = assemble_contents(context, rules, student, most_bytes, run, chosen, code, beside)
     stale = freshness.find_stale_results(on_server, home, chosen)
     has_all_files = freshness.has_final_files(run, home) and not on_server.new_checkpoints
-    _check_required(rules, result, run, has_all_files)
+    other = _find_other_with_model(context, run.id)
+    _check_required(rules, result, run, has_all_files, other)
     notes = result.notes
     if not run.has_ended:
         notes += (f"to submit the end of {run.id}: {SUBMIT_THE_END}",)
@@ -319,10 +320,20 @@ def find_missing_part(rules: Assignment, result: BundleContents) -> str:
     return ""
 
 
+def _find_other_with_model(context: LabContext, run_id: str) -> str:
+    """Return the latest other run whose model is on this machine; "" without one."""
+    others = [run.id for run in context.state.list_runs(context.lab_id) if run.id != run_id]
+    home = context.config.root / "runs"
+    return next((one for one in reversed(others) if find_best_checkpoint(home / one)), "")
+
+
 def _check_required(
-    rules: Assignment, result: BundleContents, run: Run, has_all_files: bool
+    rules: Assignment, result: BundleContents, run: Run, has_all_files: bool, other: str
 ) -> None:
-    """NotFoundError for a missing part; `has_all_files` if another pull would bring nothing."""
+    """NotFoundError for a missing part; `has_all_files` if another pull would bring nothing.
+
+    `other` is another run that has a model.
+    """
     pull, why = f"labctl pull {run.id}", ""
     if not run.has_ended:
         pull = f"labctl pull --follow {run.id}"
@@ -330,6 +341,8 @@ def _check_required(
     elif not has_all_files:
         why = "the files on this machine are not the final ones of the run"
     save = "save the model in $LABCTL_CHECKPOINT_DIR in your code, then:\nlabctl run"
+    if other:
+        save = f"labctl submit {other}   # the latest run with a model\nor {save}"
     hints = {
         "model": (why, save if has_all_files else pull),
         "logs": (why, pull),

@@ -209,7 +209,7 @@ class _Push:
             raise PolicyError(
                 "nothing was pushed",
                 why=f"sending {bytes_text(size)} was not confirmed",
-                hint=lambda subject: f"{subject.push} --yes   # or exclude files in .labignore",
+                hint=lambda subject: f"{subject.push}   # after you exclude files in .labignore",
             )
         return True
 

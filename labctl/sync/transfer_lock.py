@@ -62,7 +62,7 @@ def hold_transfers(
     # An rsync that briefly outlives a killed labctl inherits the lock.
     lock_for_one = report_lock_wait(
         reporter,
-        lambda on_wait: hold_lock(lock, name, wait_s=wait_s, on_wait=on_wait, inheritable=True),
+        lambda on_wait, _: hold_lock(lock, name, wait_s=wait_s, on_wait=on_wait, inheritable=True),
     )
     shared = _shared.get()
     with lock_for_one if shared is None else shared.hold(lock_for_one):

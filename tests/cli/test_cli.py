@@ -796,7 +796,7 @@ def test_up_names_commands_that_the_lab_has(
 def test_orphans_lists_the_image_caches_that_down_counts(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note = "kept for the next up; images and layers: docker volume rm labctl-cache-1"
+    note = "kept for the next up; to remove its images and layers: docker volume rm labctl-cache-1"
     cache = Resource(provider="local", kind="cache", id="labctl-cache-1", note=note)
     monkeypatch.setattr(LocalProvider, "servers", lambda self: [])
     monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [cache])
@@ -903,7 +903,7 @@ def test_orphans_breaks_no_command_at_80_columns(
     labctl: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "labctl-cache-638e9039"
-    note = f"kept for the next up; images and layers: docker volume rm {name}"
+    note = f"kept for the next up; to remove its images and layers: docker volume rm {name}"
     cache = Resource(provider="local", kind="cache", id=name, note=note)
     monkeypatch.setattr(LocalProvider, "servers", lambda self: [])
     monkeypatch.setattr(LocalProvider, "leftovers", lambda self: [cache])
@@ -912,7 +912,7 @@ def test_orphans_breaks_no_command_at_80_columns(
         monkeypatch.setattr(stream, "isatty", lambda: True)
     lines = labctl("orphans").out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == f"  layers: docker volume rm {name}"
+    assert lines[-1] == f"  images and layers: docker volume rm {name}"
 
 
 def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
@@ -1323,16 +1323,15 @@ def test_an_interruption_names_down_only_if_there_may_be_a_server(
 
 
 @pytest.mark.parametrize("is_question", [True, False])
-def test_an_interruption_ends_its_line_once(
+def test_an_interruption_ends_the_line_of_a_question_and_leaves_no_blank_one(
     labctl: Any, monkeypatch: pytest.MonkeyPatch, is_question: bool
 ) -> None:
-    """Click writes the end of the line after Ctrl-C, except after a question."""
-
     def interrupt(*_: Any, **__: Any) -> None:
         raise click.Abort if is_question else KeyboardInterrupt
 
     monkeypatch.setattr(Lab, "load", interrupt)
-    assert labctl("up").err.startswith("\nlabctl: interrupted\n  labctl status")
+    end = "\n" if is_question else ""
+    assert labctl("up").err.startswith(f"{end}labctl: interrupted\n  labctl status")
 
 
 def process(home: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:

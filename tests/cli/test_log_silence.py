@@ -124,6 +124,18 @@ def test_nothing_is_drawn_into_a_line_that_the_run_has_not_ended(
         wait_for(NEXT, stderr)
 
 
+def test_a_run_that_is_followed_again_is_not_said_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_silence, "EVERY_S", 0.05)
+    monkeypatch.setattr(log_silence, "POLL_S", 0.02)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stderr := Terminal())
+    line = LogSilenceLine(Screen(), lambda run_id: "1.9 cores busy", detail="")
+    line.start("night")
+    wait_for("1.9 cores busy", stderr)
+    line.stop()
+    assert "its container is starting" not in stderr.getvalue()
+
+
 def test_a_run_without_a_container_is_about_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, _ = show(monkeypatch, Terminal(), lambda run_id: "", "container is starting")
     assert f"{FIRST}: its container is starting" in drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -70,6 +71,41 @@ def test_messages_are_wrapped_at_words_and_commands_are_not(lab: Path, tmp_path:
     assert [line.strip() for line in hint if len(line) > COLUMNS] == [
         f"next: labctl run -- python train.py {options}"
     ]
+
+
+def test_a_mistyped_provider_is_asked_for_again_with_the_nearest_one(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("print('trained')\n")
+    with open_terminal(project, environ, COLUMNS) as terminal:
+        shown = terminal.run("labctl init", ["locl", ""], COMMAND_S).splitlines()
+    assert "Error: there is no provider 'locl'; did you mean local?" in shown
+    assert "  provider: local" in "\n".join(shown)
+    assert [line for line in shown if len(line) > COLUMNS] == []
+
+
+def test_ctrl_c_leaves_no_blank_line(lab: Path, tmp_path: Path) -> None:
+    """`labctl` waits for an answer of the network that does not come."""
+    environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        server = f"{{provider: static, static: {{hosts: ['127.0.0.1:{port}']}}}}"
+        (lab / "lab.yaml").write_text(f"lab: digits\nrun: [python]\nserver: {server}\n")
+        with open_terminal(lab, environ, COLUMNS) as terminal:
+            terminal.run("labctl trust --yes", [], COMMAND_S)
+            terminal.start("labctl doctor; echo code $?")
+            silent.settimeout(COMMAND_S)
+            connection, _ = silent.accept()
+            with connection:
+                terminal.press("C-c")
+                terminal.wait_for("code 130", COMMAND_S)
+                rows = terminal.read_rows()
+    start = next(n for n, line in enumerate(rows) if "labctl doctor" in line)
+    end = rows.index("code 130")
+    assert "labctl: interrupted" in rows[start:end]
+    assert "" not in rows[start:end], rows
+    assert not any("^C" in line for line in rows)
 
 
 def test_what_was_typed_before_a_question_does_not_answer_it(lab: Path, tmp_path: Path) -> None:

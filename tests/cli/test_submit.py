@@ -926,6 +926,24 @@ def test_a_model_that_a_pull_left_out_is_explained(labctl: Labctl, stale: Path, 
     assert f"next: labctl pull --follow {RUN}\n" in said.err
 
 
+def test_a_latest_run_without_a_model_names_the_run_that_has_one(
+    labctl: Labctl, stale: Path, home: Path
+) -> None:
+    lab = Lab.load(home / "digits", record_only=True)
+    hello = Run(
+        id="hello", lab_id=lab.id, server_id="s", state="exited", exit_code=0,
+        created_at=9e9 + 60, ended_at=9e9 + 61,
+    )  # fmt: skip
+    lab.context.state.save_run(hello)
+    place = stale.with_name("hello")
+    (place / "logs").mkdir(parents=True)
+    (place / "run.json").write_bytes(msgspec.json.encode(hello))
+    said = labctl("submit", "--dry-run")
+    assert said.code == 4
+    assert "hw3 requires the model, but run hello has none on this machine\n" in said.err
+    assert f"next: labctl submit {RUN}\n        (the latest run with a model)\n" in said.err
+
+
 def test_times_are_those_of_the_time_zone_of_the_due_time(
     labctl: Labctl, assigned: Callable[..., Assignment], home: Path
 ) -> None:

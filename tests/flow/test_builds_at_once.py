@@ -17,7 +17,7 @@ from lab_world import Recorded, World
 from test_run_start import Turn, Wire
 
 from labctl.config import load_lab
-from labctl.events import Step
+from labctl.events import Progress, Step
 from labctl.lifecycle import up
 from labctl.model import ServerFacts
 from labctl.runs import image_jobs, images
@@ -80,18 +80,20 @@ class SecondLab:
 
 
 def build_at_once(sources: Sources, build: Turn, second: SecondLab, *turns: Turn) -> list[str]:
-    """Build in the first lab, and end only when the second waits; return the second's verbs."""
+    """Build in the first lab, and end only when the second shows that; return its verbs."""
     sources.is_on_this_machine = True
     sources.lab.cloud.on_this_machine = True  # type: ignore[attr-defined]
     (sources.engine / "there").write_text("2048 amd64\n")
     building, waiting = threading.Event(), threading.Event()
+    shown: list[str] = []
 
     def on_build() -> None:
         building.set()
         assert waiting.wait(30)
 
-    def on_event(_event: object) -> None:
-        if "waiting for it to finish" in second.reporter.said:
+    def on_event(event: object) -> None:
+        if isinstance(event, Progress) and event.name == "waiting for the other command":
+            shown.append(event.detail)
             waiting.set()
 
     second.reporter.on_event = on_event
@@ -107,6 +109,8 @@ def build_at_once(sources: Sources, build: Turn, second: SecondLab, *turns: Turn
     steps = [one for one in second.reporter.events if isinstance(one, Step)]
     waits = [one.done for one in steps if one.name == "waiting for the other command"]
     assert waits == [False, True], "a person sees that it waits"
+    assert "waiting for it to finish" in second.reporter.said
+    assert shown[0] == "building the image", "and sees what the other command does"
     assert bool(first.exception()) == (build is FAILED)
     assert wire.turns == []
     return second_verbs

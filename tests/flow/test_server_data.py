@@ -37,7 +37,7 @@ def test_a_push_fails_before_it_sends_the_data(birds: World) -> None:
     with pytest.raises(NotFoundError) as raised:
         lab_files.push_data(context, server)
     assert raised.value.what == GONE
-    assert "the data set birds is expected there" in raised.value.why
+    assert "lab.yaml names it for the data set birds" in raised.value.why
     assert raised.value.hint == "labctl ssh -- ls /   # then fix data: in lab.yaml"
     assert not (birds.machine.home / "labctl/digits/data").exists()
 

@@ -209,7 +209,7 @@ def test_an_active_run_is_named_and_a_refusal_changes_nothing(
         "night is still running and would be canceled; stop the server"
     )
     assert caught.value.why == "digits is still running ($0.50/h)"
-    assert caught.value.hint == "labctl stop --yes"
+    assert caught.value.hint == "labctl status   # shows what runs there"
     assert (canceled, paid.cloud.calls) == ([], ["create"])
 
 

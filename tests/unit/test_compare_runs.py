@@ -17,7 +17,7 @@ from report_facts import facts, series
 from labctl.errors import LabError
 from labctl.insight.compare.comparison import MOST_RUNS, compare_runs
 from labctl.insight.compare.mcnemar import MOST_EXACT, adjust_for_several, run_mcnemar_test
-from labctl.insight.compare.page import build_comparison_page
+from labctl.insight.compare.page import build_comparison_page, make_curve_rows
 from labctl.insight.compare.settings import parse_command
 from labctl.insight.compare.wording import describe_pair
 from labctl.insight.report.facts import ReportFacts
@@ -153,6 +153,19 @@ def test_curves_of_three_runs_are_in_one_plot_with_a_color_for_each_run() -> Non
     accuracy, loss = comparison.curves
     assert (accuracy.best, accuracy.steps) == ((0.5, None, 0.5), (20, None, 20))
     assert loss.best == (None, 0.1, 0.1)
+
+
+def test_only_a_curve_whose_values_can_be_better_has_a_best_one() -> None:
+    tags = ("train/loss", "data/wait_share", "train/gradient_norm", "train/learning_rate")
+
+    def logged(name: str) -> ReportFacts:
+        curves = tuple(series(tag, 0.5, 0.1, 0.3) for tag in tags)
+        return ran(name, None, scalars=Scalars(series=curves, files=1))
+
+    comparison, _ = compare_runs([logged("a"), logged("b")])
+    rows = {row.name: row.values[0] for row in make_curve_rows(comparison.curves)}
+    assert len(comparison.curves) == len(tags), "each has a chart"
+    assert rows == {"training loss": "0.1 at step 20", "wait share": "10.0% at step 20"}
 
 
 def test_the_page_escapes_names_and_shows_every_run() -> None:

@@ -212,8 +212,8 @@ ERRORS: dict[str, tuple[Callable[[], LabError], str, str]] = {
     ),
     "large push": (
         unconfirmed_push,
-        "labctl push --yes   # or exclude files in .labignore",
-        "labctl course up --only alice --yes   # or exclude files in .labignore",
+        "labctl push   # after you exclude files in .labignore",
+        "labctl course up --only alice   # after you exclude files in .labignore",
     ),
     "unreadable record": (
         lambda: caught(lambda: state._decode("{", Server)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -194,6 +195,22 @@ def test_an_ssh_that_another_thread_has_ended_listens_nowhere(tmp_path: Path) ->
     process.end()
     assert not process.is_listening(0.1)
     assert process.read_stderr() == ""
+
+
+def test_ctrl_c_leaves_ssh_to_labctl_and_a_hangup_ends_it(tmp_path: Path) -> None:
+    """Otherwise a busy machine reports a lost connection between Ctrl-C and the end."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    for end in (SshProcess.end, lambda process: process.process.send_signal(signal.SIGHUP)):
+        process = SshProcess([str(ssh)])
+        assert process.is_listening(30.0)
+        process.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.process.wait(0.5)
+        end(process)
+        assert process.process.wait(30) < 0
+        process.end()
 
 
 def test_a_record_whose_pid_belongs_to_another_process_is_dropped_and_that_one_spared(

@@ -59,7 +59,7 @@ def test_spans(seconds: float, said: str) -> None:
 def test_money_sizes_dates() -> None:
     assert [formatting.dollars(usd).replace("\u00a0", " ") for usd in (None, 0, 0.001, 1234.5)] == [
         "not measured",
-        "$0.00",
+        "free",
         "< $0.01",
         "$1,234.50",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -83,6 +84,26 @@ def test_who_waits_hears_once_for_whom(state: State) -> None:
     assert "`up`" in who
 
 
+def test_a_process_that_waits_shows_each_step_of_the_holder_once(state: State) -> None:
+    shown: queue.Queue[str] = queue.Queue()
+
+    def wait() -> None:
+        with state.lock("aa", "down", wait_s=120.0, on_progress=shown.put):
+            pass
+
+    waiting = threading.Thread(target=wait)
+    with state.lock("aa", "up"):
+        waiting.start()
+        for step in ("step 1 of 2", "step 2 of 2"):
+            state.note_progress("aa", step)
+            state.note_progress("aa", step)
+            assert shown.get(timeout=60) == step
+        note = json.loads((state.path.parent / "locks" / "aa.lock").read_text())
+    waiting.join()
+    assert shown.empty()
+    assert (note["what"], note["pid"]) == ("up", os.getpid())
+
+
 def test_another_lab_is_free(state: State) -> None:
     with holder(state), state.lock("bb", "up", wait_s=0.0):
         pass
@@ -93,7 +114,7 @@ def test_a_killed_holder_lets_go(state: State) -> None:
         os.kill(process.pid, signal.SIGKILL)
         with state.lock("aa", "down", wait_s=10.0):
             note = (state.path.parent / "locks" / "aa.lock").read_text()
-            assert f'"pid": {os.getpid()}' in note
+            assert json.loads(note)["pid"] == os.getpid()
 
 
 def test_who_waits_gets_it_when_the_holder_is_done(state: State) -> None:

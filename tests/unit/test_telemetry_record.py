@@ -94,6 +94,28 @@ def test_one_records_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert other
     with claim_recording(os.getuid(), Path("/home/a/labctl")) as again:
         assert again
+    assert list(tmp_path.iterdir()) == [], "nothing stays on a machine that nobody uses"
+
+
+def test_a_file_that_its_holder_has_deleted_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is opened before the holder deletes it, and locked afterwards."""
+    monkeypatch.setattr(telemetry, "LOCKS", tmp_path)
+    opened, lock = [], telemetry.fcntl.flock
+
+    def delete_first(file: int, how: int) -> None:
+        if not opened:
+            next(tmp_path.iterdir()).unlink()
+        opened.append(file)
+        lock(file, how)
+
+    monkeypatch.setattr(telemetry.fcntl, "flock", delete_first)
+    with claim_recording(os.getuid(), Path("/home/a/labctl")) as first:
+        assert first
+        assert len(opened) == 2
+        with claim_recording(os.getuid(), Path("/home/a/labctl")) as second:
+            assert not second
 
 
 def test_a_run_that_begins_while_the_recorder_ends_is_recorded(

@@ -34,6 +34,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         (COMMAND, [COMMAND]),
         (KEY_SETUP, [KEY_SETUP]),
         (f"  {COMMAND}", [f"  {COMMAND}"]),
+        (f"--at: {PROSE}", [f"--at: {FIRST}", "that it reads"]),
+        (f"--note '{'x' * 80}' --send", [f"--note '{'x' * 80}' --send"]),
         (f"    right = {PROSE}", [f"    right = {PROSE}"]),
         (f"if you know the password: {COMMAND}", ["if you know the password:", COMMAND]),
         (f"type `{COMMAND}`, then wait", ["type", f"`{COMMAND}`,", "then wait"]),

@@ -53,7 +53,7 @@ def resolve_directory(name: str, path: str) -> Path:
 def _require_readable(name: str, path: str, directory: Path) -> None:
     if not os.access(directory, os.F_OK):
         what = f"the server has no directory {path}"
-        why = f"the data set {name} is expected there (or {_get_user()} may not enter it)"
+        why = f"lab.yaml names it for the data set {name}; or {_get_user()} may not enter it"
         near = next(each for each in Path(path).parents if os.path.isdir(each))  # noqa: PTH112
         hint = (HintPart("ssh", f"ls {shlex.quote(str(near))}"), "   # ", *FIX)
         raise Failure("missing", what, why, hint)

@@ -152,24 +152,44 @@ def _record_until_idle() -> None:
 def claim_recording(uid: int, lab_home: Path) -> Iterator[bool]:
     """Yield whether this process now holds the only right to record the runs below `lab_home`.
 
-    The lock is on this machine's own disk: a home may be on a network and shared with others.
+    The lock is on this machine's own disk: a home may be on a network and shared with others. The
+    account `uid` deletes the file at the end.
     """
     # Jobs of Slurm that share a machine have a recorder each: it sees only its own job's GPUs.
     key = f"{lab_home}{os.environ.get('SLURM_JOB_ID', '')}"
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     path = LOCKS / f"labctl-telemetry-{uid}-{name}"
+    is_own = os.getuid() == uid
     try:
-        file = os.open(path, flags | (os.O_CREAT if os.getuid() == uid else 0), 0o600)
-    except FileNotFoundError:
-        yield True
+        file = _lock_file(path, os.O_CREAT if is_own else 0)
+    except (FileNotFoundError, BlockingIOError) as error:
+        yield isinstance(error, FileNotFoundError)
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield True
-    except BlockingIOError:
-        yield False
     finally:
+        if is_own:
+            with suppress(FileNotFoundError):
+                path.unlink()
+        os.close(file)
+
+
+def _lock_file(path: Path, flags: int) -> int:
+    """Open and lock the file at `path`; BlockingIOError while another process holds the lock."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The process that held the lock may have deleted the file since it was opened here.
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                os.close(file)
+                raise
+        except OSError:
+            os.close(file)
+            raise
         os.close(file)
 
 

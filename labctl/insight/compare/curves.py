@@ -21,13 +21,16 @@ from labctl.insight.scalars import HELD_OUT, TRAINING, Series, split_words
 from labctl.model import Value
 
 MOST_CHARTS = 6
-_LESS_IS_BETTER = re.compile(r"loss|error|perplexity|seconds|_ms")
+_LESS_IS_BETTER = re.compile(r"loss|error|perplexity|seconds|_ms|wait")
+# Neither their highest nor their lowest value is better: settings, and what describes the training.
+_WITHOUT_BEST = re.compile(r"(?:^|_)(?:learning_rate|lr|momentum|(?:gradient|grad|weight)s?_norm)$")
 
 
 class CurveValues(Value, frozen=True):
     """A metric's curves: the last value of each run and the best one; None without that curve.
 
-    `data` is what it was measured on. `best` are the lowest values for a loss or a time.
+    `data` is what it was measured on. `best` are the lowest values for a loss or a time, and None
+    where no value is better than another, as for a learning rate.
     """
 
     name: str
@@ -78,7 +81,11 @@ def _describe(name: tuple[str, str], series: Sequence[Series | None]) -> CurveVa
         else []
         for one in series
     ]
-    best = [better(points, key=lambda point: point[0]) if points else None for points in finite]
+    has_best = not _WITHOUT_BEST.search(metric.lower())
+    best = [
+        better(points, key=lambda point: point[0]) if points and has_best else None
+        for points in finite
+    ]
     is_share = bool(SHARES.search(metric.lower())) and all(
         -1e-9 <= value <= 1 + 1e-9 for points in finite for value, _ in points
     )

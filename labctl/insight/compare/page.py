@@ -102,7 +102,7 @@ def build_comparison_page(
             for pair in comparison.pairs
         ),
         charts=tuple(charts),
-        curves=tuple(make_curve_row(values) for values in comparison.curves),
+        curves=make_curve_rows(comparison.curves),
         differences=comparison.differences,
         notes=comparison.notes,
         made=f"Created on {date(made_at)} by labctl {labctl}".strip(),
@@ -144,7 +144,14 @@ def make_run_row(run: ComparedRun) -> RunRow:
     )
 
 
-def make_curve_row(curve: CurveValues) -> CurveRow:
+def make_curve_rows(curves: Sequence[CurveValues]) -> tuple[CurveRow, ...]:
+    """Return the rows of the curves that have a best value."""
+    return tuple(
+        _make_curve_row(curve) for curve in curves if any(step is not None for step in curve.steps)
+    )
+
+
+def _make_curve_row(curve: CurveValues) -> CurveRow:
     """Return the best value of each run's curve, and its step."""
     name = f"{curve.data} {curve.name}".strip().replace("_", " ")
     values = []

@@ -41,7 +41,7 @@ def count(number: float, one: str, many: str = "") -> str:
 
 
 def dollars(usd: float | None) -> str:
-    return optional_text(usd, dollars_text, NOT_MEASURED)
+    return "free" if usd == 0 else optional_text(usd, dollars_text, NOT_MEASURED)
 
 
 def size(number: float | None) -> str:

@@ -17,7 +17,7 @@ from labctl.insight.report.utilization import Utilization
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation
 from labctl.runs.provenance import ServerHardware
-from labctl.text import optional_text, price_text
+from labctl.text import optional_text, price_or_free_text
 
 SAME = 1e-9
 HELD_BY = {"thermal": "heat", "power": "its power limit", "hardware": "the board's protection"}
@@ -123,7 +123,7 @@ def _energy(facts: ReportFacts, used: Utilization) -> str:
 
 def _price(facts: ReportFacts) -> str:
     price = facts.bill.price_usd_per_hour
-    return optional_text(price, price_text, NOT_MEASURED)
+    return optional_text(price, price_or_free_text, NOT_MEASURED)
 
 
 def _lab_cost(facts: ReportFacts) -> str:

@@ -270,7 +270,7 @@ class LocalProvider:
                 return []
 
     def _describe_layers(self, name: str) -> Resource:
-        note = f"images and layers: docker volume rm {name}"
+        note = f"to remove its images and layers: docker volume rm {name}"
         return _describe_cache(name, note, lab=self.context.owner)
 
 
