@@ -11,7 +11,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # what a wheel is made of, and this file
-SOURCES = ("labctl", "images", "playbooks", "templates", "pyproject.toml", "hatch_build.py")
+SOURCES = (
+    *("labctl", "docs", "images", "playbooks", "templates"),
+    *("pyproject.toml", "hatch_build.py"),
+)
 
 
 def describe_commit(root: Path) -> str:

@@ -24,7 +24,7 @@ with lazy_imports(__name__):
 
     from labctl import config, providers, state
     from labctl.cli import exit_codes, groups
-    from labctl.config import user_shell
+    from labctl.config import documentation, user_shell
     from labctl.lifecycle import project_templates
 
 
@@ -82,6 +82,14 @@ def complete_templates(
     return _match(
         project_templates.PROJECT_TEMPLATES, incomplete, project_templates.PROJECT_TEMPLATES
     )
+
+
+def complete_pages(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Offer the pages of the documentation, each with its title."""
+    pages = documentation.list_pages()
+    return _match(pages, incomplete, {name: documentation.find_title(name) for name in pages})
 
 
 def complete_files(

@@ -42,7 +42,7 @@ def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
 
     With FILE.py:FUNCTION, your code builds the model in the lab's own Python. labctl counts the
     parameters and measures the activations of a PyTorch module, and times a model that has fit() on
-    parts of its table. docs/estimate.md has the formulas.
+    parts of its table. `labctl docs estimate` has the formulas.
 
     \b
     labctl estimate --params 8B --train adam --batch 8 --seq 2048 \\

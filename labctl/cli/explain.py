@@ -41,7 +41,7 @@ def explain_command(ctx: click.Context, run: str, everything: bool, json_: bool)
 
     Rules read the server's telemetry, TensorBoard's curves, the run's record and its log. Each
     finding names its evidence and its source. What cannot be measured is listed as unknown.
-    docs/explain.md lists the rules.
+    `labctl docs explain` lists the rules.
 
     \b
     labctl explain

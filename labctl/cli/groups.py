@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
@@ -14,6 +15,7 @@ with lazy_imports(__name__):
 
     from click import shell_completion
 
+    from labctl.cli import exit_codes
     from labctl.config import installation
 
 EVERYDAY = "Everyday commands"
@@ -61,6 +63,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rehearse": ("rehearse", "Teach", "Simulate a cloud on this machine: free, no account."),
     "completion": ("completion", "Other", "Make the Tab key complete labctl's command lines."),
     "config": ("settings", "Other", "Show every setting, its value and where it comes from."),
+    "docs": ("docs", "Other", "Show a page of the documentation."),
     "images": ("images", "Other", "List or remove the built images that this machine keeps."),
     "keep": ("keep", "Other", "Run a keeper, which watches over labs of other machines."),
     "inventory": ("settings", "Other", "Print the server as an Ansible inventory."),
@@ -104,6 +107,14 @@ class LazyCommands(click.Group):
             if heading and name.startswith(incomplete)
         ]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ctrl-C aborts it, without the blank line that click would print."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            exit_codes.leave_interrupted_line()
+            raise click.Abort from interrupt
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -81,7 +81,7 @@ def _cloud_options(command: Callable[..., None]) -> Callable[..., None]:
             "--scenario",
             "path",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="Read settings from this YAML file; docs/rehearsal.md lists them.",
+            help="Read settings from this YAML file; `labctl docs rehearsal` lists them.",
         ),
     ):
         command = option(command)

@@ -110,7 +110,10 @@ def find_paths(environ: Mapping[str, str] | None = None) -> Paths:
 
 
 def find_data_dir() -> Path:
-    """Return the directory of images/, playbooks/, templates/: in a wheel, or a checkout's root."""
+    """Return the directory of docs/, images/, playbooks/ and templates/.
+
+    It is inside a wheel, or the root of a checkout.
+    """
     package = Path(__file__).resolve().parents[1]
     shipped = package / "_data"
     return shipped if shipped.is_dir() else package.parent

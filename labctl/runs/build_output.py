@@ -100,7 +100,7 @@ def summarize_build(lines: Sequence[str], base_image: str = "") -> str:
     for pattern, what, setting in _UNREACHABLE:
         if pattern.search(text):
             shown.append(f"the server cannot reach {what}; to build without it, set {setting}")
-            shown.append("(docs/images.md: Without Docker Hub or PyPI)")
+            shown.append("(see labctl docs images: Without Docker Hub or PyPI)")
     return "\n".join(shown)
 
 

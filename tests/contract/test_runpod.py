@@ -159,7 +159,7 @@ def test_a_key_that_may_only_read_is_no_lack_of_capacity(
         case.create()
     permission = {check.name: check for check in case.provider.check()}["permission"]
     assert not permission.ok
-    assert "docs/runpod.md" in permission.next
+    assert "labctl docs runpod" in permission.next
 
 
 def test_no_capacity_anywhere_is_said_with_what_would_fit(

@@ -183,7 +183,7 @@ def test_a_missing_permission_is_named(azure: AzureBed) -> None:
     azure.cloud.change(denied=("VirtualMachines_CreateOrUpdate",))
     with pytest.raises(DeniedError, match=r"Microsoft\.Compute/virtualMachines/write") as refused:
         provider.create(offer, azure.request(provider))
-    assert "docs/azure.md" in refused.value.hint
+    assert "labctl docs azure" in refused.value.hint
     assert ADDRESSES not in list_created(azure)
 
 

@@ -139,7 +139,7 @@ def test_a_missing_permission_is_named(google: Google) -> None:
     google.cloud.change(denied=("instances.insert",))
     with pytest.raises(DeniedError, match=r"compute\.instances\.create") as refused:
         provider.create(offer, google.request(provider))
-    assert "docs/gcp.md" in refused.value.hint
+    assert "labctl docs gcp" in refused.value.hint
 
 
 def test_doctor_names_what_the_role_lacks(google: Google) -> None:

@@ -30,7 +30,7 @@ def test_up_says_that_results_cannot_reach_the_bucket_before_it_asks_for_the_pri
     setup: RehearsalSetup, tmp_path: Path
 ) -> None:
     warned = refuse_price(setup, tmp_path)
-    missing_profile = "server.aws.instance_profile is not set: docs/aws.md, Permissions"
+    missing_profile = "server.aws.instance_profile is not set (see labctl docs aws)"
     lost = "results cannot be mirrored to s3://birds-results/labs: "
     assert f"{lost}{missing_profile}; instead: labctl pull --follow\n" in warned
     missing_bucket = "the bucket birds-results does not exist\n  next: aws s3 mb s3://birds-results"

@@ -55,7 +55,7 @@ def test_missing_permission_is_named(aws: AwsProvider, cloud: Cloud, action: str
     cloud.refuse(action, "UnauthorizedOperation", status=403)
     checks = aws.check()
     assert failed(checks) == [f"permission ec2:{action}"]
-    assert "docs/aws.md" in by_name(checks)[f"permission ec2:{action}"].next
+    assert "labctl docs aws" in by_name(checks)[f"permission ec2:{action}"].next
 
 
 def test_missing_permission_to_start_machines_is_named(aws: AwsProvider, cloud: Cloud) -> None:

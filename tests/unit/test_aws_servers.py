@@ -162,7 +162,7 @@ def test_token_whose_server_has_ended_needs_a_new_one(
         ("VcpuLimitExceeded", QuotaError, "L-DB2E81BA"),
         ("MaxSpotInstanceCountExceeded", QuotaError, "L-DB2E81BA"),
         ("RequestLimitExceeded", ThrottledError, ""),
-        ("UnauthorizedOperation", DeniedError, "docs/aws.md"),
+        ("UnauthorizedOperation", DeniedError, "labctl docs aws"),
         ("InvalidParameterValue", UsageError, ""),
         ("InvalidGroup.NotFound", BusyError, ""),
     ],

@@ -331,7 +331,7 @@ def test_problems_come_first_and_every_answer_is_whole() -> None:
     assert levels == sorted(levels, key=("problem", "advice", "good").index)
     for one in said.findings:
         assert all((one.what, one.why, one.next, one.evidence))
-        assert one.source.url.startswith(("https://", "docs/"))
+        assert one.source.url.startswith(("https://", "labctl docs "))
     assert all(one.what and one.why and one.next for one in said.unknown)
 
 

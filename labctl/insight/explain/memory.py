@@ -151,7 +151,7 @@ def check_out_of_memory(material: RunData) -> Iterator[Answer]:
             rule="memory-of-levers",
             what="how much memory each of the levers would need",
             why="the run's script has no function build_model that PyTorch here can call",
-            next="write build_model() as docs/estimate.md shows, then:\nlabctl explain",
+            next="write build_model():\nlabctl docs estimate\nThen:\nlabctl explain",
         )
 
 

@@ -86,6 +86,6 @@ EARLY_STOPPING = Reference(
     title="Goodfellow et al., Deep Learning, 2016, section 7.8: early stopping",
     url="https://www.deeplearningbook.org/contents/regularization.html",
 )
-LAB_FILE = Reference(title="labctl, the commented lab.yaml", url="docs/lab.yaml")
-LABCTL_IMAGES = Reference(title="labctl, images without a Dockerfile", url="docs/images.md")
-LABCTL = Reference(title="labctl, the rules of explain", url="docs/explain.md")
+LAB_FILE = Reference(title="labctl, the commented lab.yaml", url="labctl docs lab.yaml")
+LABCTL_IMAGES = Reference(title="labctl, images without a Dockerfile", url="labctl docs images")
+LABCTL = Reference(title="labctl, the rules of explain", url="labctl docs explain")

@@ -101,7 +101,7 @@ class AwsProvider:
     def missing_bucket_setup(self) -> str:
         if self.settings.instance_profile:
             return ""
-        return f"server.aws.instance_profile is not set: {POLICY_PAGE}, Permissions"
+        return f"server.aws.instance_profile is not set (see {POLICY_PAGE})"
 
     def _list_offers(self, need: Need) -> list[Offer]:
         with assign_subject(self.context.subject):

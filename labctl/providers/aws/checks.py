@@ -92,7 +92,7 @@ def _check_permissions(clients: Clients, region: str) -> list[Check]:
             name=f"permission {action}",
             ok=False,
             detail="these credentials do not have it",
-            next=f"have {action} allowed; {POLICY_PAGE} has the policy that labctl needs",
+            next=f"have {action} allowed\n{POLICY_PAGE}   # the policy that labctl needs",
         )
         for action in denied
     ]
@@ -189,13 +189,13 @@ def _check_guard_settings(settings: AwsSettings) -> list[Check]:
             ok=True,
             warning=not ready,
             detail=settings.scheduler_role if ready else deadline,
-            next="" if ready else f"{POLICY_PAGE} has that role and its policy",
+            next="" if ready else f"{POLICY_PAGE}   # that role and its policy",
         ),
         Check(
             name="instance profile",
             ok=True,
             warning=not settings.instance_profile,
             detail=settings.instance_profile or profile,
-            next="" if settings.instance_profile else f"{POLICY_PAGE} has that profile",
+            next="" if settings.instance_profile else f"{POLICY_PAGE}   # that profile",
         ),
     ]

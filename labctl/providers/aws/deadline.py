@@ -40,7 +40,7 @@ def set_deadline(clients: Clients, role: str, server_id: str, at: float) -> None
         raise DeniedError(
             "EventBridge Scheduler has no role that allows it to end servers",
             why="server.aws.scheduler_role is not set",
-            hint=f"{POLICY_PAGE} has the role and its policy",
+            hint=f"{POLICY_PAGE}   # the role and its policy",
         )
     instance = instances.require_instance(clients, server_id)
     region = server_id.rpartition(".")[2]

@@ -27,7 +27,7 @@ with lazy_imports(__name__):
     from botocore import exceptions as boto_errors
     from botocore import parsers
 
-POLICY_PAGE = "docs/aws.md"
+POLICY_PAGE = "labctl docs aws"
 QUOTAS_LINK = "https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
 
 CAPACITY = frozenset(
@@ -189,7 +189,7 @@ def _make_denied_error(call: str, code: str, message: str) -> DeniedError:
     return DeniedError(
         f"the account may not do {call}",
         why=message,
-        hint=f"have {call} allowed; {POLICY_PAGE} has the policy that labctl needs",
+        hint=f"have {call} allowed\n{POLICY_PAGE}   # the policy that labctl needs",
     )
 
 

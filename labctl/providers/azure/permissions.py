@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-PAGE = "docs/azure.md"
-ROLE_HINT = f"have an owner of the subscription assign labctl's role, which {PAGE} has"
+PAGE = "labctl docs azure"
+ROLE_HINT = f"have an owner of the subscription assign labctl's role\n{PAGE}   # the role"
 
 _COMPUTE, _NETWORK = "Microsoft.Compute", "Microsoft.Network"
 _SCHEDULE = "Microsoft.ComputeSchedule/locations"

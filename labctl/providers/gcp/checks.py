@@ -120,7 +120,7 @@ def _check_permissions(clients: GcpClients, settings: GcpSettings) -> list[Check
             name=f"permission {name}",
             ok=False,
             detail="these credentials do not have it",
-            next=f"{permissions.ROLE_HINT} {permissions.PAGE}",
+            next=permissions.ROLE_HINT,
         )
         for name in missing
     ]
@@ -130,7 +130,7 @@ def _check_permissions(clients: GcpClients, settings: GcpSettings) -> list[Check
             ok=True,
             warning=True,
             detail=f"missing; needed for {use}",
-            next=f"{permissions.ROLE_HINT} {permissions.PAGE}",
+            next=permissions.ROLE_HINT,
         )
         for name, use in permissions.OPTIONAL.items()
         if name not in granted

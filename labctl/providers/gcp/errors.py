@@ -23,7 +23,7 @@ from labctl.errors import (
     UsageError,
 )
 from labctl.lazy import lazy_imports
-from labctl.providers.gcp.permissions import PAGE, ROLE_HINT
+from labctl.providers.gcp.permissions import ROLE_HINT
 from labctl.providers.gcp.replies import GceOperation, OperationProblem
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _make_denied_error(call: str, reasons: frozenset[str], message: str) -> Deni
     return DeniedError(
         f"the account lacks the permission {call}",
         why=message,
-        hint=f"{ROLE_HINT}\n{PAGE} has the role that labctl needs",
+        hint=ROLE_HINT,
     )
 
 

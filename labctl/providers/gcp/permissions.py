@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-PAGE = "docs/gcp.md"
-ROLE_HINT = "have the owner of the project grant the role labctl to you:"
+PAGE = "labctl docs gcp"
+ROLE_HINT = f"have the owner of the project grant you labctl's role\n{PAGE}   # the role"
 
 CREATE, READ, LIST, DELETE = (
     "compute.instances.create",

@@ -10,7 +10,7 @@ from labctl.model import Check, GpuNeed, Need, Offer
 from labctl.providers.lambda_cloud.cloud import LambdaCloud
 from labctl.text import price_text
 
-PAGE = "docs/lambda.md"
+PAGE = "labctl docs lambda"
 
 
 def check_credentials(cloud: LambdaCloud, name: str) -> Check:
@@ -48,7 +48,7 @@ def run_checks(
             warning=True,
             detail="only `labctl down` or a keeper ends the costs: Lambda has no timer, and bills "
             "until an instance is terminated",
-            next=f"{PAGE} says how to set up a keeper",
+            next=f"{PAGE}   # how to set up a keeper",
         ),
     ]
 

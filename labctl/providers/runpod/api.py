@@ -219,8 +219,8 @@ RUNPOD = CloudDescription(
     endpoint="https://api.runpod.io",
     endpoint_variable="RUNPOD_ENDPOINT_URL",
     key_variables=("RUNPOD_API_KEY",),
-    key_help="make a key at https://console.runpod.io/user/settings, API Keys; docs/runpod.md "
-    "lists its permissions",
+    key_help="make a key at https://console.runpod.io/user/settings, API Keys\n"
+    "labctl docs runpod   # its permissions",
     quota_help="ask RunPod's support for a higher spend limit",
     balance_help="add credit at https://console.runpod.io/user/billing",
     parse_error=parse_error,

@@ -11,7 +11,7 @@ from labctl.providers.runpod.api import RUNPOD, Myself
 from labctl.providers.runpod.cloud import RunPodCloud
 from labctl.text import dollars_text, price_text
 
-PAGE = "docs/runpod.md"
+PAGE = "labctl docs runpod"
 GUARD = (
     "only `labctl down` or a keeper is sure to end the costs: RunPod has no timer, and bills "
     "a pod even after its processes have ended"
@@ -48,7 +48,7 @@ def run_checks(
         ok=True,
         warning=True,
         detail=GUARD,
-        next=f"{PAGE} says how to set up a keeper",
+        next=f"{PAGE}   # how to set up a keeper",
     )
     return [*checks, *_check_account(cloud, price), stock, guard]
 
@@ -76,7 +76,7 @@ def _check_account(cloud: RunPodCloud, price: float) -> list[Check]:
             "the key has no access to GraphQL, the only API that shows account and "
             "balance; labctl identifies the account by a hash of this key"
         )
-        next_step = f"{PAGE} lists the permissions"
+        next_step = f"{PAGE}   # the permissions"
         return [Check(name="account", ok=True, warning=True, detail=detail, next=next_step)]
     return [Check(name="account", ok=True, detail=account), _check_balance(myself, price)]
 

@@ -193,7 +193,8 @@ VAST = CloudDescription(
     endpoint_variable="VAST_URL",
     key_variables=("VAST_API_KEY",),
     key_files=(".config/vastai/vast_api_key",),
-    key_help="make a key at https://cloud.vast.ai/manage-keys/; docs/vast.md lists its permissions",
+    key_help="make a key at https://cloud.vast.ai/manage-keys/\n"
+    "labctl docs vast   # its permissions",
     quota_help="ask Vast.ai's support",
     balance_help="add credit at https://cloud.vast.ai/billing/",
     parse_error=parse_error,

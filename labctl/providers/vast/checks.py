@@ -14,7 +14,7 @@ from labctl.providers.vast.cloud import VastCloud
 from labctl.providers.vast.launch import get_balance
 from labctl.text import dollars_text, price_text
 
-PAGE = "docs/vast.md"
+PAGE = "labctl docs vast"
 GUARD = (
     "only `labctl down` or a keeper ends the costs: Vast.ai has no timer, and bills the disk of a "
     "machine that is off"
@@ -51,7 +51,7 @@ def run_checks(
         ok=True,
         warning=True,
         detail=GUARD,
-        next=f"{PAGE} says how to set up a keeper",
+        next=f"{PAGE}   # how to set up a keeper",
     )
     return [credentials, *_check_key_files(), _check_balance(cloud, price), keys, capacity, guard]
 

@@ -1,0 +1,65 @@
+"""The command docs: the pages of the documentation that belong to this version."""
+
+from __future__ import annotations
+
+import re
+import sys
+from io import StringIO
+
+import click
+
+from labctl.cli.completion_values import complete_pages
+from labctl.cli.tables import print_table
+from labctl.cli.wrapping import read_output_width
+from labctl.config.documentation import find_page, find_title, list_pages
+from labctl.config.reader import find_nearest
+from labctl.errors import NotFoundError
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from rich import console as rich_console
+    from rich import markdown as rich_markdown
+
+# columns of a page on a wider terminal
+MOST_COLUMNS = 100
+# notes for the programs that check a page and build the site
+NOTE = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
+
+
+@click.command("docs")
+@click.argument("page", default="", metavar="[PAGE]", shell_complete=complete_pages)
+def docs_command(page: str) -> None:
+    """Show a page of the documentation; without PAGE, list all of them.
+
+    The pages are those of this version. A terminal shows them in your pager; leave it with q.
+
+    \b
+    labctl docs
+    labctl docs student
+    labctl docs lab.yaml
+    """
+    if not page:
+        rows = [(name, find_title(name)) for name in list_pages()]
+        print_table(rows, ("PAGE", "TITLE"), cut=False)
+        return
+    file = find_page(page)
+    if file is None:
+        near = find_nearest(page, list_pages())
+        raise NotFoundError(
+            f"the documentation has no page {page!r}" + (f"; did you mean {near}?" if near else ""),
+            hint=f"labctl docs {near}".strip(),
+        )
+    text = NOTE.sub("", file.read_text(encoding="utf-8"))
+    if not sys.stdout.isatty():
+        click.echo(text, nl=False)
+    else:
+        click.echo_via_pager(_render(text) if file.suffix == ".md" else text)
+
+
+def _render(text: str) -> str:
+    """Return Markdown as text for a terminal. Not every pager passes colors on."""
+    written = StringIO()
+    width = min(read_output_width(), MOST_COLUMNS)
+    console = rich_console.Console(file=written, color_system=None, width=width)
+    console.print(rich_markdown.Markdown(text, hyperlinks=False))
+    return written.getvalue()

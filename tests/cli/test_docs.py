@@ -1,0 +1,95 @@
+"""`labctl docs`: the pages come with labctl, and each page that a message names is one of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from terminal import open_terminal
+from transcripts import make_program
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"labctl docs ([a-z][\w.-]*[a-z])")
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}
+
+
+def run_docs(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["labctl", "docs", *words], env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def test_it_lists_every_page_with_its_title(environ: dict[str, str]) -> None:
+    rows = run_docs(environ).stdout.splitlines()
+    files = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*.yaml")]
+    assert len(rows) == len(files) + 1
+    assert "student            Student guide" in rows
+    assert "lab.yaml           Every key of lab.yaml with an example value" in rows
+
+
+@pytest.mark.parametrize("name", ["errors", "errors.md", "docs/errors.md", "errors.md#exit-codes"])
+def test_a_pipe_gets_the_page_without_notes_for_programs(
+    environ: dict[str, str], name: str
+) -> None:
+    lines = (ROOT / "docs" / "errors.md").read_text().splitlines()
+    assert any(line.startswith("<!--") for line in lines)
+    expected = [line for line in lines if not line.startswith("<!--")]
+    assert run_docs(environ, name).stdout.splitlines() == expected
+
+
+def test_an_unknown_page_is_not_found_and_the_nearest_is_named(environ: dict[str, str]) -> None:
+    done = run_docs(environ, "studnt")
+    assert done.returncode == 4
+    assert "did you mean student?" in done.stderr
+    assert "next: labctl docs student" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["../README", "/etc/passwd", "..", "site.css", ""])
+def test_a_name_never_leads_out_of_the_pages(environ: dict[str, str], name: str) -> None:
+    done = run_docs(environ, name)
+    assert (done.returncode == 4) != (name == "")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_shows_a_page_in_the_pager(environ: dict[str, str], columns: int) -> None:
+    page = Path(environ["HOME"]) / "page"
+    environ["PAGER"] = f"tee {page}"
+    with open_terminal(Path(environ["HOME"]), environ, columns) as terminal:
+        shown = terminal.run("labctl docs student", [], 60.0)
+    assert "\x1b" not in page.read_text(), "not every pager passes colors on"
+    assert "Student guide" in shown
+    assert "labctl up" in shown
+    assert "<!--" not in shown
+    assert "](" not in shown
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
+
+
+def list_texts() -> Iterator[tuple[str, str]]:
+    """List the strings of labctl's code that are no docstrings, with their places."""
+    for file in sorted((ROOT / "labctl").rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or id(node) in bare:
+                continue
+            if isinstance(node.value, str):
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def test_messages_name_pages_by_the_command_that_shows_them() -> None:
+    """Somebody who installed labctl has no directory docs/."""
+    pages = {file.stem for file in (ROOT / "docs").glob("*.md")} | {"lab.yaml", "course.yaml"}
+    texts = list(list_texts())
+    named = [(place, name) for place, text in texts for name in NAMED.findall(text)]
+    assert len(named) > 8
+    assert [one for one in named if one[1] not in pages] == []
+    files = re.compile(r"(?<![\w./])docs/[a-z-]+\.(?:md|yaml)")
+    assert [place for place, text in texts if files.search(text)] == []
