@@ -53,13 +53,13 @@ def docs_command(page: str) -> None:
     if not sys.stdout.isatty():
         click.echo(text, nl=False)
     else:
-        click.echo_via_pager(_render(text) if file.suffix == ".md" else text, color=True)
+        click.echo_via_pager(_render(text) if file.suffix == ".md" else text)
 
 
 def _render(text: str) -> str:
-    """Return Markdown as text for a terminal, with its colors."""
+    """Return Markdown as text for a terminal. Not every pager passes colors on."""
     written = StringIO()
     width = min(read_output_width(), MOST_COLUMNS)
-    console = rich_console.Console(file=written, force_terminal=True, width=width)
+    console = rich_console.Console(file=written, color_system=None, width=width)
     console.print(rich_markdown.Markdown(text, hyperlinks=False))
     return written.getvalue()
