@@ -57,12 +57,21 @@ class ModelOptions(NamedTuple):
     out: str = ""
 
 
+def _require_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """Refuse an empty name, as of a variable that is not set: it would serve the latest run."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("the name of the model is empty", ctx, param)
+    return value or ""
+
+
 def model_options(function: F) -> F:
     """Add the options of --model to the command."""
     for option in reversed(
         (
             click.option(
-                "--model", default="", help="Serve this language model: OWNER/NAME, PATH."
+                "--model",
+                callback=_require_name,
+                help="Serve this language model: OWNER/NAME, PATH.",
             ),
             click.option(
                 "--engine", type=click.Choice(ENGINES), help="Program for --model (auto)."
@@ -179,6 +188,7 @@ def _choose(lab: Lab, options: ModelOptions, served: RequestedModel, clients: in
         is_gguf=model.is_gguf,
         published=model.shape.quantized,
         has_gpu=memory.gpus > 0,
+        is_here=bool(model.path),
     )
     if chosen.engine.image and not model.repository:
         raise UsageError(

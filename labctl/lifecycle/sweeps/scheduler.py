@@ -23,7 +23,14 @@ from labctl.lifecycle.sweeps.endings import (
     describe_failure,
     make_metric_error,
 )
-from labctl.lifecycle.sweeps.metric import Reading, StepSeries, read_curve, read_progress
+from labctl.lifecycle.sweeps.metric import (
+    Reading,
+    StepSeries,
+    as_number,
+    read_curve,
+    read_last_progress,
+    read_progress,
+)
 from labctl.lifecycle.sweeps.plan import SweepPlan, build_command, describe_params, make_run_id
 from labctl.lifecycle.sweeps.study import Study
 from labctl.lifecycle.sweeps.trial_servers import TrialServer
@@ -278,7 +285,8 @@ class TrialScheduler:
         else:
             curve = self._read_curve(active, run)
             names = (*reading.names, *curve.names)
-            reading = Reading(points=curve.points, last=curve.last, names=names)
+            last = self._read_unusual(run) if curve.last is None else curve.last
+            reading = Reading(points=curve.points, last=last, names=names)
             steps = active.series.add_curve(curve.points)
         for step, value in steps:
             self.study.report(active.number, step, value)
@@ -298,6 +306,11 @@ class TrialScheduler:
         with contextlib.suppress(OSError):
             return read_curve(logs, self.plan.metric)
         return Reading()
+
+    def _read_unusual(self, run: Run) -> float | None:
+        """Return a metric that the agent does not report, such as NaN, of a run that has ended."""
+        logs = self.context.config.root / "runs" / run.id / "logs"
+        return as_number(read_last_progress(logs, self.plan.metric)) if run.has_ended else None
 
     def _is_worse(self, active: ActiveTrial, reading: Reading) -> bool:
         return bool(reading.points) and self.study.should_prune(active.number)
@@ -321,9 +334,28 @@ class TrialScheduler:
             self._finish_failed(active.trial, failure.text, seconds)
             self._streak.add(active.trial, failure, self.study)
         elif reading.last is None:
-            raise make_metric_error(self.plan.metric, reading, run, len(self.active) - 1)
+            self._handle_missing_metric(active, run, reading, seconds)
         else:
             self._finish_complete(active, reading.last, seconds)
+
+    def _handle_missing_metric(
+        self, active: ActiveTrial, run: Run, reading: Reading, seconds: float
+    ) -> None:
+        """Record the trial as failed if others have the metric; else LabError, and it stays open.
+
+        If no trial has it, its name is most likely wrong.
+        """
+        logs = self.context.config.root / "runs" / run.id / "logs"
+        found = read_last_progress(logs, self.plan.metric)
+        text = f"it does not report {self.plan.metric}"
+        if found is not None:
+            text = f"it reports {self.plan.metric} as {str(found)[:50]!r}, which is not a number"
+        if not self.study.has_values:
+            self.study.note_missing_metric(active.number, text)
+            raise make_metric_error(self.study, text, reading, run, len(self.active) - 1)
+        del self.active[active.number]
+        self._finish_failed(active.trial, text, seconds)
+        self._streak.add(active.trial, TrialFailure(text=text), self.study)
 
     def _finish_pruned(self, active: ActiveTrial, seconds: float) -> None:
         del self.active[active.number]

@@ -33,6 +33,8 @@ from labctl.text import bytes_text
 
 # The share of the memory that an engine may use: vLLM's default for gpu_memory_utilization.
 UTILIZATION = 0.9
+# Files that are so many times smaller than the model that config.json describes are incomplete.
+MISSING_SHARE = 2
 # Tokens that are computed at once while a prompt is read: vLLM's max_num_batched_tokens.
 PREFILL_TOKENS = 8192
 # Without a known memory, enough for a conversation.
@@ -208,6 +210,13 @@ def _list_notes(source: LanguageModelSource, memory: ServingMemory) -> tuple[str
             f"the weights are those of a Llama of this shape: labctl does not know "
             f"{source.shape.kind or 'this architecture'}"
         )
+    if source.file_bytes and not source.is_gguf and not source.shape.quantized:
+        described = weight_bytes(source.shape, NONE)
+        if source.file_bytes < described / MISSING_SHARE:
+            notes.append(
+                f"the files have {bytes_text(source.file_bytes)}, but config.json describes a "
+                f"model of {bytes_text(described)}: some weights may be missing"
+            )
     if not memory.bytes:
         notes.append("labctl does not know the memory, so the context is not compared with it")
     return tuple(notes)
@@ -230,7 +239,8 @@ def propose_format(
         # llama.cpp computes on the processor here: it is no way to use a GPU's memory.
         if other == form or other in ("awq", "gptq") or not able:
             continue
-        if memory.gpus and other.startswith(GGUF):
+        # Of a model on this machine there are only the files that it has.
+        if other.startswith(GGUF) and (memory.gpus or source.path):
             continue
         fixed = weight_bytes(shape, other) + working_bytes(shape) + OVERHEAD_BYTES
         room = int(memory.bytes * UTILIZATION) - fixed
