@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from labctl.lab import Lab
+from labctl.model import Endpoint, Offer, Server, ServerFacts
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256,
@@ -98,3 +102,21 @@ def test_missing_weights_are_noticed_before_anything_is_rented(
         file.truncate(5_000_000_000)
     said = " ".join(labctl("serve", "--model", str(model)).out.split())
     assert "the files have 4.7 GiB, but config.json describes a model of 15.0 GiB" in said
+
+
+def test_the_main_memory_of_a_machine_without_a_gpu_is_known(
+    labctl: Any, home: Path, model: Path
+) -> None:
+    ask_for_gpu(home, "none")
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    server = Server(
+        id="box-1", provider="local", lab="digits", lab_id=lab.id, alias="digits",
+        endpoint=Endpoint(host="127.0.0.1"), offer=Offer(provider="local", type="container"),
+        created_at=time.time(), state="running",
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    (lab.context.paths.ssh_dir / server.id).mkdir(parents=True)
+    lab.context.save_facts(server, ServerFacts(os="Debian", memory_bytes=16 * 1024**3))
+    said = labctl("serve", "--model", str(model))
+    assert said.code == 2
+    assert "the model does not fit on main memory (16.0 GiB)" in said.err

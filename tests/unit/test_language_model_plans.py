@@ -111,6 +111,15 @@ def test_several_clients_need_as_many_caches() -> None:
     assert eight.kv_cache_bytes == 8 * eight.context * eight.kv_bytes_per_token
 
 
+def test_on_a_shared_machine_a_model_does_not_take_all_memory() -> None:
+    shared = ServingMemory(64 * GIB, "main memory", is_shared=True)
+    made = plan(hub_model(), shared)
+    assert (made.context, made.notes) == (8192, ())
+    assert plan(hub_model(), shared, context=65_536).context == 65_536
+    with pytest.raises(UsageError, match="does not fit on main memory"):
+        plan(hub_model(), ServingMemory(16 * GIB, "main memory", is_shared=True))
+
+
 def test_without_a_known_memory_the_context_is_moderate() -> None:
     made = plan(hub_model(), ServingMemory(0, ""))
     assert (made.context, made.sequences) == (8192, 0)

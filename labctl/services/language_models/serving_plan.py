@@ -37,16 +37,20 @@ UTILIZATION = 0.9
 MISSING_SHARE = 2
 # Tokens that are computed at once while a prompt is read: vLLM's max_num_batched_tokens.
 PREFILL_TOKENS = 8192
-# Without a known memory, enough for a conversation.
+# Enough for a conversation, where the memory is not known or others need it too.
 USUAL_CONTEXT = 8192
 
 
 class ServingMemory(Value, frozen=True):
-    """The memory that a model may use: `bytes` of one device, 0 if unknown; `gpus` of them."""
+    """The memory that a model may use: `bytes` of one device, 0 if unknown; `gpus` of them.
+
+    With `is_shared`, other programs use the memory too, as on the user's own machine.
+    """
 
     bytes: int
     name: str
     gpus: int = 0
+    is_shared: bool = False
 
 
 class ServingPlan(Value, frozen=True, kw_only=True):
@@ -84,10 +88,11 @@ def find_memory(context: LabContext, server: Server | None) -> ServingMemory:
         if gpu and not _is_old(gpu.name, gpu.memory_bytes):
             count = sum(one.name == gpu.name for one in facts.gpus)
             return ServingMemory(usable_bytes(gpu.name, gpu.memory_bytes), gpu.name, count)
-        memory = limits.memory_bytes or server.offer.memory_bytes
-        return ServingMemory(
-            memory, "the container's limit" if limits.memory_bytes else "main memory"
-        )
+        if limits.memory_bytes:
+            return ServingMemory(limits.memory_bytes, "the container's limit")
+        if server.offer.memory_bytes:
+            return ServingMemory(server.offer.memory_bytes, "main memory")
+        return ServingMemory(facts.memory_bytes, "main memory", is_shared=True)
     need = context.config.server.need.gpu
     if need.is_required:
         card = next(one for one in select_cards(need) if one.name not in OLD_CARDS)
@@ -146,6 +151,8 @@ def plan_serving(
     if memory.bytes and (fitting == 0 or context > fitting):
         raise _make_size_error(source, engine, form, memory, context, fitting, fixed, devices)
     usual = fitting or min(USUAL_CONTEXT, shape.longest_context)
+    if memory.is_shared:
+        usual = min(USUAL_CONTEXT, usual)
     chosen = context or usual
     cache = kv_cache_bytes(shape, chosen, kv_type)
     many = max(sequences, room // cache) if memory.bytes else 0
