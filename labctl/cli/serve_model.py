@@ -251,7 +251,10 @@ def _try(
     if result is not None:
         serve_model_output.print_load_test(result)
         click.echo(clean(f"{relative_path(Path(page))}"))
-    serve_model_output.print_address(url, endpoint.model, has_chat=endpoint.has_chat)
+    if options.ask or test_s:
+        serve_model_output.print_continuation(options.model)
+    else:
+        serve_model_output.print_address(url, endpoint.model, has_chat=endpoint.has_chat)
 
 
 def _run_test(
