@@ -164,13 +164,14 @@ def open_forward(
 ) -> Forwarding:
     """Open a local port to `service` while this process runs.
 
-    `restart` restarts the service after a lost connection, on the server's current address.
+    `restart` restarts the service after a lost connection: on the server's current address, or on
+    the server to which a recovery has moved the lab.
     """
 
-    def reopen() -> Service:
+    def reopen() -> ForwardSpec:
         now = adopt(context) or server
         context.connections.write(now)
-        return restart(now)
+        return _forward_spec(context, now, restart(now), port)
 
     spec = _forward_spec(context, server, service, port)
     return Forwarding(spec, context.reporter, reopen).open()

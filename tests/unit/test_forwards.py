@@ -150,6 +150,29 @@ def test_another_local_port_is_named_once_the_service_answers(
             assert reporter.texts == [f"local port {taken} is in use; jupyter is at {opened.url}"]
 
 
+def test_after_a_recovery_it_leads_to_the_new_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = ForwardSpec(
+        config="/old", server_id="box-1", endpoint=Endpoint(host="old"), service=JUPYTER
+    )
+    new = msgspec.structs.replace(
+        old, config="/new", server_id="box-2", endpoint=Endpoint(host="new")
+    )
+    targets: list[str] = []
+
+    def connect(forwarding: Forwarding) -> None:
+        targets.append(forwarding._spec.server_id)
+        if forwarding._spec.server_id == "box-1" and len(targets) > 1:
+            raise ConnectError("the server is gone")
+
+    monkeypatch.setattr(Forwarding, "_connect", connect)
+    monkeypatch.setattr(Forwarding, "_watch", lambda forwarding: None)
+    with Forwarding(old, refresh=lambda: new) as opened:
+        port = opened.local_port
+        assert opened._reconnect(ask=False)
+        assert opened.local_port == port
+    assert targets == ["box-1", "box-1", "box-2"]
+
+
 RIVAL = """\
 #!{python}
 import http.server, pathlib, sys
