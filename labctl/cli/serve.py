@@ -74,7 +74,9 @@ class ServeCommand(click.Command):
 )
 @click.option("--image", default="", help="Serve this Docker image instead of a model.")
 @click.option("--port", default=0, metavar="N", help="Port that --image listens on.")
-@click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set in the container.")
+@click.option(
+    "--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set a variable in the container."
+)
 @click.option(
     "--local-port",
     type=NumberRange(8000, 0, 65535),

@@ -71,21 +71,26 @@ def model_options(function: F) -> F:
             click.option(
                 "--model",
                 callback=_require_name,
-                help="Serve this language model: OWNER/NAME, PATH.",
+                help="Serve this language model: OWNER/NAME or PATH.",
             ),
             click.option(
-                "--engine", type=click.Choice(ENGINES), help="Program for --model (auto)."
+                "--engine", type=click.Choice(ENGINES), help="Program that serves it (auto)."
             ),
-            click.option("--quantize", default="", metavar="FORMAT", help=f"{FORMATS}."),
+            click.option(
+                "--quantize", default="", metavar="FORMAT", help=f"Type of the weights: {FORMATS}."
+            ),
             click.option(
                 "--context",
                 type=NumberRange(8192, min=16, max=100_000_000),
                 metavar="N",
                 help="Tokens of a conversation (default: what fits).",
             ),
-            click.option("--ask", default="", metavar="TEXT", help="Ask once, then end."),
+            click.option("--ask", default="", metavar="TEXT", help="Ask this, then exit."),
             click.option(
-                "--load-test", default="", metavar="TIME", help="Measure under load, for 1m."
+                "--load-test",
+                default="",
+                metavar="TIME",
+                help="Measure under load this long, such as 1m.",
             ),
             click.option(
                 "--concurrency",
@@ -94,7 +99,10 @@ def model_options(function: F) -> F:
                 help=f"Clients of --load-test ({CLIENTS}).",
             ),
             click.option(
-                "--out", default="", metavar="FILE", help=f"Page of --load-test (runs/{PAGE})."
+                "--out",
+                default="",
+                metavar="FILE",
+                help=f"Write the page of --load-test to it (runs/{PAGE}).",
             ),
         )
     ):

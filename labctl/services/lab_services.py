@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from labctl.config import KNOWN_SERVICE_PORTS, LabConfig, parse_port
 from labctl.config.reader import find_nearest
-from labctl.errors import UsageError
+from labctl.errors import ConnectError, UsageError
 from labctl.events import report_lock_wait
 from labctl.model import Forward, Server, Service
 from labctl.runs import images, wheelhouse
@@ -169,8 +169,10 @@ def open_forward(
     """
 
     def reopen() -> ForwardSpec:
-        now = adopt(context) or server
-        context.connections.write(now)
+        now = adopt(context)
+        if now is None:
+            # To write the ssh_config of a lost server would take its alias from the next one.
+            raise ConnectError(f"{context.config.name} has no server now", hint="labctl up")
         return _forward_spec(context, now, restart(now), port)
 
     spec = _forward_spec(context, server, service, port)

@@ -201,6 +201,14 @@ def test_commands_of_the_engines() -> None:
     assert json.loads(program[-1])["file"] == "/lab/model/m.gguf"
 
 
+def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match="has 2 GGUF files") as caught:
+        find_source(str(tmp_path), "none", "")
+    assert "a.gguf" in caught.value.hint
+
+
 def test_a_directory_needs_weights_that_run_no_code(tmp_path: Path) -> None:
     model = find_source(str(write_model(tmp_path / "m")), "none", "")
     assert (model.kind, model.file_bytes, model.shape.layers) == ("directory", 100, 32)

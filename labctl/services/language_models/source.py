@@ -96,6 +96,12 @@ def _read_directory(name: str, path: Path) -> LanguageModelSource:
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
             return _read_gguf(str(files[0]), files[0])
+        if files:
+            raise UsageError(
+                f"{name} has {len(files)} GGUF files",
+                why="each of them may be a model",
+                hint=command("labctl", "serve", "--model", str(files[0])).render(),
+            )
         raise NotFoundError(
             f"{name} has no {CONFIG}",
             why="a model of transformers has one beside its weights",
