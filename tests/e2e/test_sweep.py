@@ -18,25 +18,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 GUIDE = ROOT / "docs" / "sweeps.md"
 LAB_YAML = re.search(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-TRAIN = """\
-import argparse, json, math, os, time
-from pathlib import Path
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float, default=0.1)
-parser.add_argument("--batch", type=int, default=32)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--pause", type=float, default=0.7)
-options = parser.parse_args()
-logs = Path(os.environ["LABCTL_LOG_DIR"])
-for epoch in range(1, options.epochs + 1):
-    time.sleep(options.pause)
-    loss = abs(math.log10(options.lr) + 2) + options.batch / 640 + 1 / epoch
-    new = logs / ".progress"
-    new.write_text(json.dumps({"epoch": epoch, "val_loss": loss}))
-    new.rename(logs / "progress.json")
-    print(f"epoch {epoch}  val_loss {loss:.4f}", flush=True)
-"""
+PROGRAM = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +29,9 @@ def hue(
     lab = make_lab(tmp_path_factory.mktemp("sweep"), "hue", base_image)
     (lab.root / "Dockerfile").unlink()
     assert LAB_YAML is not None
+    assert PROGRAM is not None
     (lab.root / "lab.yaml").write_text(LAB_YAML[1])
-    (lab.root / "train.py").write_text(TRAIN)
+    (lab.root / "train.py").write_text(PROGRAM[1])
     try:
         yield lab
     finally:
