@@ -7,7 +7,6 @@ import math
 
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lifecycle.sweeps.metric import Reading, describe_names
-from labctl.lifecycle.sweeps.plan import DEFAULT_STUDY
 from labctl.lifecycle.sweeps.study import Study
 from labctl.lifecycle.sweeps.trial_servers import TrialServer
 from labctl.lifecycle.sweeps.trials import Trial
@@ -111,10 +110,9 @@ def make_metric_error(
 ) -> NotFoundError:
     """Return the error for a run that ended well without reporting the metric, as `text` says."""
     others = f"\n{running} more trials are still running" if running > 0 else ""
-    option = "" if study.name == DEFAULT_STUDY else f" --study {study.name}"
     return NotFoundError(
         f"run {run.id}: {text}",
         why=f"{describe_names(study.plan.metric, reading.names)}{others}",
-        hint=f"labctl sweep{option}   # after you correct `metric:`; this trial counts\n"
+        hint=f"labctl sweep --study {study.name}   # after a new `metric:`; this trial counts\n"
         f"labctl sweep --study {study.find_free_name()}   # after you correct the program",
     )
