@@ -17,10 +17,15 @@ from typing import Any
 import msgspec
 
 from labctl.config.installation import install_command
-from labctl.config.sweep import Kind, Parameter, format_number
 from labctl.decoding import convert_value
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lazy import lazy_imports
+from labctl.lifecycle.sweeps.optuna_terms import (
+    format_value,
+    make_pruner,
+    name_state,
+    suggest_value,
+)
 from labctl.lifecycle.sweeps.plan import SweepPlan, describe_changes
 from labctl.lifecycle.sweeps.trials import Placement, Trial, TrialState
 from labctl.model import Value
@@ -120,7 +125,7 @@ class Study:
             storage=self._storage,
             direction=plan.direction,
             load_if_exists=True,
-            pruner=_make_pruner(plan),
+            pruner=make_pruner(plan),
         )
 
     def _choose_plan(self, plan: SweepPlan | None) -> None:
@@ -195,7 +200,7 @@ class Study:
         steps = frozen.intermediate_values
         return Trial(
             number=frozen.number,
-            state=_name_state(frozen.state),
+            state=name_state(frozen.state),
             params={
                 name: format_value(self.plan.space, name, value)
                 for name, value in frozen.params.items()
@@ -223,7 +228,7 @@ class Study:
         _ = trial.relative_params  # those that TPE draws together, with the trial's own seed
         for name, parameter in self.plan.space.items():
             self._study.sampler = self._make_sampler(trial.number, name)
-            _suggest(trial, name, parameter)
+            suggest_value(trial, name, parameter)
         self._open_trials[trial.number] = trial
         return self.get_trial(trial.number)
 
@@ -319,40 +324,3 @@ class Study:
         return Importances(
             shares={key: float(share) for key, share in found.items()}, evaluator=name
         )
-
-
-def _make_pruner(plan: SweepPlan) -> Any:
-    pruners = optuna.pruners
-    if plan.pruner == "median":
-        return pruners.MedianPruner(n_startup_trials=plan.startup, n_warmup_steps=plan.warmup)
-    if plan.pruner == "halving":
-        return pruners.SuccessiveHalvingPruner()
-    return pruners.NopPruner()
-
-
-def _suggest(trial: Any, name: str, parameter: Parameter) -> None:
-    low, high = parameter.low, parameter.high
-    if parameter.kind == "choice":
-        trial.suggest_categorical(name, list(parameter.values))
-    elif parameter.kind == "int":
-        whole_step = int(parameter.step) or 1
-        trial.suggest_int(name, int(low), int(high), log=parameter.log, step=whole_step)
-    else:
-        trial.suggest_float(name, low, high, log=parameter.log, step=parameter.step or None)
-
-
-def format_value(space: dict[str, Parameter], name: str, value: Any) -> str:
-    """Write a parameter's value as the word of a command line."""
-    parameter = space.get(name)
-    kind: Kind = parameter.kind if parameter else "choice"
-    return str(value) if kind == "choice" else format_number(value, kind)
-
-
-def _name_state(state: Any) -> TrialState:
-    states = optuna.trial.TrialState
-    names: dict[Any, TrialState] = {
-        states.COMPLETE: "complete",
-        states.PRUNED: "pruned",
-        states.FAIL: "failed",
-    }
-    return names.get(state, "running")
