@@ -64,8 +64,8 @@ def doors(made: Boxes, box: Box) -> Iterator[dict[str, int]]:
             local_port=find_free_port(0),
         )
 
-        def unchanged() -> Service:
-            return spec.service
+        def unchanged() -> ForwardSpec:
+            return spec
 
         forwarding = stack.enter_context(Forwarding(spec, SilentReporter(), unchanged))
         found["labctl forward"] = forwarding.local_port

@@ -128,6 +128,13 @@ def print_checkpoints(estimate: Estimate) -> None:
     if found is None:
         return
     written = "takes" if not found.is_assumed else "is assumed to take"
+    if not found.is_useful:
+        print_text(
+            f"Writing a checkpoint {written} {timing_text(found.checkpoint_s)}, and a server is "
+            f"reclaimed every {duration_text(found.reclaim_every_s)} on average: the training "
+            "hardly gets on. Save less, or rent a server that is not reclaimed."
+        )
+        return
     print_text(
         f"Save a checkpoint every {duration_text(found.seconds)} (Young's formula): writing one "
         f"{written} {timing_text(found.checkpoint_s)}, and a server is reclaimed every "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.errors import UsageError
+from labctl.errors import NotFoundError, UsageError
 from labctl.lazy import lazy_imports
 
 if TYPE_CHECKING:
@@ -50,4 +50,10 @@ def choose_command(lab: Lab, options: RunOptions) -> RunOptions:
     name, number = match.groups()
     study = sweep.read_study(lab.context, name or plan.DEFAULT_STUDY)
     trial = study.get_trial(int(number))
+    if len(trial.params) < len(study.plan.space):
+        raise NotFoundError(
+            f"trial {number} has no parameters yet",
+            why="labctl was interrupted before it had chosen all of them",
+            hint=f"labctl sweep --study {study.name}   # continues",
+        )
     return options._replace(command=plan.build_command(study.plan.command, trial.params))

@@ -42,7 +42,7 @@ def print_memory(profiled: ProfileResult) -> None:
     if predicted is not None and has_estimate:
         print_text(
             f"Estimate: {predicted.target} with a batch of {predicted.batch} "
-            f"({predicted.where_batch}), items of {predicted.item}. It adds up the most of each "
+            f"({predicted.where_batch}), items of {predicted.item}. It adds up the peak of each "
             "part, and leaves out the framework."
         )
     elif predicted is not None:

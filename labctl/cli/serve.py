@@ -11,6 +11,7 @@ from labctl.cli import serve_model
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.interrupt import close_at_interrupt, wait_until_interrupted
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import json_option, open_lab, yes_option
 from labctl.cli.own_command import split_words
 from labctl.cli.tables import print_json
@@ -33,6 +34,7 @@ with lazy_imports(__name__):
 # the words after `--`, in the context of the command
 IMAGE_ARGS = "labctl.serve.args"
 MOST_SHOWN_COLUMNS = 8
+LONGEST_LOADING_S = 24 * 3600
 
 
 class ServeOptions(NamedTuple):
@@ -72,10 +74,22 @@ class ServeCommand(click.Command):
 )
 @click.option("--image", default="", help="Serve this Docker image instead of a model.")
 @click.option("--port", default=0, metavar="N", help="Port that --image listens on.")
-@click.option("--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set in the container.")
-@click.option("--local-port", default=0, metavar="N", help="Use this port on this machine.")
 @click.option(
-    "--load-time", default=600, metavar="S", help="Fail if loading takes longer (600 seconds)."
+    "--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set a variable in the container."
+)
+@click.option(
+    "--local-port",
+    type=NumberRange(8000, 0, 65535),
+    default=0,
+    metavar="N",
+    help="Use this port on this machine.",
+)
+@click.option(
+    "--load-time",
+    type=NumberRange(1800, 1, LONGEST_LOADING_S),
+    default=600,
+    metavar="S",
+    help="Fail if loading takes longer (600 seconds).",
 )
 @click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
 @click.option("--stop", is_flag=True, help="Stop serving.")

@@ -57,26 +57,40 @@ class ModelOptions(NamedTuple):
     out: str = ""
 
 
+def _require_name(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """Refuse an empty name, as of a variable that is not set: it would serve the latest run."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("the name of the model is empty", ctx, param)
+    return value or ""
+
+
 def model_options(function: F) -> F:
     """Add the options of --model to the command."""
     for option in reversed(
         (
             click.option(
-                "--model", default="", help="Serve this language model: OWNER/NAME, PATH."
+                "--model",
+                callback=_require_name,
+                help="Serve this language model: OWNER/NAME or PATH.",
             ),
             click.option(
-                "--engine", type=click.Choice(ENGINES), help="Program for --model (auto)."
+                "--engine", type=click.Choice(ENGINES), help="Program that serves it (auto)."
             ),
-            click.option("--quantize", default="", metavar="FORMAT", help=f"{FORMATS}."),
+            click.option(
+                "--quantize", default="", metavar="FORMAT", help=f"Type of the weights: {FORMATS}."
+            ),
             click.option(
                 "--context",
                 type=NumberRange(8192, min=16, max=100_000_000),
                 metavar="N",
                 help="Tokens of a conversation (default: what fits).",
             ),
-            click.option("--ask", default="", metavar="TEXT", help="Ask once, then end."),
+            click.option("--ask", default="", metavar="TEXT", help="Ask this, then exit."),
             click.option(
-                "--load-test", default="", metavar="TIME", help="Measure under load, for 1m."
+                "--load-test",
+                default="",
+                metavar="TIME",
+                help="Measure under load this long, such as 1m.",
             ),
             click.option(
                 "--concurrency",
@@ -85,7 +99,10 @@ def model_options(function: F) -> F:
                 help=f"Clients of --load-test ({CLIENTS}).",
             ),
             click.option(
-                "--out", default="", metavar="FILE", help=f"Page of --load-test (runs/{PAGE})."
+                "--out",
+                default="",
+                metavar="FILE",
+                help=f"Write the page of --load-test to it (runs/{PAGE}).",
             ),
         )
     ):
@@ -179,6 +196,7 @@ def _choose(lab: Lab, options: ModelOptions, served: RequestedModel, clients: in
         is_gguf=model.is_gguf,
         published=model.shape.quantized,
         has_gpu=memory.gpus > 0,
+        is_here=bool(model.path),
     )
     if chosen.engine.image and not model.repository:
         raise UsageError(
@@ -241,7 +259,10 @@ def _try(
     if result is not None:
         serve_model_output.print_load_test(result)
         click.echo(clean(f"{relative_path(Path(page))}"))
-    serve_model_output.print_address(url, endpoint.model, has_chat=endpoint.has_chat)
+    if options.ask or test_s:
+        serve_model_output.print_continuation(options.model)
+    else:
+        serve_model_output.print_address(url, endpoint.model, has_chat=endpoint.has_chat)
 
 
 def _run_test(

@@ -9,6 +9,8 @@ import click
 
 from labctl.cli.exit_codes import clean
 from labctl.cli.tables import print_table, wrap_text
+from labctl.cli.wrapping import print_message
+from labctl.shell import command
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 NAME_WIDTH = 10
 LONGEST_ANSWER = 400
+STOP = "labctl serve --stop"
 
 
 def print_plan(plan: ServingPlan) -> None:
@@ -86,6 +89,15 @@ def print_address(url: str, model: str, *, has_chat: bool) -> None:
     click.echo(clean(f"  curl {base}/{path} {header} -d {shlex.quote(body)}"))
 
 
+def print_continuation(model: str) -> None:
+    """Say what still runs after the command, whose forward has ended with it."""
+    call = command("labctl", "serve", "--model", model).render()
+    width = max(len(call), len(STOP))
+    print_message("The model is still running:")
+    print_message(f"  {call:<{width}}   open its endpoint on this machine")
+    print_message(f"  {STOP:<{width}}   stop it")
+
+
 def milliseconds(seconds: float) -> str:
     value = seconds * 1000
     return f"{value:,.1f} ms" if value < 100 else f"{value:,.0f} ms"
@@ -96,5 +108,5 @@ def _build_row(name: str, times: Percentiles) -> tuple[str, ...]:
 
 
 def _print_row(name: str, text: str) -> None:
-    lines = wrap_text(clean(text), NAME_WIDTH)
-    click.echo(name.ljust(NAME_WIDTH) + "\n".join(lines).lstrip())
+    lines = wrap_text(clean(text), NAME_WIDTH) or [""]
+    click.echo(f"\n{' ' * NAME_WIDTH}".join([name.ljust(NAME_WIDTH) + lines[0], *lines[1:]]))

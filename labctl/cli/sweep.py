@@ -161,7 +161,10 @@ def _print_still_running(lab: Lab, study: str) -> None:
         trials = sweep.read_study(lab.context, study).trials
     except LabError:
         return
-    running = [trial.run for trial in trials if trial.state == "running" and trial.run]
+    # With a reason, its run has ended, and the trial waits for the user.
+    running = [
+        trial.run for trial in trials if trial.state == "running" and trial.run and not trial.why
+    ]
     if not running:
         return
     cost = price_or_free_text(gang.sum_prices(lab.context))

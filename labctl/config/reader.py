@@ -268,7 +268,8 @@ def _parse_choice(text: str, allowed: tuple[Any, ...]) -> Any:
     for choice in allowed:
         if text == str(choice):
             return choice
-    words = ", ".join(str(choice) for choice in allowed)
+    # An empty choice is the default of a setting, which nobody writes.
+    words = ", ".join(str(choice) for choice in allowed if choice != "")
     near = find_nearest(text, [str(choice) for choice in allowed])
     hint = f"; did you mean {near}?" if near else ""
     raise ValueError(f"{quote(text)} is not one of {words}{hint}")

@@ -6,6 +6,7 @@ mapping with `type`. The command line takes the text.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal, TypeAlias
 
@@ -95,12 +96,16 @@ def _check_range(parameter: Parameter) -> None:
         raise ValueError("`values` belong to `type: choice`")
     if not low < high:
         raise ValueError("low must be less than high")
+    if not math.isfinite(high - low):
+        raise ValueError("the range is too large for a number of 64 bits")
     if parameter.log and low <= 0:
         raise ValueError("log needs a range above 0")
     if parameter.log and step:
         raise ValueError("log and step exclude each other")
     if step < 0 or step > high - low:
         raise ValueError("step must be positive, and no larger than the range")
+    if step and (high - low) / step > LARGEST_INT:
+        raise ValueError(f"step is too small: the range has more than {LARGEST_INT} steps")
     if step and _find_remainder(low, high, step):
         raise ValueError("the difference of low and high must be a multiple of step")
     if parameter.kind == "int":

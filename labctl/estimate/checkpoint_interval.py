@@ -24,6 +24,11 @@ class CheckpointInterval(Value, frozen=True):
     lost_share: float
     is_assumed: bool
 
+    @property
+    def is_useful(self) -> bool:
+        """Whether training gets anywhere: the formula needs short writes and long lives."""
+        return self.lost_share < 1
+
 
 def compute_interval(plan: ModelPlan, amount: Workload) -> CheckpointInterval | None:
     """Compute the interval by Young's formula: sqrt(2 x checkpoint time x mean time to failure).

@@ -6,6 +6,7 @@ refused. `count_parameters` has the formula that was compared with published fig
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,6 +31,9 @@ _WEIGHT_TYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 Small = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 Large = Annotated[int, msgspec.Meta(ge=1, le=100_000_000)]
+# Some configs write 0 where a model has no experts and no window.
+MaybeSmall = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
+MaybeLarge = Annotated[int, msgspec.Meta(ge=0, le=100_000_000)]
 Name = Annotated[str, msgspec.Meta(max_length=100)]
 
 
@@ -51,15 +55,15 @@ class _Config(Value, frozen=True):
     max_position_embeddings: Large | None = None
     tie_word_embeddings: bool | None = None
     attention_bias: bool = False
-    sliding_window: Large | None = None
+    sliding_window: MaybeLarge | None = None
     use_sliding_window: bool | None = None
     max_window_layers: Annotated[int, msgspec.Meta(ge=0, le=100_000)] | None = None
     layer_types: Annotated[tuple[Name, ...], msgspec.Meta(max_length=100_000)] | None = None
-    num_local_experts: Small | None = None
-    num_experts: Small | None = None
-    num_experts_per_tok: Small | None = None
-    moe_intermediate_size: Large | None = None
-    shared_expert_intermediate_size: Large | None = None
+    num_local_experts: MaybeSmall | None = None
+    num_experts: MaybeSmall | None = None
+    num_experts_per_tok: MaybeSmall | None = None
+    moe_intermediate_size: MaybeLarge | None = None
+    shared_expert_intermediate_size: MaybeLarge | None = None
     kv_lora_rank: Large | None = None
     torch_dtype: Name | None = None
     dtype: Name | None = None
@@ -126,8 +130,36 @@ def parse_shape(text: bytes) -> ModelShape:
         if config.text_config is not None and config.hidden_size is None:
             config = decode_json(msgspec.json.encode(config.text_config), _Config)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(_describe_error(error)) from None
     return _build_shape(config)
+
+
+_PROBLEM = re.compile(r"(.+) - at `\$\.(.+)`", re.DOTALL)
+_WORDS = {
+    "`int | null`": "a whole number",
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str | null`": "a text",
+    "`str`": "a text",
+    "`bool | null`": "true or false",
+    "`bool`": "true or false",
+    "`object | null`": "an object",
+    "`object`": "an object",
+    "`array`": "a list",
+    " <= ": " of at most ",
+    " >= ": " of at least ",
+}
+
+
+def _describe_error(error: Exception) -> str:
+    """Describe a problem of the file without the words of the library that found it."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "it is damaged: not valid JSON"
+    match = _PROBLEM.fullmatch(str(error))
+    text, field = match.groups() if match else (str(error), "the config")
+    for word, plain in _WORDS.items():
+        text = text.replace(word, plain)
+    return f"{field}: {text[:1].lower()}{text[1:]}"
 
 
 def _build_shape(config: _Config) -> ModelShape:

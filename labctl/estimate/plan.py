@@ -212,6 +212,15 @@ def _check_precision(plan: ModelPlan) -> None:
         )
 
 
+MOST_PROPOSED_HEADS = 1024
+
+
+def _propose_heads(hidden: int) -> int:
+    """Return a number of heads that divides the hidden size into widths near HEAD_WIDTH."""
+    most = min(max(1, hidden // HEAD_WIDTH), MOST_PROPOSED_HEADS)
+    return next(heads for heads in range(most, 0, -1) if hidden % heads == 0)
+
+
 def _check_shape(plan: ModelPlan) -> None:
     if plan.measured is not None:
         return
@@ -224,9 +233,10 @@ def _check_shape(plan: ModelPlan) -> None:
             hint="add --seq 2048 --hidden 4096 --layers 32",
         )
     if plan.hidden and plan.hidden % plan.all_heads:
+        heads = _propose_heads(plan.hidden)
         raise UsageError(
             f"--hidden {plan.hidden} is not a multiple of --heads {plan.all_heads}",
-            hint=f"--heads {max(1, plan.hidden // HEAD_WIDTH)} gives heads of width {HEAD_WIDTH}",
+            hint=f"--heads {heads}   # heads of width {plan.hidden // heads}",
         )
     if plan.kv_heads and plan.all_heads % plan.kv_heads:
         raise UsageError(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from labctl.errors import UsageError
-from labctl.events import Step
+from labctl.events import Note, Step
 from labctl.insight.compare.comparison import MOST_RUNS, ComparisonResult, compare_runs
 from labctl.insight.compare.page import build_comparison_page
 from labctl.insight.report.document import DocumentForm, Report, write_document
@@ -61,6 +61,8 @@ def write_comparison(
     file = out or context.config.root / "runs" / first / form.name_file(NAME)
     size = write_document(f"{text}\n", file, form)
     context.reporter.emit(Step(name=form.step, done=True))
+    for note in comparison.notes:
+        context.reporter.emit(Note(text=note, level="warning"))
     lacks = [
         f"{pair.first} and {pair.second} are not compared: {pair.reason}"
         + (f": {pair.hint}" if pair.hint else "")
@@ -88,8 +90,8 @@ def require_comparable(context: LabContext, run_ids: Sequence[str]) -> None:
         example = [*run_ids, *(run for run in known if run not in run_ids)][:2]
         words = example if len(example) == 2 else ["RUN", "RUN"]
         raise UsageError(
-            "a comparison needs at least two runs",
-            why="name each of them",
+            "labctl compare needs at least two runs",
+            why="it shows how they differ",
             hint=f"{command('labctl', 'compare', *words).render()}\nlabctl status --all",
         )
     if len(run_ids) > MOST_RUNS:

@@ -122,7 +122,10 @@ def _upload(context: LabContext, name: str, parts: Sequence[Path]) -> None:
             raise _make_error(name, f"it took more than {UPLOAD_S // 60} min") from None
     # wandb exits with 0 also when a host has refused the files; it marks those that it has sent.
     if done.returncode != 0 or not all(map(_is_uploaded, parts)):
-        output = done.stdout.strip()[-LOG_CHARACTERS:]
+        output = done.stdout.strip()
+        if key := environ.get(WANDB_KEY):
+            output = output.replace(key, "(hidden)")
+        output = output[-LOG_CHARACTERS:]
         raise _make_error(name, output or f"wandb exited with {done.returncode}")
     context.reporter.emit(Step(name=step, done=True))
 

@@ -25,7 +25,7 @@ from labctl.decoding import decode_json
 from labctl.errors import ConnectError, LabError, NotFoundError
 from labctl.errors.replies import as_reply, decode_reply
 from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
-from labctl.model import Forward, Service, Value
+from labctl.model import Forward, Value
 from labctl.retry import poll_until
 from labctl.servers.agent import AgentClient
 from labctl.services.port_forward import Forwarding, ForwardSpec, Refresh, build_url
@@ -205,7 +205,7 @@ def _make_file_reporter(path: str) -> Reporter:
 
 
 def _make_refresh(spec: BackgroundForwardSpec) -> Refresh:
-    def refresh() -> Service:
+    def refresh() -> ForwardSpec:
         if spec.refresh_argv:
             done = subprocess.run(
                 spec.refresh_argv, stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -215,13 +215,14 @@ def _make_refresh(spec: BackgroundForwardSpec) -> Refresh:
                     "cannot refresh the server's address", hint="labctl status --refresh"
                 )
         if spec.request is None:
-            return spec.forward.service
+            return spec.forward
 
         forward = spec.forward
         transport = OpenSshTransport(
             Path(forward.config), forward.server_id, forward.endpoint, master=False
         )
-        return ensure_service(AgentClient(transport), spec.request, SilentReporter())
+        service = ensure_service(AgentClient(transport), spec.request, SilentReporter())
+        return msgspec.structs.replace(forward, service=service)
 
     return refresh
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from labctl.config import KNOWN_SERVICE_PORTS, LabConfig, parse_port
 from labctl.config.reader import find_nearest
-from labctl.errors import UsageError
+from labctl.errors import ConnectError, UsageError
 from labctl.events import SharedProgress, report_lock_wait
 from labctl.model import Forward, Server, Service
 from labctl.runs import images, wheelhouse
@@ -172,13 +172,16 @@ def open_forward(
 ) -> Forwarding:
     """Open a local port to `service` while this process runs.
 
-    `restart` restarts the service after a lost connection, on the server's current address.
+    `restart` restarts the service after a lost connection: on the server's current address, or on
+    the server to which a recovery has moved the lab.
     """
 
-    def reopen() -> Service:
-        now = adopt(context) or server
-        context.connections.write(now)
-        return restart(now)
+    def reopen() -> ForwardSpec:
+        now = adopt(context)
+        if now is None:
+            # To write the ssh_config of a lost server would take its alias from the next one.
+            raise ConnectError(f"{context.config.name} has no server now", hint="labctl up")
+        return _forward_spec(context, now, restart(now), port)
 
     spec = _forward_spec(context, server, service, port)
     return Forwarding(spec, context.reporter, reopen).open()

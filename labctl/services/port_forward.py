@@ -49,8 +49,6 @@ IGNORE_INTERRUPT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 # Errors for which a retry is useless.
 FATAL = (HostKeyError, AuthenticationError)
 
-# Updates the server's ssh_config and restarts the service; called before a retry.
-Refresh = Callable[[], Service]
 # What a local port does: nobody listens, it drops connections at once, or the service is there.
 PortState = Literal["closed", "refused", "answering"]
 
@@ -66,6 +64,11 @@ class ForwardSpec(Value, frozen=True, kw_only=True):
     endpoint: Endpoint
     service: Service
     local_port: int = 0
+
+
+# Finds the lab's server, which another one may have replaced, and restarts the service there;
+# called before a retry.
+Refresh = Callable[[], ForwardSpec]
 
 
 def build_url(service: Service, local_port: int, *, token: bool = True) -> str:
@@ -231,7 +234,8 @@ class Forwarding:
             self._drop()
             try:
                 if ask and self._refresh is not None:
-                    self.service = self._refresh()
+                    self._spec = self._refresh()
+                    self.service = self._spec.service
                 ask = True
                 self._connect()
             except FATAL as error:

@@ -33,6 +33,7 @@ def test_two_runs_side_by_side(labctl: Any, pulled: Path) -> None:
     assert "notes.md" not in said.err
     slides = labctl("report", "baseline", "smaller", "--slides")
     assert slides.out.startswith("runs/baseline/slides.html (")
+    assert "notes.md: the picture gone.png is not shown: there is no such file" in slides.err
     assert "<h2>Mine</h2>" in (pulled / "baseline" / "slides.html").read_text()
     found = json.loads(labctl("compare", "baseline", "smaller", "--json").out)["comparison"]
     assert found["pairs"][0]["test"] == {
@@ -65,6 +66,7 @@ def test_missing_predictions_are_named_and_never_compared(labctl: Any, pulled: P
 def test_wrong_calls_say_what_to_type(labctl: Any, pulled: Path) -> None:
     one = labctl("compare", "baseline")
     assert (one.code, "labctl compare baseline smaller" in one.err) == (2, True)
+    assert "labctl compare needs at least two runs" in one.err
     twice = labctl("compare", "baseline", "baseline")
     assert (twice.code, "run baseline is named twice" in twice.err) == (2, True)
     assert labctl("compare", *"abcdefg").code == 2

@@ -183,6 +183,25 @@ def test_what_limits_a_step_and_what_layers_keep_is_shown(labctl: Any) -> None:
     assert "MI300X 192GB no 102% labctl cannot rent this" in words
 
 
+def test_no_interval_is_advised_where_servers_end_before_a_checkpoint_is_written(
+    labctl: Any,
+) -> None:
+    size = ("--params", "1B", "--train", "adam", "--reclaim-every", "6h")
+    said = labctl("estimate", *size, "--checkpoint-time", "4h")
+    words = " ".join(said.out.split())
+    assert "Save a checkpoint every" not in words
+    assert "a server is reclaimed every 6 h on average: the training hardly gets on." in words
+
+
+def test_the_proposed_number_of_heads_divides_the_width(labctl: Any) -> None:
+    size = ("--params", "1B", "--seq", "128", "--layers", "2", "--heads", "7")
+    said = labctl("estimate", *size, "--hidden", "100")
+    assert said.code == 2
+    assert "--heads 1" in said.err
+    assert "heads of width 100" in said.err
+    assert "--heads 8" in labctl("estimate", *size, "--hidden", "1032").err
+
+
 def test_a_mixture_of_experts_on_several_replicas(labctl: Any) -> None:
     size = "--params 47B --active-params 13B --serve --gpu H200 --price 4 --replicas 3"
     said = labctl("estimate", *size.split(), "--requests-per-day", "40k", "--reply", "300")

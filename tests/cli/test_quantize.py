@@ -26,6 +26,12 @@ def pulled(home: Path) -> Path:
     return home / "digits"
 
 
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300,
+    "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
 def row(name: str, size: int, correct: int, **more: Any) -> dict[str, Any]:
     return {
         "name": name, "size_bytes": size, "latency_ms": 0.5, "correct": correct, "total": 1000,
@@ -97,3 +103,46 @@ def test_what_is_missing_is_named(labctl: Any, pulled: Path) -> None:
 def test_a_damaged_result_is_refused(body: Any) -> None:
     with pytest.raises(ValueError):
         parse_result(body if isinstance(body, str) else json.dumps(body))
+
+
+def test_a_model_of_the_hub_is_named_with_its_download(labctl: Any, pulled: Path) -> None:
+    said = labctl("quantize", "Qwen/Qwen2.5-0.5B", "--to", "int8")
+    assert said.code == 2
+    assert "Qwen/Qwen2.5-0.5B is neither a run nor a directory with config.json" in said.err
+    assert "hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B" in said.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe\x00", "is not a text in UTF-8"),
+        (b"hello", "is too short"),
+        (b"", "is too short"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_refused_at_once(
+    labctl: Any, pulled: Path, content: bytes, message: str
+) -> None:
+    model = pulled / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA))
+    (model / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    (pulled / "sample.txt").write_bytes(content)
+    said = labctl("quantize", "model", "--to", "int8", "--text", "sample.txt")
+    assert said.code == 2
+    assert message in said.err
+    assert "next: " in said.err
+
+
+def test_a_failure_is_its_last_lines_without_the_noise_of_libraries(
+    labctl: Any, pulled: Path
+) -> None:
+    lines = [f"warning {number}" for number in range(50)]
+    text = f"import sys\nprint({chr(10).join(lines)!r}, file=sys.stderr)\n"
+    (pulled / "quantize.py").write_text(f"{text}raise SystemExit('the weights are not finite')\n")
+    said = labctl("quantize", "--to", "int8")
+    assert "the weights are not finite" in said.err
+    assert "warning 1\n" not in said.err
+    assert "pip install" not in said.err
+    (pulled / "quantize.py").write_text("import torchao_of_tomorrow\n")
+    assert "quantize" in labctl("quantize", "--to", "int8").err.partition("next:")[2]

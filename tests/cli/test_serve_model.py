@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from labctl.lab import Lab
+from labctl.model import Endpoint, Offer, Server, ServerFacts
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256,
@@ -69,6 +73,10 @@ def test_a_context_too_long_names_both_ways(labctl: Any, home: Path, model: Path
         (("--model", "a/b", "--load-test", "2d"), "--load-test takes from 1s to 24h"),
         (("--model", "a/b", "--detach", "--ask", "x"), "--detach cannot be combined with --ask"),
         (("--model", "a/b", "--quantize", "q4"), "--quantize: 'q4' is not one of"),
+        (("--model", ""), "the name of the model is empty"),
+        (("--model", "LLAMA", "--local-port", "99999"), "is not a whole number from 0 to 65535"),
+        (("--model", "LLAMA", "--load-time", "-5"), "is not a whole number from 1 to 86400"),
+        (("--model", "LLAMA", "--quantize", "gguf:Q4_K_M"), "this directory has no GGUF file"),
         (("--model", "../b/c"), "neither a directory nor the name of a model"),
         (("--model", "LLAMA", "--engine", "vllm"), "vllm needs a GPU"),
         (("--model", "LLAMA", "--engine", "llama.cpp"), "llama.cpp does not load safetensors"),
@@ -83,4 +91,32 @@ def test_an_invalid_combination_is_a_usage_error(
     said = labctl("serve", *(str(model) if word == "LLAMA" else word for word in words))
     assert said.code == 2
     assert message in " ".join(said.err.split())
-    assert "next: " in said.err
+    assert "next: " in said.err or "serve --help" in said.err
+
+
+def test_missing_weights_are_noticed_before_anything_is_rented(
+    labctl: Any, home: Path, model: Path
+) -> None:
+    ask_for_gpu(home, "none")
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(5_000_000_000)
+    said = " ".join(labctl("serve", "--model", str(model)).out.split())
+    assert "the files have 4.7 GiB, but config.json describes a model of 15.0 GiB" in said
+
+
+def test_the_main_memory_of_a_machine_without_a_gpu_is_known(
+    labctl: Any, home: Path, model: Path
+) -> None:
+    ask_for_gpu(home, "none")
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    server = Server(
+        id="box-1", provider="local", lab="digits", lab_id=lab.id, alias="digits",
+        endpoint=Endpoint(host="127.0.0.1"), offer=Offer(provider="local", type="container"),
+        created_at=time.time(), state="running",
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    (lab.context.paths.ssh_dir / server.id).mkdir(parents=True)
+    lab.context.save_facts(server, ServerFacts(os="Debian", memory_bytes=16 * 1024**3))
+    said = labctl("serve", "--model", str(model))
+    assert said.code == 2
+    assert "the model does not fit on main memory (16.0 GiB)" in said.err

@@ -73,6 +73,23 @@ def test_a_trial_runs_again_with_its_parameters(
     assert commands == [words, words]
 
 
+def test_a_trial_that_was_only_begun_is_not_run_with_half_of_its_parameters(
+    lab: Lab, labctl: Any
+) -> None:
+    study = write_study(lab, [])
+    study._study.ask()  # as a process leaves it that ends before it has chosen parameters
+    told = labctl("run", "--from-trial", "0")
+    assert told.code == 255
+    assert "trial 0 has no parameters yet" in told.err
+    assert "next: labctl sweep" in told.err
+
+
+def test_a_study_without_trials_takes_other_parameters(lab: Lab, labctl: Any) -> None:
+    write_study(lab, [])
+    told = labctl("sweep", "--param", "lr=1..8", "--metric", "acc", "--direction", "maximize")
+    assert (told.code, "digits has no server" in told.err) == (4, True)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

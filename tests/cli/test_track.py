@@ -80,6 +80,18 @@ def test_the_key_is_the_lab_s_secret_and_the_lab_is_not_the_working_directory(
     assert "k" * 40 not in said.out + said.err
 
 
+def test_a_key_that_the_program_prints_is_hidden(
+    labctl: Any, lab: Path, calls: Path, home: Path
+) -> None:
+    paths = find_paths()
+    set_secret(paths, ensure_lab_id(lab), "WANDB_API_KEY", "not-a-real-key")
+    (home / "bin" / "wandb").write_text('#!/bin/sh\necho "bad key: $WANDB_API_KEY"\nexit 1\n')
+    said = labctl("track", "sync")
+    assert said.code == 1
+    assert "bad key: (hidden)" in said.err
+    assert "not-a-real-key" not in said.err + said.out
+
+
 def test_what_is_missing_is_named(labctl: Any, lab: Path, calls: Path) -> None:
     said = labctl("track", "sync", "three")
     assert (said.code, "labctl pull three" in said.err) == (4, True)

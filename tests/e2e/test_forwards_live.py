@@ -30,7 +30,7 @@ from labctl.services.background_forwards import (
     start_background_forward,
     stop_forward,
 )
-from labctl.services.port_forward import Forwarding, find_free_port
+from labctl.services.port_forward import Forwarding, ForwardSpec, find_free_port
 from labctl.services.services import stop_service
 from labctl.state import State
 
@@ -64,7 +64,7 @@ def forwarded(
     lab: ServiceLab,
     service: Service,
     recorder: Recorder,
-    refresh: Callable[[], Service] | None = None,
+    refresh: Callable[[], ForwardSpec] | None = None,
     local_port: int = 0,
 ) -> Iterator[Forwarding]:
     with Forwarding(lab.spec(service, local_port), recorder, refresh) as forwarding:
@@ -136,8 +136,8 @@ def test_it_comes_back_after_the_service_was_lost(
 ) -> None:
     lost = service_lab.web("lost")
 
-    def refresh() -> Service:
-        return service_lab.web("lost")
+    def refresh() -> ForwardSpec:
+        return service_lab.spec(service_lab.web("lost"))
 
     with forwarded(service_lab, lost, recorder, refresh) as forwarding:
         service_lab.box.sh(f"docker rm -f {lost.container}")
@@ -151,7 +151,11 @@ def test_it_comes_back_after_the_server_restarted_at_another_port(
     service_lab: ServiceLab, recorder: Recorder
 ) -> None:
     before = service_lab.box.port
-    with forwarded(service_lab, service_lab.web(), recorder, service_lab.web) as forwarding:
+
+    def refresh() -> ForwardSpec:
+        return service_lab.spec(service_lab.web())
+
+    with forwarded(service_lab, service_lab.web(), recorder, refresh) as forwarding:
         docker("restart", "-t", "30", service_lab.box.name)
         wait_for(lambda: greets(service_lab.box.port))
         wait_for(lambda: recorder.count("reconnected") == 1, BACK_S + 30)

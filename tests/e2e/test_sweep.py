@@ -18,25 +18,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 GUIDE = ROOT / "docs" / "sweeps.md"
 LAB_YAML = re.search(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-TRAIN = """\
-import argparse, json, math, os, time
-from pathlib import Path
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float, default=0.1)
-parser.add_argument("--batch", type=int, default=32)
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--pause", type=float, default=0.7)
-options = parser.parse_args()
-logs = Path(os.environ["LABCTL_LOG_DIR"])
-for epoch in range(1, options.epochs + 1):
-    time.sleep(options.pause)
-    loss = abs(math.log10(options.lr) + 2) + options.batch / 640 + 1 / epoch
-    new = logs / ".progress"
-    new.write_text(json.dumps({"epoch": epoch, "val_loss": loss}))
-    new.rename(logs / "progress.json")
-    print(f"epoch {epoch}  val_loss {loss:.4f}", flush=True)
-"""
+PROGRAM = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +29,9 @@ def hue(
     lab = make_lab(tmp_path_factory.mktemp("sweep"), "hue", base_image)
     (lab.root / "Dockerfile").unlink()
     assert LAB_YAML is not None
+    assert PROGRAM is not None
     (lab.root / "lab.yaml").write_text(LAB_YAML[1])
-    (lab.root / "train.py").write_text(TRAIN)
+    (lab.root / "train.py").write_text(PROGRAM[1])
     try:
         yield lab
     finally:
@@ -160,11 +143,34 @@ def test_an_unknown_option_is_told_after_the_first_trial(started: LabDirectory) 
 def test_a_metric_that_no_run_reports_costs_no_trial(started: LabDirectory) -> None:
     words = ("--study", "metric", "--trials", "2", "--parallel", "1", "--yes")
     told = started.labctl("sweep", "--metric", "val_los", *words, code=4)
-    assert "run metric-0 does not report val_los" in told.stderr
+    assert "run metric-0: it does not report val_los" in told.stderr
+    assert "labctl sweep --study metric\n" in told.stderr
+    assert "is still running" not in told.stderr
     assert "did you mean val_loss?" in told.stderr
     assert "trial 1 starts" not in told.stderr
     assert "trial 0 starts" not in started.labctl("sweep", *words).stderr
     assert sum(count_runs(started, "metric").values(), Counter()).total() == 2
+
+
+def test_a_diverged_trial_fails_alone_and_a_text_as_metric_is_named(
+    started: LabDirectory,
+) -> None:
+    program = """\
+import json, os, sys, time
+value = {"nan": float("nan"), "text": "0.5"}.get(sys.argv[sys.argv.index("--v") + 1], 1.0)
+with open(os.environ["LABCTL_LOG_DIR"] + "/progress.json", "w") as file:
+    json.dump({"epoch": 1, "val_loss": value}, file)
+time.sleep(2.5)
+"""
+    (started.root / "report.py").write_text(program)
+    words = ("--parallel", "1", "--trials", "2")
+    command = ("--", "python3", "report.py")
+    result = sweep(started, "--study", "diverged", "--param", "v=nan,well", *words, *command)
+    reasons = {trial["params"]["v"]: (trial["state"], trial["why"]) for trial in result["trials"]}
+    assert reasons == {"well": ("complete", ""), "nan": ("failed", "its metric ended as nan")}
+    texts = ("--study", "text", "--param", "v=text,text2")
+    told = started.labctl("sweep", "--yes", *texts, *words, *command)
+    assert "reports val_loss as '0.5', which is not a number" in told.stderr
 
 
 def test_failures_in_a_row_end_the_sweep_and_name_the_logs(started: LabDirectory) -> None:

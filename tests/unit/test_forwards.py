@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -19,12 +20,13 @@ import pytest
 from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError
 from labctl.errors.replies import as_reply
 from labctl.events import Event, Note, SilentReporter
-from labctl.model import Endpoint, Forward, Service
-from labctl.services import background_forwards
+from labctl.model import Endpoint, Forward, Offer, Server, Service
+from labctl.services import background_forwards, lab_services
 from labctl.services.background_forwards import find_forwards, is_ours, list_forwards, stop_forward
 from labctl.services.port_forward import (
     Forwarding,
     ForwardSpec,
+    Refresh,
     SshProcess,
     _PortTakenError,
     build_url,
@@ -149,6 +151,67 @@ def test_another_local_port_is_named_once_the_service_answers(
         assert reporter.texts == []
         with Forwarding(spec, reporter) as opened:
             assert reporter.texts == [f"local port {taken} is in use; jupyter is at {opened.url}"]
+
+
+def test_while_the_lab_has_no_server_the_lost_one_keeps_no_alias(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[str] = []
+    refreshes: list[Refresh] = []
+
+    def write(server: Server) -> str:
+        written.append(server.id)
+        return f"/{server.id}/config"
+
+    context = SimpleNamespace(
+        config=SimpleNamespace(name="digits"),
+        connections=SimpleNamespace(write=write),
+        reporter=SilentReporter(),
+    )
+    lost, new = (
+        Server(
+            id=name, provider="local", lab="digits", lab_id="l1", alias="digits", state="running",
+            endpoint=Endpoint(host="h"), offer=Offer(provider="local", type="container"),
+            created_at=1.0,
+        )
+        for name in ("box-1", "box-2")
+    )  # fmt: skip
+    found: list[Server | None] = [None, new]
+
+    def keep(spec: ForwardSpec, reporter: object, refresh: Refresh) -> SimpleNamespace:
+        refreshes.append(refresh)
+        return SimpleNamespace(open=lambda: None)
+
+    monkeypatch.setattr(lab_services, "adopt", lambda context: found.pop(0))
+    monkeypatch.setattr(lab_services, "Forwarding", keep)
+    lab_services.open_forward(context, lost, JUPYTER, 0, lambda now: JUPYTER)  # type: ignore[arg-type]
+    with pytest.raises(ConnectError, match="digits has no server now"):
+        refreshes[0]()
+    assert refreshes[0]().server_id == "box-2"
+    assert written == ["box-1", "box-2"]
+
+
+def test_after_a_recovery_it_leads_to_the_new_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = ForwardSpec(
+        config="/old", server_id="box-1", endpoint=Endpoint(host="old"), service=JUPYTER
+    )
+    new = msgspec.structs.replace(
+        old, config="/new", server_id="box-2", endpoint=Endpoint(host="new")
+    )
+    targets: list[str] = []
+
+    def connect(forwarding: Forwarding) -> None:
+        targets.append(forwarding._spec.server_id)
+        if forwarding._spec.server_id == "box-1" and len(targets) > 1:
+            raise ConnectError("the server is gone")
+
+    monkeypatch.setattr(Forwarding, "_connect", connect)
+    monkeypatch.setattr(Forwarding, "_watch", lambda forwarding: None)
+    with Forwarding(old, refresh=lambda: new) as opened:
+        port = opened.local_port
+        assert opened._reconnect(ask=False)
+        assert opened.local_port == port
+    assert targets == ["box-1", "box-1", "box-2"]
 
 
 RIVAL = """\

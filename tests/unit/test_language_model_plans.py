@@ -111,6 +111,15 @@ def test_several_clients_need_as_many_caches() -> None:
     assert eight.kv_cache_bytes == 8 * eight.context * eight.kv_bytes_per_token
 
 
+def test_on_a_shared_machine_a_model_does_not_take_all_memory() -> None:
+    shared = ServingMemory(64 * GIB, "main memory", is_shared=True)
+    made = plan(hub_model(), shared)
+    assert (made.context, made.notes) == (8192, ())
+    assert plan(hub_model(), shared, context=65_536).context == 65_536
+    with pytest.raises(UsageError, match="does not fit on main memory"):
+        plan(hub_model(), ServingMemory(16 * GIB, "main memory", is_shared=True))
+
+
 def test_without_a_known_memory_the_context_is_moderate() -> None:
     made = plan(hub_model(), ServingMemory(0, ""))
     assert (made.context, made.sequences) == (8192, 0)
@@ -190,6 +199,14 @@ def test_commands_of_the_engines() -> None:
     )
     program = build(local, PROCESSOR)
     assert json.loads(program[-1])["file"] == "/lab/model/m.gguf"
+
+
+def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match="has 2 GGUF files") as caught:
+        find_source(str(tmp_path), "none", "")
+    assert "a.gguf" in caught.value.hint
 
 
 def test_a_directory_needs_weights_that_run_no_code(tmp_path: Path) -> None:

@@ -163,6 +163,27 @@ def test_a_config_that_is_none_is_refused_with_a_reason(text: bytes) -> None:
     assert str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": "4096"}, "hidden_size: expected a whole number, got a text"),
+        ({"hidden_size": 10**9}, "hidden_size: expected a whole number of at most 100000000"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers: expected a whole number of at least 1"),
+        ({"text_config": "x", "hidden_size": None}, "text_config: expected an object, got a text"),
+    ],
+)
+def test_a_reason_names_the_field_in_plain_words(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_shape(json.dumps({**LLAMA_3_8B, **change}).encode())
+    with pytest.raises(ValueError, match="it is damaged: not valid JSON"):
+        parse_shape(json.dumps({**LLAMA_3_8B, **change}).encode()[:20])
+
+
+def test_zero_experts_and_a_window_of_zero_are_none() -> None:
+    body = {**LLAMA_3_8B, "num_local_experts": 0, "num_experts_per_tok": 0, "sliding_window": 0}
+    assert shape(body) == shape(LLAMA_3_8B)
+
+
 def test_the_text_part_of_a_model_of_pictures_is_used() -> None:
     body = {"model_type": "gemma3", "text_config": GEMMA_3_1B, "vision_config": {"x": [1]}}
     assert shape(body) == shape(GEMMA_3_1B)

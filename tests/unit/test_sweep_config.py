@@ -78,12 +78,14 @@ sweep:
     huge: 1..99999999999999999999
     nan: .nan
     far: 1..8:step=3
+    wide: 0.0..1e999
+    fine: 0.0..1.0:step=1e-40
 """
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     lines = {problem.path: problem.line for problem in caught.value.problems}
     names = ("lr", "batch", "epochs", "opt", "--a", "z")
-    more = ("zero", "odd", "wild", "huge", "nan", "far")
+    more = ("zero", "odd", "wild", "huge", "nan", "far", "wide", "fine")
     expected = {"sweep.metrik": 3, "sweep.direction": 4, "sweep.trials": 5, "sweep.budget": 6}
     expected |= {f"sweep.parameters.{name}": 8 + n for n, name in enumerate(names)}
     expected |= {f"sweep.parameters.{name}": 15 + n for n, name in enumerate(more)}
@@ -123,6 +125,9 @@ def test_options_override_and_add(tmp_path: Path) -> None:
         ({"study": "x" * 25}, "at most 24 lower-case letters"),
         ({}, "--param was not given"),
         ({"parameters": ("lr=1..2",)}, "--metric was not given"),
+        ({"parameters": ("lr=0.0..1e999",)}, "too large"),
+        ({"parameters": ("lr=-1e308..1e308",)}, "too large"),
+        ({"parameters": ("lr=0.0..1.0:step=1e-40",)}, "step is too small"),
         ({"parameters": ("lr=1..2",), "metric": "loss"}, "--direction was not given"),
     ],
 )
@@ -134,3 +139,9 @@ def test_what_is_missing_or_wrong_is_a_usage_error(
         build_plan(config, SweepOptions(**options))  # type: ignore[arg-type]
     assert said in caught.value.why
     assert caught.value.hint
+
+
+def test_a_metric_with_a_line_break_is_refused(tmp_path: Path) -> None:
+    config = load(tmp_path, "lab: hue\nrun: python train.py\n")
+    with pytest.raises(UsageError, match="is not the name of a metric"):
+        build_plan(config, SweepOptions(parameters=("lr=1..2",), metric="a\nb"))

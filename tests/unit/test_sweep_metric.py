@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,10 @@ from labctl.lifecycle.sweeps.costs import SweepCost, describe_exhausted_budget, 
 from labctl.lifecycle.sweeps.metric import (
     MOST_REPORTS,
     StepSeries,
+    as_number,
     describe_names,
     find_step,
+    read_last_progress,
     read_progress,
 )
 
@@ -43,6 +46,36 @@ def test_a_metric_that_is_missing_is_told_apart_from_one_without_a_step() -> Non
     assert "it reports none" in describe_names("loss", ())
     many = describe_names("loss", [f"m{n}" for n in range(1000)])
     assert many.endswith("and 980 more")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("NaN", math.nan),
+        ("Infinity", math.inf),
+        ("1e400", math.inf),
+        (f"1{'0' * 400}", math.inf),
+        ("1e200", 1e200),
+        ('"0.5"', None),
+        ("[1]", None),
+        ("null", None),
+        ("true", None),
+    ],
+)
+def test_what_the_agent_does_not_report_is_read_from_the_file(
+    tmp_path: Path, text: str, number: float | None
+) -> None:
+    (tmp_path / "progress.json").write_text(f'{{"loss": {text}}}')
+    read = as_number(read_last_progress(tmp_path, "loss"))
+    assert read == pytest.approx(number, nan_ok=True)
+    assert read_last_progress(tmp_path, "los") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_damaged_progress_has_no_metric(tmp_path: Path, content: bytes) -> None:
+    assert read_last_progress(tmp_path, "loss") is None
+    (tmp_path / "progress.json").write_bytes(content)
+    assert read_last_progress(tmp_path, "loss") is None
 
 
 def test_steps_that_no_check_saw_have_the_value_before_them() -> None:

@@ -140,6 +140,27 @@ def test_trials_that_do_not_compare_are_refused_with_two_ways_on(
     assert open_study(tmp_path).plan == PLAN
 
 
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_a_study_without_trials_takes_another_plan(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    open_study(tmp_path)
+    other = msgspec.structs.replace(PLAN, **change)
+    study = open_study(tmp_path, other)
+    number = study.add_trial().number
+    study.finish(number, "complete", value=1.0)
+    again = open_study(tmp_path, other)
+    assert again.plan == other
+    assert again._study.direction.name.lower() == other.direction
+    assert [trial.value for trial in again.trials] == [1.0]
+
+
+def test_a_directory_in_place_of_the_file_is_the_same_error(tmp_path: Path) -> None:
+    (tmp_path / "sweep.journal").mkdir()
+    with pytest.raises(StudyDamagedError, match="cannot be read"):
+        open_study(tmp_path)
+
+
 def test_limits_and_a_misspelled_metric_may_change(tmp_path: Path) -> None:
     study = open_study(tmp_path, msgspec.structs.replace(PLAN, metric="los"))
     study.add_trial()

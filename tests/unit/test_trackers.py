@@ -194,3 +194,10 @@ def test_a_damaged_database_is_no_part_of_the_view_and_stops_nothing(tmp_path: P
         process.terminate()
         _, errors = process.communicate(timeout=10)
     assert errors.startswith("bad: ")
+
+
+def test_an_unknown_mode_names_those_that_exist(tmp_path: Path) -> None:
+    (tmp_path / "lab.yaml").write_text("lab: digits\ntrack: {wandb: maybe}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_lab(tmp_path, environ={"HOME": str(tmp_path)})
+    assert caught.value.problems[0].message == "'maybe' is not one of offline, online"

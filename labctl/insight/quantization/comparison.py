@@ -18,11 +18,15 @@ from labctl.model import Value
 from labctl.runs.evaluate import resolve_target
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
-from labctl.services.language_models.source import CONFIG, find_source
+from labctl.services.language_models.source import CONFIG, find_source, is_repository
+from labctl.shell import command
 
 SCRIPT = "quantize.py"
+SHOWN_LINES = 5
 SHOWN_CHARACTERS = 1500
 LARGEST_TEXT_BYTES = 16 * 1024**2
+# Fewer tokens say nothing about accuracy; a token has at least one byte.
+LEAST_TOKENS = 64
 ShortText = Annotated[str, msgspec.Meta(max_length=80)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
@@ -73,6 +77,7 @@ def quantize(context: LabContext, target: str, kind: str, text: Path | None) -> 
             why=f"{target or 'a run'} is no directory with {CONFIG}; a run has a test set",
             hint="labctl quantize DIRECTORY --to int8 --text FILE",
         )
+    _refuse_model_of_hub(target, kind)
     choice = resolve_target(context, target)
     script, path = context.config.root / SCRIPT, choice.directory / choice.path
     if not script.is_file():
@@ -90,6 +95,19 @@ def quantize(context: LabContext, target: str, kind: str, text: Path | None) -> 
     return _run(context, [SCRIPT, str(path), "--to", kind], context.config.root)
 
 
+def _refuse_model_of_hub(target: str, kind: str) -> None:
+    """UsageError for OWNER/NAME of the hub: only files on this machine can be quantized."""
+    if not is_repository(target) or Path(target).exists() or target.startswith("runs/"):
+        return
+    directory = target.rpartition("/")[2]
+    raise UsageError(
+        f"{target} is neither a run nor a directory with {CONFIG}",
+        why="labctl quantizes a language model from a directory on this machine",
+        hint=command("hf", "download", target, "--local-dir", directory).render()
+        + f"\nlabctl quantize ./{directory} --to {kind} --text FILE",
+    )
+
+
 def _quantize_language_model(
     context: LabContext, target: str, kind: str, text: Path | None
 ) -> QuantizedModel:
@@ -98,16 +116,35 @@ def _quantize_language_model(
         raise UsageError(
             "a language model needs --text",
             why="accuracy is the share of the text's tokens that the model predicts",
-            hint=f"labctl quantize {target} --to {kind} --text FILE",
+            hint=command("labctl", "quantize", target, "--to", kind, "--text", "FILE").render(),
         )
+    _require_text(text)
+    program = Path(__file__).with_name("language_model_program.py")
+    words = [str(program), str(Path(target).resolve()), kind, str(text.resolve())]
+    return _run(context, [*words, str(LEAST_TOKENS)], context.config.root)
+
+
+def _require_text(text: Path) -> None:
+    """UsageError for a text that cannot be used, before PyTorch is loaded."""
     if text.stat().st_size > LARGEST_TEXT_BYTES:
         raise UsageError(
             f"{text} is larger than {LARGEST_TEXT_BYTES // 1024**2} MiB",
-            hint=f"head -c 1000000 {text} > short.txt",
+            hint=f"{command('head', '-c', '1000000', str(text)).render()} > short.txt",
         )
-    program = Path(__file__).with_name("language_model_program.py")
-    words = [str(program), str(Path(target).resolve()), kind, str(text.resolve())]
-    return _run(context, words, context.config.root)
+    try:
+        content = text.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{text} is not a text in UTF-8",
+            why="the model's tokens are made from characters",
+            hint=command("file", str(text)).render(),
+        ) from None
+    if len(content.encode()) < LEAST_TOKENS:
+        raise UsageError(
+            f"{text} is too short",
+            why=f"at least {LEAST_TOKENS} tokens are needed to measure accuracy",
+            hint="labctl quantize DIRECTORY --to int8 --text FILE   # with a longer text",
+        )
 
 
 def _run(context: LabContext, words: list[str], directory: Path) -> QuantizedModel:
@@ -125,13 +162,24 @@ def _run(context: LabContext, words: list[str], directory: Path) -> QuantizedMod
     try:
         result = parse_result(done.stdout)
     except ValueError as error:
-        output = done.stderr.strip()[-SHOWN_CHARACTERS:]
-        raise LabError(
-            f"{Path(words[0]).name} failed with exit code {done.returncode}"
-            if done.returncode
-            else f"{Path(words[0]).name} printed no comparison: {error}",
-            why=output,
-            hint=f"{install_command('quantize')}   # if it lacks torchao or transformers",
-        ) from None
+        raise _make_program_error(Path(words[0]).name, done, str(error)) from None
     context.reporter.emit(Step(name="quantizing", done=True))
     return result
+
+
+def _make_program_error(
+    name: str, done: subprocess.CompletedProcess[str], problem: str
+) -> LabError:
+    """Quote the last lines that the program wrote to stderr: libraries fill those before them."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()][-SHOWN_LINES:]
+    is_missing = any(line.startswith(("ModuleNotFoundError", "ImportError")) for line in lines)
+    what = (
+        f"{name} failed with exit code {done.returncode}"
+        if done.returncode
+        else f"{name} printed no comparison: {problem}"
+    )
+    return LabError(
+        what,
+        why="\n".join(lines)[-SHOWN_CHARACTERS:],
+        hint=install_command("quantize") if is_missing else "labctl quantize --help",
+    )

@@ -1,9 +1,9 @@
 """Rounds a language model's weights by torchao, and measures size, latency and accuracy.
 
 labctl passes this file to the Python that has torch, transformers and torchao. Arguments: the
-model's directory, the kind of weights, a text. Accuracy is the share of the text's tokens that the
-model predicts as the most probable one, from at most CONTEXT tokens before them. The last line
-printed is JSON.
+model's directory, the kind of weights, a text, the fewest tokens that it needs. Accuracy is the
+share of the text's tokens that the model predicts as the most probable one, from at most CONTEXT
+tokens before them. The last line printed is JSON.
 """
 
 import copy
@@ -71,15 +71,15 @@ def measure(name: str, model: Any, ids: Any, kind: str) -> dict[str, object]:
 
 
 def main() -> None:
-    directory, kind, text = sys.argv[1:4]
+    directory, kind, text, least = sys.argv[1:5]
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(
         directory, local_files_only=True, use_safetensors=True, trust_remote_code=False
     ).eval()
     ids = tokenizer(Path(text).read_text(encoding="utf-8"), return_tensors="pt").input_ids[0]
     ids = ids[:MOST_TOKENS]
-    if ids.numel() < 64:
-        raise SystemExit(f"the text has {ids.numel()} tokens; at least 64 are needed")
+    if ids.numel() < int(least):
+        raise SystemExit(f"the text has {ids.numel()} tokens; at least {least} are needed")
     before = measure(str(model.dtype).removeprefix("torch."), model, ids, "")
     rounded = copy.deepcopy(model)
     quantization.quantize_(rounded, choose_config(kind))

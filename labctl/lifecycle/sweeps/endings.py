@@ -105,11 +105,14 @@ class FailureStreak:
             )
 
 
-def make_metric_error(metric: str, reading: Reading, run: Run, running: int) -> NotFoundError:
-    """Return the error for a run that ended well without reporting the metric."""
+def make_metric_error(
+    study: Study, text: str, reading: Reading, run: Run, running: int
+) -> NotFoundError:
+    """Return the error for a run that ended well without reporting the metric, as `text` says."""
     others = f"\n{running} more trials are still running" if running > 0 else ""
     return NotFoundError(
-        f"run {run.id} does not report {metric}",
-        why=f"{describe_names(metric, reading.names)}{others}",
-        hint="labctl sweep   # after you correct `metric:`; it uses the results of this trial",
+        f"run {run.id}: {text}",
+        why=f"{describe_names(study.plan.metric, reading.names)}{others}",
+        hint=f"labctl sweep --study {study.name}   # after a new `metric:`; this trial counts\n"
+        f"labctl sweep --study {study.find_free_name()}   # after you correct the program",
     )

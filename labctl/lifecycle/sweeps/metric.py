@@ -6,6 +6,7 @@ is not there. A curve is complete, but its files must be downloaded first.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ LARGEST_STEP = 2**53
 # values of one trial that the study records, for the pruner
 MOST_REPORTS = 1000
 MOST_NAMED = 20
+MOST_PROGRESS_BYTES = 1024**2
 
 
 class Reading(Value, frozen=True):
@@ -69,6 +71,30 @@ def read_curve(logs: Path, metric: str) -> Reading:
     pairs = zip(series.steps, series.values, strict=True)
     points = tuple((step, value) for step, value in pairs if 0 <= step <= LARGEST_STEP)
     return Reading(points=points, last=series.values[-1], names=names)
+
+
+def read_last_progress(logs: Path, metric: str) -> object:
+    """Return what the downloaded progress.json has as the metric, None without one.
+
+    The agent reports ordinary numbers only. This finds those that it leaves out, such as NaN, and
+    what is no number at all.
+    """
+    try:
+        with (logs / "progress.json").open("rb") as file:
+            progress = json.loads(file.read(MOST_PROGRESS_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return progress.get(metric) if isinstance(progress, dict) else None
+
+
+def as_number(value: object) -> float | None:
+    """Return a value of progress.json as a float, None if it is not a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def describe_names(metric: str, names: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from labctl.config.sweep import (
     Parameter,
     Pruner,
     Sampler,
+    parse_metric,
     parse_parameter,
     parse_parameter_name,
 )
@@ -68,7 +69,7 @@ def build_plan(config: LabConfig, options: SweepOptions) -> SweepPlan:
     sweep = config.sweep
     require_study_name(options.study)
     space = {**sweep.parameters, **_parse_parameters(options.parameters)}
-    metric = options.metric or sweep.metric
+    metric = _parse_metric(options.metric) or sweep.metric
     direction = options.direction or sweep.direction
     command = options.command or config.run
     _require_complete(space, metric, direction, command)
@@ -113,6 +114,13 @@ def _parse_parameters(texts: Sequence[str]) -> dict[str, Parameter]:
                 f"--param {text!r} is not a parameter", why=str(error), hint=EXAMPLE
             ) from None
     return parameters
+
+
+def _parse_metric(text: str) -> str:
+    try:
+        return text and parse_metric(text)
+    except ValueError as error:
+        raise UsageError(f"--metric: {error}", hint=EXAMPLE) from None
 
 
 def _require_complete(

@@ -10,28 +10,32 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from labctl.errors import ConnectError, HostKeyError, LabError, LockHeldError, PolicyError
+from labctl.errors import ConnectError, HostKeyError, LabError, PolicyError
 from labctl.events import Note
 from labctl.lifecycle.server_loss import FailedChecks, ServerGoneError, require_alive
 from labctl.lifecycle.sweeps import trial_servers
+from labctl.lifecycle.sweeps.active_trial import ActiveTrial
 from labctl.lifecycle.sweeps.costs import compute_cost, describe_exhausted_budget
+from labctl.lifecycle.sweeps.downloads import (
+    describe_missing_metric,
+    download_curve,
+    read_unreported,
+)
 from labctl.lifecycle.sweeps.endings import (
     FailureStreak,
     TrialFailure,
     describe_failure,
     make_metric_error,
 )
-from labctl.lifecycle.sweeps.metric import Reading, StepSeries, read_curve, read_progress
+from labctl.lifecycle.sweeps.metric import Reading, StepSeries, as_number, read_progress
 from labctl.lifecycle.sweeps.plan import SweepPlan, build_command, describe_params, make_run_id
 from labctl.lifecycle.sweeps.study import Study
 from labctl.lifecycle.sweeps.trial_servers import TrialServer
 from labctl.lifecycle.sweeps.trials import Placement, Trial, find_best
 from labctl.model import Run
-from labctl.runs import outputs, runs
+from labctl.runs import runs
 from labctl.servers.context import LabContext
-from labctl.sync.transfer_lock import WAIT_S
 from labctl.text import duration_text
 from labctl.wire.runs import RunRecord
 
@@ -43,22 +47,6 @@ CURVES_S = 15.0
 GRACE_S = 10
 # A trial whose servers were lost this often has failed.
 MOST_ATTEMPTS = 5
-
-
-@dataclass
-class ActiveTrial:
-    """A trial that has a place, and what this process knows of it."""
-
-    trial: Trial
-    placement: Placement
-    server: TrialServer
-    series: StepSeries
-    is_confirmed: bool = False
-    curves_at_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def number(self) -> int:
-        return self.trial.number
 
 
 class TrialScheduler:
@@ -278,7 +266,10 @@ class TrialScheduler:
         else:
             curve = self._read_curve(active, run)
             names = (*reading.names, *curve.names)
-            reading = Reading(points=curve.points, last=curve.last, names=names)
+            last = curve.last
+            if last is None and run.has_ended:
+                last = as_number(read_unreported(self.context, run, self.plan.metric))
+            reading = Reading(points=curve.points, last=last, names=names)
             steps = active.series.add_curve(curve.points)
         for step, value in steps:
             self.study.report(active.number, step, value)
@@ -289,15 +280,8 @@ class TrialScheduler:
         is_due = time.monotonic() - active.curves_at_s >= CURVES_S
         if not run.has_ended and (self.plan.pruner == "none" or not is_due):
             return Reading()
-        server = active.server
-        wait_s = WAIT_S if run.has_ended else 0.0
-        with contextlib.suppress(LockHeldError):
-            outputs.pull(server.context, server.current, [run.id], only=("logs",), wait_s=wait_s)
         active.curves_at_s = time.monotonic()
-        logs = self.context.config.root / "runs" / run.id / "logs"
-        with contextlib.suppress(OSError):
-            return read_curve(logs, self.plan.metric)
-        return Reading()
+        return download_curve(self.context, active.server, run, self.plan.metric)
 
     def _is_worse(self, active: ActiveTrial, reading: Reading) -> bool:
         return bool(reading.points) and self.study.should_prune(active.number)
@@ -321,9 +305,24 @@ class TrialScheduler:
             self._finish_failed(active.trial, failure.text, seconds)
             self._streak.add(active.trial, failure, self.study)
         elif reading.last is None:
-            raise make_metric_error(self.plan.metric, reading, run, len(self.active) - 1)
+            self._handle_missing_metric(active, run, reading, seconds)
         else:
             self._finish_complete(active, reading.last, seconds)
+
+    def _handle_missing_metric(
+        self, active: ActiveTrial, run: Run, reading: Reading, seconds: float
+    ) -> None:
+        """Record the trial as failed if others have the metric; else LabError, and it stays open.
+
+        If no trial has it, its name is most likely wrong.
+        """
+        text = describe_missing_metric(self.context, run, self.plan.metric)
+        if not self.study.has_values:
+            self.study.note_missing_metric(active.number, text)
+            raise make_metric_error(self.study, text, reading, run, len(self.active) - 1)
+        del self.active[active.number]
+        self._finish_failed(active.trial, text, seconds)
+        self._streak.add(active.trial, TrialFailure(text=text), self.study)
 
     def _finish_pruned(self, active: ActiveTrial, seconds: float) -> None:
         del self.active[active.number]

@@ -17,10 +17,15 @@ from typing import Any
 import msgspec
 
 from labctl.config.installation import install_command
-from labctl.config.sweep import Kind, Parameter, format_number
 from labctl.decoding import convert_value
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lazy import lazy_imports
+from labctl.lifecycle.sweeps.optuna_terms import (
+    format_value,
+    make_pruner,
+    name_state,
+    suggest_value,
+)
 from labctl.lifecycle.sweeps.plan import SweepPlan, describe_changes
 from labctl.lifecycle.sweeps.trials import Placement, Trial, TrialState
 from labctl.model import Value
@@ -93,28 +98,35 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         if plan is not None:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            drop_partial_line(file)
+            if file.is_file():
+                drop_partial_line(file)
         elif not file.is_file():
             raise NotFoundError(
                 f"no study is called {name}", why="no sweep has created it", hint="labctl sweep"
             )
         if file.exists() and file.stat().st_size > MOST_BYTES:
             raise self._make_damage_error(f"it is larger than {MOST_BYTES} bytes")
+        if file.exists() and not file.is_file():
+            raise self._make_damage_error("it is not a file")
         with self._translate_damage():
             backend = journal.JournalFileBackend(str(file), lock_obj=_HeldLock())
-            storage = optuna.storages.JournalStorage(backend)
+            self._storage = optuna.storages.JournalStorage(backend)
             if plan is None:
-                self._study = optuna.load_study(study_name=name, storage=storage)
+                self._study = optuna.load_study(study_name=name, storage=self._storage)
             else:
-                self._study = optuna.create_study(
-                    study_name=name,
-                    storage=storage,
-                    direction=plan.direction,
-                    load_if_exists=True,
-                    pruner=_make_pruner(plan),
-                )
+                self._study = self._create(plan)
         self._open_trials: dict[int, Any] = {}
         self._choose_plan(plan)
+
+    def _create(self, plan: SweepPlan) -> Any:
+        """Return Optuna's study of this name, which is created if it is missing."""
+        return optuna.create_study(
+            study_name=self.name,
+            storage=self._storage,
+            direction=plan.direction,
+            load_if_exists=True,
+            pruner=make_pruner(plan),
+        )
 
     def _choose_plan(self, plan: SweepPlan | None) -> None:
         """Take the plan, or the recorded one; PolicyError if their trials do not compare."""
@@ -127,7 +139,11 @@ class Study:
             self.plan = before
             return
         self.plan = before or plan
-        if before is not None:
+        if before is not None and describe_changes(before, plan) and not self.trials:
+            # Nothing to compare with. Optuna never changes the direction of a study.
+            optuna.delete_study(study_name=self.name, storage=self._storage)
+            self._study = self._create(plan)
+        elif before is not None:
             self._require_comparable(before, plan)
         if before != plan:
             self._study.set_user_attr(PLAN, msgspec.to_builtins(plan))
@@ -138,7 +154,7 @@ class Study:
             return
         # A misspelled metric costs no trial: their runs are read again.
         metric_alone = msgspec.structs.replace(before, metric=plan.metric)
-        if not describe_changes(metric_alone, plan) and not self._has_values():
+        if not describe_changes(metric_alone, plan) and not self.has_values:
             return
         raise PolicyError(
             f"the trials of the study {self.name} do not fit what is to be tried now",
@@ -147,7 +163,9 @@ class Study:
             f"labctl sweep --study {self.name}   # with the earlier settings again",
         )
 
-    def _has_values(self) -> bool:
+    @property
+    def has_values(self) -> bool:
+        """Whether any trial has reported the metric."""
         return any(trial.value is not None or trial.reached is not None for trial in self.trials)
 
     def find_free_name(self) -> str:
@@ -182,7 +200,7 @@ class Study:
         steps = frozen.intermediate_values
         return Trial(
             number=frozen.number,
-            state=_name_state(frozen.state),
+            state=name_state(frozen.state),
             params={
                 name: format_value(self.plan.space, name, value)
                 for name, value in frozen.params.items()
@@ -210,7 +228,7 @@ class Study:
         _ = trial.relative_params  # those that TPE draws together, with the trial's own seed
         for name, parameter in self.plan.space.items():
             self._study.sampler = self._make_sampler(trial.number, name)
-            _suggest(trial, name, parameter)
+            suggest_value(trial, name, parameter)
         self._open_trials[trial.number] = trial
         return self.get_trial(trial.number)
 
@@ -249,6 +267,10 @@ class Study:
     def mark_stopping(self, number: int) -> None:
         """Record that the pruner ends the trial, before its run is canceled."""
         self._open(number).set_user_attr(STOPPING, True)
+
+    def note_missing_metric(self, number: int, why: str) -> None:
+        """Record that the run of a trial has ended without the metric. The trial stays open."""
+        self._open(number).set_user_attr(WHY, why[:MOST_WHY])
 
     def finish(
         self,
@@ -302,40 +324,3 @@ class Study:
         return Importances(
             shares={key: float(share) for key, share in found.items()}, evaluator=name
         )
-
-
-def _make_pruner(plan: SweepPlan) -> Any:
-    pruners = optuna.pruners
-    if plan.pruner == "median":
-        return pruners.MedianPruner(n_startup_trials=plan.startup, n_warmup_steps=plan.warmup)
-    if plan.pruner == "halving":
-        return pruners.SuccessiveHalvingPruner()
-    return pruners.NopPruner()
-
-
-def _suggest(trial: Any, name: str, parameter: Parameter) -> None:
-    low, high = parameter.low, parameter.high
-    if parameter.kind == "choice":
-        trial.suggest_categorical(name, list(parameter.values))
-    elif parameter.kind == "int":
-        whole_step = int(parameter.step) or 1
-        trial.suggest_int(name, int(low), int(high), log=parameter.log, step=whole_step)
-    else:
-        trial.suggest_float(name, low, high, log=parameter.log, step=parameter.step or None)
-
-
-def format_value(space: dict[str, Parameter], name: str, value: Any) -> str:
-    """Write a parameter's value as the word of a command line."""
-    parameter = space.get(name)
-    kind: Kind = parameter.kind if parameter else "choice"
-    return str(value) if kind == "choice" else format_number(value, kind)
-
-
-def _name_state(state: Any) -> TrialState:
-    states = optuna.trial.TrialState
-    names: dict[Any, TrialState] = {
-        states.COMPLETE: "complete",
-        states.PRUNED: "pruned",
-        states.FAIL: "failed",
-    }
-    return names.get(state, "running")

@@ -30,7 +30,7 @@ class Trial(Value, frozen=True):
 
     `reached` is the last step whose value is recorded, None before the first. `seconds` is how
     long its runs took. `is_stopping` says that the pruner has ended it, which its run may not know
-    yet. `why` says why it failed.
+    yet. `why` says why it failed; of a running trial, why its ended run does not count yet.
     """
 
     number: int

@@ -69,12 +69,26 @@ class EngineChoice(Value, frozen=True):
 
 
 def choose_engine(
-    wanted: str, form: str, *, is_gguf: bool, published: str, has_gpu: bool
+    wanted: str,
+    form: str,
+    *,
+    is_gguf: bool,
+    published: str,
+    has_gpu: bool,
+    is_here: bool = False,
 ) -> EngineChoice:
     """Choose the engine; UsageError if it cannot load the weights, or not on this hardware.
 
-    `published` is how the model itself is quantized, "" if it is not.
+    `published` is how the model itself is quantized, "" if it is not. A model that `is_here`, on
+    this machine, is served as it is: nothing else is downloaded.
     """
+    if is_here and form.startswith(GGUF) and not is_gguf:
+        raise UsageError(
+            "this directory has no GGUF file",
+            why="labctl converts no weights; it finds GGUF files of a model on the hub",
+            hint="labctl serve --model FILE.gguf   # made with convert_hf_to_gguf.py of llama.cpp\n"
+            "labctl serve --model OWNER/NAME --quantize gguf:Q4_K_M",
+        )
     is_gguf = is_gguf or form.startswith(GGUF)
     if form in PUBLISHED and published != form:
         raise UsageError(

@@ -33,18 +33,24 @@ from labctl.text import bytes_text
 
 # The share of the memory that an engine may use: vLLM's default for gpu_memory_utilization.
 UTILIZATION = 0.9
+# Files that are so many times smaller than the model that config.json describes are incomplete.
+MISSING_SHARE = 2
 # Tokens that are computed at once while a prompt is read: vLLM's max_num_batched_tokens.
 PREFILL_TOKENS = 8192
-# Without a known memory, enough for a conversation.
+# Enough for a conversation, where the memory is not known or others need it too.
 USUAL_CONTEXT = 8192
 
 
 class ServingMemory(Value, frozen=True):
-    """The memory that a model may use: `bytes` of one device, 0 if unknown; `gpus` of them."""
+    """The memory that a model may use: `bytes` of one device, 0 if unknown; `gpus` of them.
+
+    With `is_shared`, other programs use the memory too, as on the user's own machine.
+    """
 
     bytes: int
     name: str
     gpus: int = 0
+    is_shared: bool = False
 
 
 class ServingPlan(Value, frozen=True, kw_only=True):
@@ -82,10 +88,11 @@ def find_memory(context: LabContext, server: Server | None) -> ServingMemory:
         if gpu and not _is_old(gpu.name, gpu.memory_bytes):
             count = sum(one.name == gpu.name for one in facts.gpus)
             return ServingMemory(usable_bytes(gpu.name, gpu.memory_bytes), gpu.name, count)
-        memory = limits.memory_bytes or server.offer.memory_bytes
-        return ServingMemory(
-            memory, "the container's limit" if limits.memory_bytes else "main memory"
-        )
+        if limits.memory_bytes:
+            return ServingMemory(limits.memory_bytes, "the container's limit")
+        if server.offer.memory_bytes:
+            return ServingMemory(server.offer.memory_bytes, "main memory")
+        return ServingMemory(facts.memory_bytes, "main memory", is_shared=True)
     need = context.config.server.need.gpu
     if need.is_required:
         card = next(one for one in select_cards(need) if one.name not in OLD_CARDS)
@@ -144,6 +151,8 @@ def plan_serving(
     if memory.bytes and (fitting == 0 or context > fitting):
         raise _make_size_error(source, engine, form, memory, context, fitting, fixed, devices)
     usual = fitting or min(USUAL_CONTEXT, shape.longest_context)
+    if memory.is_shared:
+        usual = min(USUAL_CONTEXT, usual)
     chosen = context or usual
     cache = kv_cache_bytes(shape, chosen, kv_type)
     many = max(sequences, room // cache) if memory.bytes else 0
@@ -208,6 +217,13 @@ def _list_notes(source: LanguageModelSource, memory: ServingMemory) -> tuple[str
             f"the weights are those of a Llama of this shape: labctl does not know "
             f"{source.shape.kind or 'this architecture'}"
         )
+    if source.file_bytes and not source.is_gguf and not source.shape.quantized:
+        described = weight_bytes(source.shape, NONE)
+        if source.file_bytes < described / MISSING_SHARE:
+            notes.append(
+                f"the files have {bytes_text(source.file_bytes)}, but config.json describes a "
+                f"model of {bytes_text(described)}: some weights may be missing"
+            )
     if not memory.bytes:
         notes.append("labctl does not know the memory, so the context is not compared with it")
     return tuple(notes)
@@ -230,7 +246,8 @@ def propose_format(
         # llama.cpp computes on the processor here: it is no way to use a GPU's memory.
         if other == form or other in ("awq", "gptq") or not able:
             continue
-        if memory.gpus and other.startswith(GGUF):
+        # Of a model on this machine there are only the files that it has.
+        if other.startswith(GGUF) and (memory.gpus or source.path):
             continue
         fixed = weight_bytes(shape, other) + working_bytes(shape) + OVERHEAD_BYTES
         room = int(memory.bytes * UTILIZATION) - fixed

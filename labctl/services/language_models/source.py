@@ -65,6 +65,11 @@ class _Listing(Value, frozen=True):
     siblings: Annotated[tuple[_Sibling, ...], msgspec.Meta(max_length=MOST_FILES)] = ()
 
 
+def is_repository(name: str) -> bool:
+    """Whether a text may be OWNER/NAME of the hub."""
+    return _REPOSITORY.match(name) is not None
+
+
 def find_source(name: str, form: str, token: str) -> LanguageModelSource:
     """Find the model, and read its config; `form` is the format of weights that is wanted.
 
@@ -76,7 +81,7 @@ def find_source(name: str, form: str, token: str) -> LanguageModelSource:
         return _read_directory(name, path.resolve())
     if path.is_file():
         return _read_gguf(name, path.resolve())
-    if not _REPOSITORY.match(name) or name.startswith((".", "/")):
+    if not is_repository(name):
         raise UsageError(
             f"{name!r} is neither a directory nor the name of a model",
             why="a model is a directory with config.json, a .gguf file, or OWNER/NAME of the hub",
@@ -91,6 +96,12 @@ def _read_directory(name: str, path: Path) -> LanguageModelSource:
         files = sorted(path.glob("*.gguf"))
         if len(files) == 1:
             return _read_gguf(str(files[0]), files[0])
+        if files:
+            raise UsageError(
+                f"{name} has {len(files)} GGUF files",
+                why="each of them may be a model",
+                hint=command("labctl", "serve", "--model", str(files[0])).render(),
+            )
         raise NotFoundError(
             f"{name} has no {CONFIG}",
             why="a model of transformers has one beside its weights",
@@ -137,7 +148,8 @@ def _parse(text: bytes, where: str) -> ModelShape:
         raise UsageError(
             f"labctl cannot compute the memory of this model from {where}",
             why=str(error),
-            hint="labctl serve --image vllm/vllm-openai --port 8000 -- --model MODEL",
+            hint="labctl serve --image vllm/vllm-openai --port 8000 -- --model MODEL   # without "
+            "the computation",
         ) from None
 
 
@@ -190,9 +202,11 @@ def _get(url: str, name: str, token: str, most_bytes: int) -> bytes | None:
             reply.raise_for_status()
             return read_body(reply, most_bytes)
     except requests.RequestException as error:
+        host = url.split("/")[2]
+        is_away = isinstance(error, requests.ConnectionError)
         raise ConnectError(
             f"the config of {name} could not be read",
-            why=str(error),
+            why=f"{host} cannot be reached from this machine" if is_away else str(error),
             hint="labctl serve --model DIRECTORY   # a model on this machine needs no hub",
         ) from None
 
