@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -28,7 +28,13 @@ from labctl.events import Event, Note, PolicyReporter, Reporter, SilentReporter
 from labctl.model import Forward, Value
 from labctl.retry import poll_until
 from labctl.servers.agent import AgentClient
-from labctl.services.port_forward import Forwarding, ForwardSpec, Refresh, build_url
+from labctl.services.port_forward import (
+    Forwarding,
+    ForwardSpec,
+    Refresh,
+    ReplacedForwardError,
+    build_url,
+)
 from labctl.services.services import ensure_service
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.codec import MessageError, encode
@@ -45,13 +51,26 @@ class BackgroundForwardSpec(Value, frozen=True, kw_only=True):
     """A background forward.
 
     `request` restarts the service after the server lost it. `refresh_argv` is a command (without
-    secrets) that rewrites the server's ssh_config after its address may have changed.
+    secrets) that rewrites the server's ssh_config after its address may have changed, and prints
+    the lab's status. `reopen_argv`, if any, opens the forward again once the lab has another
+    server.
     """
 
     forward: ForwardSpec
     log_path: str
     request: ServiceRequest | None = None
     refresh_argv: tuple[str, ...] = ()
+    reopen_argv: tuple[str, ...] = ()
+
+
+class RefreshedServer(Value, frozen=True):
+    id: str = ""
+
+
+class RefreshedStatus(Value, frozen=True):
+    """What the holder of a forward reads of the lab's status."""
+
+    server: RefreshedServer | None = None
 
 
 def start_background_forward(spec: BackgroundForwardSpec, record: State) -> Forward:
@@ -204,20 +223,20 @@ def _make_file_reporter(path: str) -> Reporter:
     return PolicyReporter(show)
 
 
-def _make_refresh(spec: BackgroundForwardSpec) -> Refresh:
-    def refresh() -> ForwardSpec:
-        if spec.refresh_argv:
-            done = subprocess.run(
-                spec.refresh_argv, stdin=subprocess.DEVNULL, capture_output=True, check=False
-            )
-            if done.returncode != 0:
-                raise ConnectError(
-                    "cannot refresh the server's address", hint="labctl status --refresh"
-                )
-        if spec.request is None:
-            return spec.forward
+def _make_refresh(spec: BackgroundForwardSpec, get_port: Callable[[], int]) -> Refresh:
+    """Return what finds the server again. `get_port` returns the forward's local port."""
 
+    def refresh() -> ForwardSpec:
         forward = spec.forward
+        if spec.refresh_argv:
+            output = _run(spec.refresh_argv, "refresh the server's address")
+            server = decode_json(output, RefreshedStatus).server
+            if spec.reopen_argv and server is not None and server.id != forward.server_id:
+                # The new server has another ssh_config, and its service is started there first.
+                _run((*spec.reopen_argv, "--port", str(get_port())), "open the forward again")
+                raise ReplacedForwardError(f"the forward leads to the new server {server.id}")
+        if spec.request is None:
+            return forward
         transport = OpenSshTransport(
             Path(forward.config), forward.server_id, forward.endpoint, master=False
         )
@@ -225,6 +244,14 @@ def _make_refresh(spec: BackgroundForwardSpec) -> Refresh:
         return msgspec.structs.replace(forward, service=service)
 
     return refresh
+
+
+def _run(argv: Sequence[str], what: str) -> bytes:
+    """Run labctl and return its output; ConnectError if it fails."""
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise ConnectError(f"cannot {what}", hint="labctl status --refresh")
+    return done.stdout
 
 
 @contextlib.contextmanager
@@ -249,7 +276,8 @@ def main() -> int:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    forwarding = Forwarding(spec.forward, _make_file_reporter(spec.log_path), _make_refresh(spec))
+    refresh = _make_refresh(spec, lambda: forwarding.local_port)
+    forwarding = Forwarding(spec.forward, _make_file_reporter(spec.log_path), refresh)
     with _close_on_sigterm(forwarding):
         try:
             forwarding.open()
@@ -262,7 +290,8 @@ def main() -> int:
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
-        forwarding.wait()
+        with contextlib.suppress(LabError):  # its text is in the log
+            forwarding.wait()
     return 0
 
 

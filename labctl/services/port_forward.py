@@ -46,11 +46,18 @@ LONGEST_PAUSE_S = 10.0
 # Ctrl-C reaches every program of the terminal. An ssh that ended before labctl would look like a
 # lost connection; labctl ends it instead. A hangup still ends it, with or without labctl.
 IGNORE_INTERRUPT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh")
-# Errors for which a retry is useless.
-FATAL = (HostKeyError, AuthenticationError)
+
 
 # What a local port does: nobody listens, it drops connections at once, or the service is there.
 PortState = Literal["closed", "refused", "answering"]
+
+
+class ReplacedForwardError(LabError):
+    """Another forward has taken the place of this one."""
+
+
+# Errors for which a retry is useless.
+FATAL = (HostKeyError, AuthenticationError, ReplacedForwardError)
 
 
 class ForwardSpec(Value, frozen=True, kw_only=True):
