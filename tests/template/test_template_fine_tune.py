@@ -14,7 +14,6 @@ import torch
 from own_modules import load_modules
 from safetensors.torch import load_file
 from template_program import PATIENCE_S, finish, read_json, start, wait_for_step
-from template_project import REPOSITORY
 
 from labctl.insight.scalars import read_scalars
 from labctl.runs.evaluation import read_evaluation
@@ -61,15 +60,6 @@ def test_a_file_with_other_lines_is_refused_by_line(tmp_path: Path, line: str) -
     (tmp_path / "own.jsonl").write_text(f"{good}\n" * 9)
     with pytest.raises(questions.QuestionsError, match="9 questions"):
         questions.load(tmp_path)
-
-
-def test_it_has_the_checkpoints_and_the_journal_of_the_text_generator() -> None:
-    for name in ("checkpoints.py", "journal.py"):
-        first, second = (
-            (REPOSITORY / "templates" / each / name).read_text()
-            for each in (NAME, "text-generator")
-        )
-        assert first == second, name
 
 
 def begin(*words: str, run: Path) -> subprocess.Popen[str]:
