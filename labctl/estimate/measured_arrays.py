@@ -31,7 +31,7 @@ PRODUCTS = ("Dense", "Conv1D", "Conv2D", "Conv3D")
 CHEAP = ("Normalization", "Embedding", "PReLU")
 # How often training multiplies with a kernel: forward, and for the gradients of input and kernel.
 PASSES = 3
-# Arguments by which a Flax module is told that it is trained, and their values then.
+# Arguments that switch a Flax module to training, and their values then.
 TRAINING_ARGUMENTS = {"training": True, "train": True, "deterministic": False}
 # Calls within a jaxpr whose operations are repeated as often as this parameter says.
 REPETITIONS = "length"
