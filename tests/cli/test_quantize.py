@@ -161,4 +161,5 @@ def test_a_failure_is_its_last_lines_without_the_noise_of_libraries(
     assert "warning 1\n" not in said.err
     assert "pip install" not in said.err
     (pulled / "quantize.py").write_text("import torchao_of_tomorrow\n")
-    assert "quantize" in labctl("quantize", "--to", "int8").err.partition("next:")[2]
+    hint = labctl("quantize", "--to", "int8").err.partition("next:")[2]
+    assert "pip install torchao_of_tomorrow" in hint
