@@ -41,8 +41,9 @@ def estimate_command(ctx: click.Context, /, json_: bool, **values: Any) -> None:
     """Estimate the memory, time and cost of a model, and list the GPUs that it fits on.
 
     With FILE.py:FUNCTION, your code builds the model in the lab's own Python. labctl counts the
-    parameters and measures the activations of a PyTorch module, and times a model that has fit() on
-    parts of its table. `labctl docs estimate` has the formulas.
+    parameters and measures the activations of a PyTorch module, derives those of a Keras or Flax
+    model from shapes, and times a model that has fit() on parts of its table.
+    `labctl docs estimate` has the formulas.
 
     \b
     labctl estimate --params 8B --train adam --batch 8 --seq 2048 \\

@@ -11,10 +11,35 @@ from labctl.cli.tables import print_table
 from labctl.text import decimal_bytes_text, duration_text, timing_text
 
 if TYPE_CHECKING:
+    from labctl.estimate.plan import ModelMeasurement, ModelPlan
     from labctl.insight.estimate import Estimate
 
+# What the activations of a model from code leave out.
+ACTIVATION_LIMITS = {
+    "measured": "",
+    "residuals": "Activations are counted before XLA fuses operations, so a step may keep less.",
+    "outputs": "Not counted: what a layer keeps within it, such as the scores of attention.",
+    "unknown": "Build the model from a keras.Input to have its activations counted.",
+}
 # A model from code with more layers is shown by its largest ones.
 MOST_LAYERS = 12
+
+
+def print_model(plan: ModelPlan, model: ModelMeasurement) -> None:
+    """Print what was built, and what the figures of its activations leave out."""
+    shape = " x ".join(str(size) for size in model.input_shape) or "one number"
+    framework = model.framework or f"PyTorch {model.torch}"
+    print_text(
+        f"Input of one item: {shape} {model.input_type} (from {model.input_from}); {framework}"
+        + (", bf16 by autocast" if model.autocast else "")
+        + "."
+    )
+    if limit := ACTIVATION_LIMITS[model.activations]:
+        print_text(limit)
+    if model.framework and plan.precision != "fp32":
+        print_text("Sizes are of the model's own types: --precision changes only the time.")
+    if model.framework and not model.item_flops:
+        print_text("Its operations cannot be counted, so its time is unknown.")
 
 
 def print_work(estimate: Estimate) -> None:
@@ -109,7 +134,8 @@ def print_layers(estimate: Estimate) -> None:
     if others := layers[MOST_LAYERS:]:
         kept = sum(layer.kept_bytes for layer in others)
         inputs = sum(layer.checkpointed_bytes for layer in others)
-        rows.append((f"{len(others)} others", kept, inputs))
+        name = "1 other" if len(others) == 1 else f"{len(others)} others"
+        rows.append((name, kept, inputs))
     rows.append(("at the peak", table.total_bytes, table.checkpointed_total_bytes))
     cells = [
         (name, f"{decimal_bytes_text(kept):>8}", f"{decimal_bytes_text(inputs):>10}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from labctl.cli.estimate_notes import print_checkpoints, print_layers, print_work
+from labctl.cli.estimate_notes import print_checkpoints, print_layers, print_model, print_work
 from labctl.cli.estimate_tables import (
     count_text,
     print_costs,
@@ -36,6 +36,18 @@ if TYPE_CHECKING:
 # hours from which the time is written in hours too
 DAYS_FROM_HOURS = 48
 NAMES = {"kv_cache": "KV cache"}
+# how the activations of a model from code were found
+ACTIVATIONS_TRAINING = {
+    "measured": "measured: a training step on the CPU",
+    "residuals": "what JAX keeps for the backward pass",
+    "outputs": "the outputs of all layers",
+    "unknown": "NOT counted: its layers have no fixed shapes",
+}
+ACTIVATIONS_SERVING = ACTIVATIONS_TRAINING | {
+    "measured": "measured: a forward pass on the CPU",
+    "residuals": "input and output of the largest operation",
+    "outputs": "input and output of the largest layer",
+}
 
 
 def print_estimate(estimate: Estimate) -> None:
@@ -120,7 +132,7 @@ def _explain_terms(estimate: Estimate) -> dict[str, str]:
             else ""
         )
     elif model:
-        origins["activations"] = "measured: a forward pass on the CPU"
+        origins["activations"] = ACTIVATIONS_SERVING[model.activations]
     return origins
 
 
@@ -135,7 +147,8 @@ def _optimizer_states_text(plan: ModelPlan) -> str:
 
 def _activations_text(plan: ModelPlan) -> str:
     if plan.measured:
-        return f"measured: a training step on the CPU, x {plan.micro_batch} items"
+        origin = ACTIVATIONS_TRAINING[plan.measured.activations]
+        return f"{origin}, x {plan.micro_batch} items" if plan.measured.item_bytes else origin
     if not plan.has_shape:
         return "NOT counted: give --seq --hidden --layers"
     parts = [f"{plan.attention} attention"]
@@ -153,7 +166,7 @@ def _print_notes(estimate: Estimate) -> None:
         print_text(f"The simple rule ignores {_join_words(details.simple_rule_leaves_out)}.")
     print_checkpoints(estimate)
     if plan.measured:
-        _print_model(estimate)
+        print_model(plan, plan.measured)
     print_work(estimate)
     _print_synchronization(estimate)
     print_layers(estimate)
@@ -162,16 +175,6 @@ def _print_notes(estimate: Estimate) -> None:
 def _join_words(words: Sequence[str]) -> str:
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _print_model(estimate: Estimate) -> None:
-    model = estimate.plan.measured
-    assert model is not None
-    shape = " x ".join(str(size) for size in model.input_shape) or "one number"
-    print_text(
-        f"Input of one item: {shape} {model.input_type} (from {model.input_from}); "
-        f"PyTorch {model.torch}" + (", bf16 by autocast" if model.autocast else "") + "."
-    )
 
 
 def _print_synchronization(estimate: Estimate) -> None:

@@ -17,7 +17,7 @@ from labctl.runs.evaluation import confidence_interval
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
-    from labctl.insight.quantization.comparison import QuantizedModel, QuantizedRow
+    from labctl.insight.quantization.measurements import QuantizedModel, QuantizedRow
 
 KINDS = ("int8", "int4", "fp8")
 

@@ -5,7 +5,8 @@ It is passed to `python -c`, so it imports nothing of labctl and runs where labc
 request is a JSON object on standard input; the reply is the last line of standard output that
 begins with MARK. Bytes are those of all live tensors, without the gradients of parameters.
 
-A model with scikit-learn's interface needs no PyTorch: it is trained on parts of its table.
+A model with scikit-learn's interface needs no PyTorch: it is trained on parts of its table. Models
+of Keras and Flax are counted by measured_arrays.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 MARK = "labctl-measured:"
-MODULES = ("measured_tensors", "measured_fit")
+MODULES = ("measured_tensors", "measured_fit", "measured_arrays")
 SIZES = (2, 4)
 # An error message shows as many of the user's lines, the innermost, and as many of its own.
 MOST_FRAMES = 3
@@ -58,8 +59,10 @@ class MeasureReply(NamedTuple):
     input_type: str
     input_from: str
     python: str
-    torch: str
-    autocast: bool
+    torch: str = ""
+    autocast: bool = False
+    activations: str = "measured"
+    framework: str = ""
 
 
 class RefusalReply(NamedTuple):
@@ -80,6 +83,9 @@ def main() -> None:
     for number, name in enumerate(MODULES, start=1):
         load_module(name, sys.argv[number])
     limit_memory()
+    # JAX and TensorFlow would otherwise take all memory of a GPU.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     warnings.simplefilter("ignore")
     stage = "build"
     try:
@@ -100,6 +106,10 @@ def load_module(name: str, source: str) -> None:
 
 def get_tensors_module() -> Any:
     return sys.modules["measured_tensors"]
+
+
+def get_arrays_module() -> Any:
+    return sys.modules["measured_arrays"]
 
 
 def describe_exception(stage: str, error: Exception) -> RefusalReply:
@@ -205,9 +215,11 @@ def build_model(request: MeasureRequest) -> tuple[Any, Any]:
 
 
 def measure_any(model: Any, example: Any, request: MeasureRequest) -> Any:
-    """Measure a PyTorch module, or time a model for tables. PyTorch is imported only if it was."""
+    """Measure a module, or time a model for tables. No framework is imported that was not."""
     from measured_fit import is_estimator, is_table, measure_fit
 
+    if get_arrays_module().find_counter(model) is not None:  # before the next: Keras has `fit`, too
+        return count_arrays(model, example, request)
     if is_estimator(model):
         if not is_table(example):
             raise UnmeasurableError("table", f"it returned {type(model).__name__} without a table")
@@ -216,6 +228,26 @@ def measure_any(model: Any, example: Any, request: MeasureRequest) -> Any:
     if torch is None or not isinstance(model, torch.nn.Module):
         raise UnmeasurableError("model", f"it returned {type(model).__name__}")
     return measure(model, example, request)
+
+
+def count_arrays(model: Any, example: Any, request: MeasureRequest) -> MeasureReply:
+    """Count a model of Keras or Flax."""
+    arrays, source = get_arrays_module(), request.function
+    if request.input:
+        # Keras and JAX have imported NumPy.
+        example = sys.modules["numpy"].zeros((1, *request.input), request.input_type)
+        source = "--input"
+    elif arrays.needs_example(model):
+        if example is None:
+            raise UnmeasurableError("input", "the function returned the model alone")
+    elif example is None:
+        source = "the model's own input"
+    try:
+        counted = arrays.find_counter(model)(model, example, request)._asdict()
+    except arrays.FreeDimensionError as error:
+        raise UnmeasurableError("input", str(error)) from None
+    counted["layers"] = [layer._asdict() for layer in counted["layers"]]
+    return MeasureReply(input_from=source, python=sys.executable, **counted)
 
 
 def choose_inputs(model: Any, example: Any, request: MeasureRequest) -> tuple[Any, str]:

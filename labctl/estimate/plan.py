@@ -46,7 +46,8 @@ class ModelMeasurement(Value, frozen=True):
 
     `weight_bytes` counts parameters and buffers in the types that the code gave them,
     `trained_bytes` those that get gradients. `item_flops` is one item's forward and, in training,
-    backward pass.
+    backward pass, 0 if unknown. `framework` is what the model was built with, "" for PyTorch.
+    `activations` says how they were found: measured, or derived from shapes (measured_arrays.py).
     """
 
     parameters: int
@@ -62,6 +63,8 @@ class ModelMeasurement(Value, frozen=True):
     python: str = ""
     torch: str = ""
     autocast: bool = False
+    activations: Literal["measured", "residuals", "outputs", "unknown"] = "measured"
+    framework: str = ""
     layers: tuple[LayerMeasurement, ...] = ()
 
 

@@ -70,8 +70,8 @@ def measure_run_model(
         text = f"cannot estimate the model's memory: {error.what}"
         context.reporter.emit(Note(text=text, level="warning"))
         return None
-    if isinstance(model, FitMeasurement):
-        return None  # its memory is that of the table
+    if isinstance(model, FitMeasurement) or model.activations == "unknown":
+        return None  # its memory is that of the table, or of activations that nobody counted
     return RunModel(
         plan=msgspec.structs.replace(plan, measured=model), target=f"{name}:build_model"
     )

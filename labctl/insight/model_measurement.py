@@ -291,8 +291,8 @@ def _explain_refusal(source: ModelSource, python: str, refusal: _MeasureRefusal)
         )
     if refusal.error == "model":
         return LabError(
-            f"{name} did not return a PyTorch module",
-            why=why,
+            f"{name} did not return a model that labctl can measure",
+            why=f"{why}; labctl measures models of PyTorch, Keras, Flax, and those with fit()",
             hint="return the model, or (model, an example input)",
         )
     if refusal.error == "table":

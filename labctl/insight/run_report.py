@@ -18,6 +18,8 @@ import msgspec
 from labctl.decoding import convert_value, decode_json
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Note, Step
+from labctl.insight.quantization.measurements import FILE as QUANTIZATION
+from labctl.insight.quantization.measurements import QuantizedModel, read_quantization
 from labctl.insight.report import pictures
 from labctl.insight.report.document import DocumentForm, Report, write_document
 from labctl.insight.report.facts import (
@@ -133,6 +135,7 @@ def collect_facts(
         scalars=_read_logged(directory / "logs", notes),
         samples=_read_telemetry(directory / "logs" / TELEMETRY_FILE, notes),
         speedup=_read_speedup(directory / "logs" / SPEEDUP, notes),
+        quantization=_read_quantization(directory / "logs" / QUANTIZATION, notes),
         checkpoints=checkpoints,
         chosen_step=_find_step(name, checkpoints),
         code=_read_code(context, run),
@@ -202,6 +205,14 @@ def _read_telemetry(path: Path, notes: list[str]) -> tuple[Sample, ...]:
 def _read_speedup(path: Path, notes: list[str]) -> Speedup | None:
     try:
         return read_speedup(path)
+    except (OSError, ValueError) as error:
+        notes.append(f"skipped {path.name}: {error}")
+        return None
+
+
+def _read_quantization(path: Path, notes: list[str]) -> QuantizedModel | None:
+    try:
+        return read_quantization(path)
     except (OSError, ValueError) as error:
         notes.append(f"skipped {path.name}: {error}")
         return None

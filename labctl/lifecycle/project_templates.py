@@ -20,6 +20,8 @@ PROJECT_TEMPLATES = {
 }
 # The directories of a template that shares files with others.
 TEMPLATE_LAYERS = {
+    "text-generator": ("shared-text", "text-generator"),
+    "fine-tune": ("shared-text", "fine-tune"),
     "tabular": ("shared", "tabular"),
     "tensorflow": ("shared", "shared-digits", "tensorflow"),
     "jax": ("shared", "shared-digits", "jax"),

@@ -6,27 +6,22 @@ import importlib.util
 import json
 import math
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from labctl.config import copy_environment
 from labctl.config.installation import install_command
 from labctl.errors import LabError
 from labctl.runs.evaluation import Evaluation
+from labctl.runs.lab_script import SHOWN_CHARACTERS, run_lab_script
 from labctl.runs.pickle_check import has_pickles
 from labctl.shell import command
 from labctl.wire.sandbox import EvaluateReply
 
 SCRIPT = "evaluate.py"
-SHOWN_CHARACTERS = 1500
 # an integer that every reader of JSON keeps exactly
 _MOST_ITEMS = 2**53
 _IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+torch\b", re.MULTILINE)
-# the last line of a failed import, by its top-level package
-_MISSING_PACKAGE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)[^']*'\Z", re.MULTILINE)
 
 
 class ScriptResult(NamedTuple):
@@ -50,39 +45,26 @@ def run_script(root: Path, checkpoints: Path, out: Path, on_server: str) -> Scri
 
     `on_server` is the command that runs it in the image of the run.
     """
-    done = subprocess.run(
-        [sys.executable, SCRIPT, str(checkpoints)],
-        cwd=root,
-        env={**copy_environment(), "LABCTL_EVALUATION": str(out)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
+
+    def suggest_install(package: str) -> str:
+        install = [install_command("train")] if package == "torch" else []
+        return "\n".join([on_server, *install])
+
+    return run_lab_script(
+        (SCRIPT, str(checkpoints)),
+        root,
+        _require_accuracy,
+        fix="fix evaluate.py, then:\nlabctl eval",
+        suggest_install=suggest_install,
+        variables={"LABCTL_EVALUATION": str(out)},
     )
-    lines = done.stdout.strip().splitlines()
-    result = parse_last_line(lines[-1]) if lines else None
+
+
+def _require_accuracy(line: str) -> ScriptResult:
+    result = parse_last_line(line)
     if result is None:
-        output = (done.stderr or done.stdout).strip()[-SHOWN_CHARACTERS:]
-        if match := _MISSING_PACKAGE.search(output):
-            raise _make_package_error(match[1], on_server)
-        raise LabError(
-            f"evaluate.py failed with exit code {done.returncode}"
-            if done.returncode
-            else "evaluate.py printed no accuracy",
-            why=output,
-            hint="fix evaluate.py, then:\nlabctl eval",
-        )
+        raise ValueError("no accuracy")
     return result
-
-
-def _make_package_error(package: str, on_server: str) -> LabError:
-    install = [install_command("train")] if package == "torch" else []
-    return LabError(
-        f"evaluate.py needs {package}, which labctl's Python environment lacks",
-        why=f"evaluate.py runs with {sys.executable}",
-        hint="\n".join([on_server, *install]),
-    )
 
 
 def parse_last_line(line: str) -> ScriptResult | None:

@@ -61,6 +61,11 @@ def make_model(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *hidden, nn.Linear(width, 10))
 
 
+def build_model() -> tuple[nn.Module, torch.Tensor]:
+    """Return the network and an example, for `labctl estimate train.py:build_model`."""
+    return make_model(1024), torch.zeros(1, 64)
+
+
 def load_images() -> tuple[TensorDataset, TensorDataset]:
     """Return 1500 training images and 297 test images of handwritten digits."""
     pixels, labels = load_digits(return_X_y=True)

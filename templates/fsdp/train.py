@@ -75,6 +75,11 @@ def make_model(width: int, blocks: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
+def build_model() -> tuple[nn.Sequential, Tensor]:
+    """Return the network and an example, for `labctl estimate train.py:build_model`."""
+    return make_model(256, 8), torch.zeros(1, 64)
+
+
 def shard(model: nn.Sequential, device: torch.device) -> nn.Module:
     """Leave each process a part of every parameter.
 

@@ -40,10 +40,12 @@ def load(part: str, source: Path | None = None) -> Split:
     chosen = order[start:] if part == "train" else order[start : start + HELD_OUT]
     images = (digits.images[chosen, :, :, None] / 16).astype("float32")
 
-    def describe(item: int) -> dict[str, str]:
-        return {"item": f"digit {chosen[item]}", "picture": to_data_uri(images[item])}
+    names = tuple(f"digit {number}" for number in chosen)
 
-    return Split(images, digits.target[chosen], CLASSES, describe)
+    def describe(item: int) -> dict[str, str]:
+        return {"item": names[item], "picture": to_data_uri(images[item])}
+
+    return Split(images, digits.target[chosen], CLASSES, names, describe)
 
 
 def to_data_uri(image: numpy.ndarray) -> str:

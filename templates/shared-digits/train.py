@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy
 
@@ -211,6 +212,12 @@ class Training:
             f"with {result.checkpoint}, {self.at.seconds:.1f} s of training",
             flush=True,
         )
+
+
+def build_model() -> tuple[Any, numpy.ndarray]:
+    """Return the network and an example, for `labctl estimate train.py:build_model`."""
+    example = numpy.zeros((1, data.SIZE, data.SIZE, 1), "float32")
+    return Learner(Settings(), data.CLASSES).network, example
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Summarize a model's predictions as labctl's evaluation.json.
 
 The confusion matrix, the share that always predicting the most frequent class
-would get right, and the most confident mistakes.
+would get right, the most confident mistakes, and the prediction for each item.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ LEAST = 1e-12
 class Split:
     """Items to learn or to be asked about.
 
-    `inputs` has a row for each item, `labels` the number of its class in `classes`. `describe`
-    returns the name of an item, and perhaps its picture as a data URI, for lists of mistakes.
+    `inputs` has a row for each item, `labels` the number of its class in `classes`, `names` its
+    name, which no other item has. `describe` returns what a list of mistakes shows of an item:
+    its name or values, and perhaps its picture as a data URI.
     """
 
     inputs: numpy.ndarray[Any, Any]
     labels: numpy.ndarray[Any, Any]
     classes: tuple[str, ...]
+    names: tuple[str, ...]
     describe: Callable[[int], dict[str, str]]
 
     def __len__(self) -> int:
@@ -83,6 +85,20 @@ def findings(
         "baseline_accuracy": float((split.labels == usual).mean()),
         "at": round(time.time(), 3),
         "worst": worst(probabilities, split),
+        "predictions": predictions(predicted, split),
+    }
+
+
+def predictions(predicted: numpy.ndarray[Any, Any], split: Split) -> dict[str, object]:
+    """List the true and the predicted class of each item, with a hash of the items' order.
+
+    labctl compare needs them to decide whether two runs differ by more than chance.
+    """
+    order = "".join(f"{name}\n" for name in split.names).encode()
+    return {
+        "order_sha256": hashlib.sha256(order).hexdigest(),
+        "truth": split.labels.tolist(),
+        "said": predicted.tolist(),
     }
 
 

@@ -53,12 +53,14 @@ def load(part: str, source: Path | None = None, rows: int = ROWS) -> Split:
     number = {name: index for index, name in enumerate(classes)}
     labels = numpy.array([number[names[row]] for row in chosen])
 
-    def describe(item: int) -> dict[str, str]:
-        row = chosen[item]
-        values = zip(columns, inputs[row], strict=True)
-        return {"item": f"row {row + 2}: " + ", ".join(f"{name} {x:g}" for name, x in values)}
+    # The first line of a CSV file has the columns' names.
+    items = tuple(f"row {row + 2}" for row in chosen)
 
-    return Split(inputs[chosen], labels, classes, describe)
+    def describe(item: int) -> dict[str, str]:
+        values = zip(columns, inputs[chosen[item]], strict=True)
+        return {"item": f"{items[item]}: " + ", ".join(f"{name} {x:g}" for name, x in values)}
+
+    return Split(inputs[chosen], labels, classes, items, describe)
 
 
 def columns_of(source: Path | None) -> tuple[str, ...]:

@@ -55,7 +55,6 @@ class Training:
         )
         self.source = options.data or data.find(here)
         self.train, self.val = (data.load(part, self.source) for part in ("train", "val"))
-        self.model: Any = MODELS[options.model](self.settings, len(self.train.classes))
         # A checkpoint must match these.
         self.fixed = {
             "classes": list(self.train.classes),
@@ -66,11 +65,15 @@ class Training:
         checkpoints.clean(here.checkpoints)
         checkpoints.copy_from(here.start, here.checkpoints)
         self.round, self.seconds = 0, 0.0
-        if checkpoint := checkpoints.latest(here.checkpoints):
-            self._resume(checkpoint)
+        checkpoint = checkpoints.latest(here.checkpoints)
+        state = self._read_state(checkpoint) if checkpoint else {}
+        self.model: Any = MODELS[options.model](self.settings, len(self.train.classes))
+        if checkpoint:
+            self._resume(checkpoint, state)
         self.journal = Journal(here.logs, self.round)
 
-    def _resume(self, checkpoint: Checkpoint) -> None:
+    def _read_state(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Read what the training stored; raises CheckpointError if it was another training."""
         state = checkpoint.read_state()
         for name, value in (self.fixed | {"model": self.settings.model}).items():
             before = state["settings"]["model"] if name == "model" else state[name]
@@ -79,6 +82,9 @@ class Training:
                     f"{checkpoint.path} was made with other {name}; "
                     "train into another directory, or delete the checkpoints"
                 )
+        return state
+
+    def _resume(self, checkpoint: Checkpoint, state: dict[str, Any]) -> None:
         self.model.restore(checkpoint.read_bytes(self.model.file))
         self.round, self.seconds = state["round"], state["seconds"]
         print(f"resuming from {checkpoint.path}", flush=True)
@@ -176,6 +182,8 @@ def main() -> None:
         sys.exit(Training(options, find_places(), stop).run())
     except (CheckpointError, DataError, DivergedError, MemoryError) as error:
         raise SystemExit(f"train: {error}") from None
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"train: {error}: pip install -r requirements.txt") from None
 
 
 if __name__ == "__main__":

@@ -70,6 +70,11 @@ def make_model(width: int, blocks: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
+def build_model() -> tuple[nn.Sequential, Tensor]:
+    """Return the network and an example, for `labctl estimate train.py:build_model`."""
+    return make_model(256, 8), torch.zeros(1, 64)
+
+
 def train(options: argparse.Namespace, device: torch.device) -> int:
     rank, processes = distributed.get_rank(), distributed.get_world_size()
     torch.manual_seed(1)  # the same first weights in each process

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from labctl.insight.quantization.comparison import parse_result
+from labctl.insight.quantization.measurements import parse_result
 from labctl.lab import Lab
 from labctl.model import Run
 
@@ -65,7 +66,22 @@ def test_a_script_that_fails_is_quoted(labctl: Any, pulled: Path) -> None:
     said = labctl("quantize", "--to", "int8")
     assert said.code == 1
     assert "quantize.py failed with exit code 3" in said.err
-    assert "labctl[train,quantize]" in said.err.replace("\n", "") or "quantize" in said.err
+    assert "fix quantize.py, then:" in said.err
+    assert "pip install" not in said.err, "no package is missing"
+    write_script(pulled, "no result")
+    assert "quantize.py printed no comparison" in labctl("quantize", "--to", "int8").err
+
+
+@pytest.mark.parametrize(("package", "install"), [("torchao", "quantize]"), ("pandas", "pandas")])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    labctl: Any, pulled: Path, package: str, install: str
+) -> None:
+    line = f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')"
+    (pulled / "quantize.py").write_text(line)
+    said = labctl("quantize", "--to", "int8")
+    assert said.code == 1
+    assert f"quantize.py needs {package}, which labctl's Python environment lacks" in said.err
+    assert re.search(rf"install\S* .*{re.escape(install)}", said.err), said.err
 
 
 def test_what_is_missing_is_named(labctl: Any, pulled: Path) -> None:
@@ -145,4 +161,5 @@ def test_a_failure_is_its_last_lines_without_the_noise_of_libraries(
     assert "warning 1\n" not in said.err
     assert "pip install" not in said.err
     (pulled / "quantize.py").write_text("import torchao_of_tomorrow\n")
-    assert "quantize" in labctl("quantize", "--to", "int8").err.partition("next:")[2]
+    hint = labctl("quantize", "--to", "int8").err.partition("next:")[2]
+    assert "pip install torchao_of_tomorrow" in hint

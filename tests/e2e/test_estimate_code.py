@@ -57,6 +57,19 @@ def saved_bytes(model: Any, inputs: Any) -> int:
     return size
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("template", ["ddp", "fsdp", "zero", "accelerate"])
+def test_a_template_for_several_gpus_builds_its_network_in_one_process(template: str) -> None:
+    if template == "accelerate":
+        pytest.importorskip("accelerate")
+    root = TEMPLATE.parent / template
+    source = ModelSource(file=root / "train.py", function="build_model", root=root)
+    found = measure_model(source, ModelPlan(precision="fp32", optimizer="adamw"), SilentReporter())
+    assert isinstance(found, ModelMeasurement)
+    assert found.parameters > 1_000_000
+    assert found.input_shape == (64,)
+
+
 def test_two_layers_are_as_counted_by_hand() -> None:
     """4 bytes each. The peak is in the backward pass of ReLU: the input (1,000), what ReLU gave
     (2,000) and the gradients on both of its sides, beside the ten outputs."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +26,14 @@ def assemble(template: str, target: Path) -> Path:
     target.mkdir()
     copy_template(REPOSITORY / "templates", template, target)
     return target
+
+
+@functools.cache
+def assemble_once(template: str) -> Path:
+    """Return the directory of a template's files, which this process removes at its end."""
+    top = Path(tempfile.mkdtemp(prefix=f"{template}-"))
+    atexit.register(shutil.rmtree, top, ignore_errors=True)
+    return assemble(template, top / "project")
 
 
 def start(project: Path, program: str, *arguments: str, run: Path) -> subprocess.Popen[str]:

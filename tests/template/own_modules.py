@@ -6,12 +6,12 @@ import importlib
 import sys
 from types import ModuleType
 
-from template_project import REPOSITORY
+from assembled import assemble_once
 
 
 def load_modules(template: str, *names: str) -> list[ModuleType]:
     """Import modules of a template, which find each other, and forget their names again."""
-    directory = REPOSITORY / "templates" / template
+    directory = assemble_once(template)
     own = {path.stem for path in directory.glob("*.py")}
     before = {name: sys.modules.pop(name) for name in own if name in sys.modules}
     sys.path.insert(0, str(directory))

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from template_project import REPOSITORY
+from assembled import assemble_once
 
 # seconds for a training on a busy machine
 PATIENCE_S = 900.0
@@ -24,7 +24,7 @@ def start(
     environ = {key: value for key, value in os.environ.items() if key[:7] != "LABCTL_"}
     environ |= {"LABCTL_RUN_DIR": str(run), "LABCTL_RUN_ID": "run-1", "SEED": "1"}
     return subprocess.Popen(
-        [sys.executable, "-B", str(REPOSITORY / "templates" / template / program), *arguments],
+        [sys.executable, "-B", str(assemble_once(template) / program), *arguments],
         cwd=run,
         env=environ | ({"PYTHONWARNINGS": "error"} if warnings_are_errors else {}),
         stdout=subprocess.PIPE,

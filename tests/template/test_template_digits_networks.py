@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from labctl.runs.evaluation import read_evaluation
 
 pytestmark = [pytest.mark.train, pytest.mark.long]
 SHORT = ("--epochs", "2", "--batch-size", "64", "--width", "16", "--checkpoint-every", "5")
+SHORT += ("--lr", "0.01")  # so that so few steps learn
 STEPS = 40
 PREDICT = """
 import sys
@@ -52,6 +55,8 @@ def test_a_run_leaves_what_labctl_reads(project: Path, whole: Path) -> None:
     assert (progress["step"], progress["total_steps"]) == (STEPS, STEPS)
     evaluation = read_evaluation(whole / "logs" / "evaluation.json")
     assert (evaluation.accuracy, evaluation.items) == (metrics["accuracy"], 270)
+    assert evaluation.predictions is not None
+    assert len(evaluation.predictions.predicted) == evaluation.items
     assert evaluation.worst[0].picture.startswith("data:image/png;base64,")
     losses = read_scalars(whole / "logs").get("train/loss")
     assert losses is not None
@@ -74,6 +79,23 @@ def test_mixed_precision_learns_too(project: Path, tmp_path: Path, precision: st
     assert json.loads((tmp_path / "logs" / "metrics.json").read_text())["accuracy"] > 0.4
     other = start(project, "train.py", *SHORT, run=tmp_path)
     assert "was made with other settings" in finish(other, 1)
+
+
+def test_labctl_estimates_the_memory_of_its_network(project: Path, tmp_path: Path) -> None:
+    words = ("estimate", "train.py:build_model", "--batch", "32", "--time-limit", "15m")
+    done = subprocess.run(
+        [sys.executable, "-m", "labctl", *words],
+        cwd=project,
+        env={key: value for key, value in os.environ.items() if key[:7] != "LABCTL_"}
+        | {"HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^19\.[67]k parameters, fp32, training with adamw", done.stdout), done.stdout
+    assert re.search(r"what JAX keeps|the outputs of all layers", done.stdout)
+    assert re.search(r"8 x 8 x 1 float32 \(from build_model\); (Flax|Keras) \d", done.stdout)
 
 
 def test_it_predicts_pictures_as_labctl_serve_asks(project: Path, whole: Path) -> None:

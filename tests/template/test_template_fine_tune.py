@@ -14,7 +14,6 @@ import torch
 from own_modules import load_modules
 from safetensors.torch import load_file
 from template_program import PATIENCE_S, finish, read_json, start, wait_for_step
-from template_project import REPOSITORY
 
 from labctl.insight.scalars import read_scalars
 from labctl.runs.evaluation import read_evaluation
@@ -63,15 +62,6 @@ def test_a_file_with_other_lines_is_refused_by_line(tmp_path: Path, line: str) -
         questions.load(tmp_path)
 
 
-def test_it_has_the_checkpoints_and_the_journal_of_the_text_generator() -> None:
-    for name in ("checkpoints.py", "journal.py"):
-        first, second = (
-            (REPOSITORY / "templates" / each / name).read_text()
-            for each in (NAME, "text-generator")
-        )
-        assert first == second, name
-
-
 def begin(*words: str, run: Path) -> subprocess.Popen[str]:
     """Start a program of the template, whose libraries warn of each other."""
     return start(NAME, *words, run=run, warnings_are_errors=False)
@@ -90,8 +80,10 @@ def test_it_learns_and_is_evaluated_and_answers(tmp_path: Path) -> None:
     said = json.loads(finish(begin("evaluate.py", run=tmp_path)).splitlines()[-1])
     assert (said["accuracy"], said["total"]) == (evaluation.accuracy, evaluation.items)
     answer = finish(begin("predict.py", "What is 3 plus 4? ", run=tmp_path))
-    assert "before fine-tuning: " in answer
-    assert " make " in answer.splitlines()[0]
+    # A library may print lines before them.
+    after, before = answer.splitlines()[-2:]
+    assert " make " in after
+    assert before.startswith("before fine-tuning: ")
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from labctl.submissions.receive import write_assignment
 from labctl.submissions.receiver import Receiver
 
 pytestmark = [pytest.mark.train, pytest.mark.long]
-RUN = "r1"
+RUN, OTHER = "r1", "r0"
 # What needs which package, and how it is trained for a moment.
 TRAININGS = {
     "sklearn": ("tabular", "--model", "linear", "--rounds", "2"),
@@ -36,21 +36,28 @@ PREDICT = "import sys, pathlib, predict; print(predict.load(pathlib.Path(sys.arg
 
 @pytest.fixture(params=list(TRAININGS))
 def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A lab with one run that ended and was pulled."""
+    """A lab with one run that ended and was pulled, and another one with another seed."""
     if importlib.util.find_spec(request.param) is None:
         pytest.skip(f"needs the package {request.param}")
     template, *arguments = TRAININGS[request.param]
     root = assemble(template, tmp_path / "project")
     (root / "lab.yaml.j2").unlink()
     (root / "lab.yaml").write_text("lab: project\nrun: python train.py\n")
-    train(root, *arguments, run=tmp_path / "run")
-    home = root / "runs" / RUN
-    shutil.copytree(tmp_path / "run", home)
-    record = Run(id=RUN, lab_id=ensure_lab_id(root), server_id="s", state="exited", exit_code=0)
-    (home / "run.json").write_bytes(msgspec.json.encode(record))
     (tmp_path / "home").mkdir()
-    with State(tmp_path / "home" / ".local" / "state" / "labctl" / "labctl.db") as state:
-        state.save_run(record)
+    for number, name in enumerate((OTHER, RUN), 1):
+        train(root, *arguments, "--seed", str(number), run=tmp_path / name)
+        shutil.copytree(tmp_path / name, root / "runs" / name)
+        record = Run(
+            id=name,
+            lab_id=ensure_lab_id(root),
+            server_id="s",
+            state="exited",
+            exit_code=0,
+            created_at=number,
+        )
+        (root / "runs" / name / "run.json").write_bytes(msgspec.json.encode(record))
+        with State(tmp_path / "home" / ".local" / "state" / "labctl" / "labctl.db") as state:
+            state.save_run(record)
     return root
 
 
@@ -76,6 +83,8 @@ def test_results_are_evaluated_reported_submitted_and_loaded(lab: Path, tmp_path
     page = (lab / "runs" / RUN / "report.html").read_text()
     assert "Worst mistakes" in page
     assert result["checkpoint"] in page
+    compared = labctl(lab, "compare", OTHER, RUN)
+    assert "Only A is right on" in compared or "on the same items" in compared, compared
     receiver = Receiver(tmp_path / "drop")
     receiver.init()
     about = {"course": "ml", "due": "2099-01-01 12:00 UTC", "host_key": "ssh-ed25519 AAAA"}

@@ -50,6 +50,8 @@ def test_a_run_leaves_what_labctl_reads(project: Path, run: Path) -> None:
     assert evaluation.baseline_accuracy is not None
     assert 0.3 < evaluation.baseline_accuracy < evaluation.accuracy
     assert "distance_km" in evaluation.worst[0].item
+    assert evaluation.predictions is not None
+    assert len(evaluation.predictions.predicted) == evaluation.items
     curves = read_scalars(run / "logs")
     losses = curves.get("val/loss")
     assert losses is not None
@@ -69,6 +71,14 @@ def test_a_checkpoint_holds_no_pickle_and_is_verified(
         weights.write_bytes(weights.read_bytes()[:-1])
     output = finish(start(project, "evaluate.py", str(damaged), run=damaged), 1)
     assert "evaluate: no whole checkpoint" in output
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightgbm") is not None, reason="LightGBM is here")
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
+    project: Path, tmp_path: Path
+) -> None:
+    output = finish(start(project, "train.py", "--model", "lightgbm", run=tmp_path), 1)
+    assert output == "train: No module named 'lightgbm': pip install -r requirements.txt\n"
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,23 @@ def test_the_page_escapes_names_and_shows_every_run() -> None:
     assert len(comparison.pairs) == MOST_RUNS * (MOST_RUNS - 1) // 2
 
 
+def test_text_models_are_compared_by_their_losses_and_nothing_is_to_be_repeated() -> None:
+    found = make_evaluation([0, 1, 1], [0, 1, 0])
+    text = msgspec.structs.replace(
+        found, classes=(), confusion=(), predictions=None, loss=1.5, accuracy=0.5, items=2000
+    )
+    comparison, _ = compare_runs([ran("one", text), ran("two", text)])
+    (pair,) = comparison.pairs
+    assert describe_pair(pair, comparison) == (
+        "A and B are not compared: A predicts text. McNemar's test needs items that do not depend "
+        "on each other, and each token depends on those before it; compare the losses instead."
+    )
+    assert pair.hint == ""
+    bare = msgspec.structs.replace(text, loss=None)
+    (pair,) = compare_runs([ran("one", bare), ran("two", found)])[0].pairs
+    assert (pair.reason[:26], pair.hint) == ("A has no prediction for ea", "labctl eval one")
+
+
 def test_predictions_that_contradict_the_confusion_matrix_are_refused() -> None:
     body = json.loads(msgspec.json.encode(make_evaluation([0, 1, 1], [0, 1, 0])))
     assert parse_evaluation(json.dumps(body).encode()).predictions is not None

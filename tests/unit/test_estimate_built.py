@@ -115,7 +115,11 @@ def test_a_python_that_is_not_there(code: Callable[..., ModelSource]) -> None:
     ("text", "kind", "said"),
     [
         ("def other(): ...\nimport os\nfrom os.path import join\n", NotFoundError, "no function"),
-        ("def build_model(): return 7\n", LabError, "did not return a PyTorch module"),
+        (
+            "def build_model(): return 7\n",
+            LabError,
+            "did not return a model that labctl can measure",
+        ),
         pytest.param(
             "def build_model(): raise ValueError('broken here')\n",
             LabError,

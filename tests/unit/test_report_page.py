@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from report_facts import BEGAN, data_uri, evaluation, facts, png, sample, series
 
+from labctl.insight.quantization.measurements import QuantizedModel, QuantizedRow
 from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.page import MOST_MATRIX, MOST_PAIRS, build_page
 from labctl.insight.report.render import render
@@ -207,6 +208,29 @@ def test_a_speed_up_of_one_process_is_a_table_alone() -> None:
     assert "Speed-up" not in read(facts()).words
 
 
+def quantize(
+    *correct: int, names: tuple[str, ...] = ("float32", "int4 (PTQ)", "int4 (QAT)")
+) -> Any:
+    rows = tuple(
+        QuantizedRow(name=name, size_bytes=size, latency_ms=0.5, correct=right, total=1000)
+        for name, size, right in zip(names, (400_000, 50_000, 50_000), correct, strict=True)
+    )
+    return facts(quantization=QuantizedModel(model="int4", rows=rows, note="QAT trained longer."))
+
+
+def test_quantized_weights_stand_side_by_side_with_what_their_intervals_mean() -> None:
+    words = read(quantize(962, 958, 960)).words.replace("\u00a0", " ")
+    assert "float32391 KiB0.5 ms96.2% 94.8 to 97.2%" in words
+    assert "int4 (PTQ)48.8 KiB0.5 ms95.8% 94.4 to 96.9%" in words
+    assert "int4 (QAT) is 8.0 times smaller than float32. All 95% intervals overlap" in words
+    assert "1,000 items do not show that rounding changed the accuracy" in words
+    assert "QAT trained longer." in words
+    worse = read(quantize(962, 800, 960)).words
+    assert "int4 (PTQ) is less accurate than float32: the 95% intervals do not overlap." in worse
+    assert "int4 (QAT) is more accurate" in read(quantize(800, 800, 962)).words
+    assert "Quantized weights" not in read(facts()).words
+
+
 def hostile(text: str) -> ReportFacts:
     """The same text wherever somebody else's text may stand."""
     found = evaluation(classes=(text, "b"), checkpoint=text, split=text, device=text)
@@ -232,6 +256,7 @@ def hostile(text: str) -> ReportFacts:
         code=RunOrigin(commit=text, dirty=True, changed=(text,), command=(text,), env={text: text}),
         machine=ServerHardware(os=text, kernel=text, docker=text, arch=text, cpus=1),
         speedup=measured((text, 1, 0.4), (text, 2, 0.3), name=text),
+        quantization=quantize(1, 1, 1, names=(text,) * 3).quantization,
         notes=(text,),
     )
 

@@ -20,6 +20,12 @@ from labctl.insight.report.facts import ReportFacts
 from labctl.model import Value
 from labctl.runs.evaluation import Evaluation, Predictions, confidence_interval
 
+# McNemar's test assumes independent items. Consecutive tokens of a text are not: with them, it
+# would call differences significant that another text would not show.
+NO_TEST_FOR_TEXT = (
+    "predicts text. McNemar's test needs items that do not depend on each other, and each token "
+    "depends on those before it; compare the losses instead"
+)
 # The letters of the runs in tables and charts; more curves in one plot could not be told apart.
 LABELS = "ABCDEF"
 MOST_RUNS = len(LABELS)
@@ -126,6 +132,8 @@ def _compare_pair(
     pair = PairComparison(first=first[0], second=second[0])
     evaluations = []
     for label, facts in (first, second):
+        if _is_text_model(facts.evaluation):
+            return replace(pair, reason=f"{label} {NO_TEST_FOR_TEXT}")
         if reason := _find_missing_part(facts.evaluation):
             hint = f"labctl eval {facts.run.id}"
             return replace(pair, reason=f"{label} {reason}", hint=hint)
@@ -139,6 +147,11 @@ def _compare_pair(
 def _get_predictions(evaluation: Evaluation) -> Predictions:
     assert evaluation.predictions is not None, "checked by _find_missing_part"
     return evaluation.predictions
+
+
+def _is_text_model(evaluation: Evaluation | None) -> bool:
+    """Tell whether it has a loss but no classes, as that of a model that predicts tokens has."""
+    return evaluation is not None and not evaluation.classes and evaluation.loss is not None
 
 
 def _find_missing_part(evaluation: Evaluation | None) -> str:

@@ -2,66 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
-
-from labctl.config import copy_environment
 from labctl.config.installation import install_command
-from labctl.decoding import decode_json
-from labctl.errors import LabError, NotFoundError, UsageError
+from labctl.errors import NotFoundError, UsageError
 from labctl.events import Step
-from labctl.model import Value
+from labctl.insight.quantization.measurements import QuantizedModel, parse_result
 from labctl.runs.evaluate import resolve_target
+from labctl.runs.lab_script import run_lab_script
 from labctl.runs.pickle_check import refuse_pickles
 from labctl.servers.context import LabContext
 from labctl.services.language_models.source import CONFIG, find_source, is_repository
 from labctl.shell import command
 
 SCRIPT = "quantize.py"
-SHOWN_LINES = 5
-SHOWN_CHARACTERS = 1500
 LARGEST_TEXT_BYTES = 16 * 1024**2
 # Fewer tokens say nothing about accuracy; a token has at least one byte.
 LEAST_TOKENS = 64
-ShortText = Annotated[str, msgspec.Meta(max_length=80)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-
-
-class QuantizedRow(Value, frozen=True):
-    """One way to store the weights, and what was measured with it."""
-
-    name: ShortText
-    size_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-    latency_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-    correct: Count
-    total: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.total
-
-
-class QuantizedModel(Value, frozen=True):
-    """The rows, the original weights first. Rounding is no error: accuracy may rise by chance."""
-
-    model: Annotated[str, msgspec.Meta(max_length=200)]
-    rows: Annotated[tuple[QuantizedRow, ...], msgspec.Meta(min_length=2, max_length=20)]
-
-
-def parse_result(output: str) -> QuantizedModel:
-    """Read the last line that the program printed; ValueError, with the reason, otherwise."""
-    lines = output.strip().splitlines()
-    try:
-        result = decode_json(lines[-1] if lines else "", QuantizedModel)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    if any(row.correct > row.total for row in result.rows):
-        raise ValueError("more correct answers than items")
-    return result
+# The extra of labctl that has a package; language models need all of them together.
+EXTRAS = {"torch": "train", "torchao": "quantize", "transformers": "quantize"}
 
 
 def quantize(context: LabContext, target: str, kind: str, text: Path | None) -> QuantizedModel:
@@ -92,7 +52,8 @@ def quantize(context: LabContext, target: str, kind: str, text: Path | None) -> 
             hint=f"labctl pull {choice.run.id}",
         )
     refuse_pickles(path, hint="labctl run   # after saving the weights as safetensors")
-    return _run(context, [SCRIPT, str(path), "--to", kind], context.config.root)
+    again = command("labctl", "quantize", *([target] if target else []), "--to", kind).render()
+    return _run(context, [SCRIPT, str(path), "--to", kind], f"fix {SCRIPT}, then:\n{again}")
 
 
 def _refuse_model_of_hub(target: str, kind: str) -> None:
@@ -121,7 +82,9 @@ def _quantize_language_model(
     _require_text(text)
     program = Path(__file__).with_name("language_model_program.py")
     words = [str(program), str(Path(target).resolve()), kind, str(text.resolve())]
-    return _run(context, [*words, str(LEAST_TOKENS)], context.config.root)
+    again = command("labctl", "quantize", target, "--to", kind, "--text", str(text)).render()
+    fix = f"{again}   # after you fix the error above"
+    return _run(context, [*words, str(LEAST_TOKENS)], fix)
 
 
 def _require_text(text: Path) -> None:
@@ -147,39 +110,17 @@ def _require_text(text: Path) -> None:
         )
 
 
-def _run(context: LabContext, words: list[str], directory: Path) -> QuantizedModel:
+def _run(context: LabContext, words: list[str], fix: str) -> QuantizedModel:
     context.reporter.emit(Step(name="quantizing"))
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=directory,
-        env=copy_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
+    result = run_lab_script(
+        words, context.config.root, parse_result, fix=fix, suggest_install=_suggest_install
     )
-    try:
-        result = parse_result(done.stdout)
-    except ValueError as error:
-        raise _make_program_error(Path(words[0]).name, done, str(error)) from None
     context.reporter.emit(Step(name="quantizing", done=True))
     return result
 
 
-def _make_program_error(
-    name: str, done: subprocess.CompletedProcess[str], problem: str
-) -> LabError:
-    """Quote the last lines that the program wrote to stderr: libraries fill those before them."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()][-SHOWN_LINES:]
-    is_missing = any(line.startswith(("ModuleNotFoundError", "ImportError")) for line in lines)
-    what = (
-        f"{name} failed with exit code {done.returncode}"
-        if done.returncode
-        else f"{name} printed no comparison: {problem}"
-    )
-    return LabError(
-        what,
-        why="\n".join(lines)[-SHOWN_CHARACTERS:],
-        hint=install_command("quantize") if is_missing else "labctl quantize --help",
-    )
+def _suggest_install(package: str) -> str:
+    """Return the command that installs a package for labctl's own Python."""
+    if package in EXTRAS:
+        return install_command(EXTRAS[package])
+    return command(sys.executable, "-m", "pip", "install", package).render()

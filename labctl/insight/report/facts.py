@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from labctl.insight.quantization.measurements import QuantizedModel
 from labctl.insight.scalars import Scalars
 from labctl.insight.speedup import Speedup
 from labctl.insight.telemetry import Sample
@@ -77,6 +78,7 @@ class ReportFacts(Value, frozen=True):
     scalars: Scalars = Scalars()
     samples: tuple[Sample, ...] = ()
     speedup: Speedup | None = None
+    quantization: QuantizedModel | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     chosen_step: int | None = None
     code: RunOrigin | None = None

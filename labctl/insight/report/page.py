@@ -18,6 +18,7 @@ from labctl.insight.report.formatting import (
     percent,
     span,
 )
+from labctl.insight.report.quantization_table import QuantizationPart, describe_quantization
 from labctl.insight.report.rows import TableRow, provenance_rows, server_rows, versus_rows
 from labctl.insight.report.speedup_chart import SpeedupPart, describe_speedup
 from labctl.insight.report.utilization import Utilization, summarize_utilization
@@ -113,6 +114,7 @@ class Page(Value, frozen=True):
     charts_note: str
     labeled: bool
     speedup: SpeedupPart | None
+    quantization: QuantizationPart | None
     chosen: str
     split: str
     classes: tuple[ClassRow, ...]
@@ -152,6 +154,7 @@ def build_page(facts: ReportFacts) -> Page:
         charts_note=charts_note,
         labeled=any(line.label for one in charts for line in one.lines),
         speedup=describe_speedup(facts.speedup) if facts.speedup else None,
+        quantization=describe_quantization(facts.quantization) if facts.quantization else None,
         chosen=_describe_checkpoint(facts),
         split=evaluation.split if evaluation else "",
         classes=_classes(evaluation),
