@@ -22,11 +22,18 @@ from labctl.errors.replies import as_reply
 from labctl.events import Event, Note, SilentReporter
 from labctl.model import Endpoint, Forward, Offer, Server, Service
 from labctl.services import background_forwards, lab_services
-from labctl.services.background_forwards import find_forwards, is_ours, list_forwards, stop_forward
+from labctl.services.background_forwards import (
+    BackgroundForwardSpec,
+    find_forwards,
+    is_ours,
+    list_forwards,
+    stop_forward,
+)
 from labctl.services.port_forward import (
     Forwarding,
     ForwardSpec,
     Refresh,
+    ReplacedForwardError,
     SshProcess,
     _PortTakenError,
     build_url,
@@ -212,6 +219,45 @@ def test_after_a_recovery_it_leads_to_the_new_server(monkeypatch: pytest.MonkeyP
         assert opened._reconnect(ask=False)
         assert opened.local_port == port
     assert targets == ["box-1", "box-1", "box-2"]
+
+
+def make_background(tmp_path: Path, status: str, code: int) -> BackgroundForwardSpec:
+    """A background forward to box-1, where a shell stands for labctl.
+
+    It prints `status`, and opens the forward with exit code `code`.
+    """
+    forward = ForwardSpec(
+        config="/old", server_id="box-1", endpoint=Endpoint(host="old"), service=JUPYTER
+    )
+    script = f'echo "$@" > {tmp_path / "reopened"}; exit {code}'
+    return BackgroundForwardSpec(
+        forward=forward,
+        log_path=str(tmp_path / "log"),
+        refresh_argv=("echo", status),
+        reopen_argv=("sh", "-c", script, "labctl", "forward"),
+    )
+
+
+def test_a_background_forward_opens_again_at_a_server_that_replaced_its_own(
+    tmp_path: Path,
+) -> None:
+    spec = make_background(tmp_path, '{"version": 1, "server": {"id": "box-2", "lab": "l"}}', 0)
+    with pytest.raises(ReplacedForwardError, match="box-2"):
+        background_forwards._make_refresh(spec, lambda: 8123)()
+    assert (tmp_path / "reopened").read_text() == "forward --port 8123\n"
+
+
+@pytest.mark.parametrize("status", ['{"server": {"id": "box-1"}}', '{"server": null}'])
+def test_a_background_forward_waits_for_its_own_server(tmp_path: Path, status: str) -> None:
+    spec = make_background(tmp_path, status, 0)
+    assert background_forwards._make_refresh(spec, lambda: 8123)() == spec.forward
+    assert not (tmp_path / "reopened").exists()
+
+
+def test_a_background_forward_that_cannot_open_again_goes_on_trying(tmp_path: Path) -> None:
+    spec = make_background(tmp_path, '{"server": {"id": "box-2"}}', 75)
+    with pytest.raises(ConnectError, match="cannot open the forward again"):
+        background_forwards._make_refresh(spec, lambda: 8123)()
 
 
 RIVAL = """\
