@@ -103,7 +103,7 @@ def test_a_grade_that_canvas_has_is_replaced_only_after_a_yes(
     said = labctl(*SEND)
     assert (said.code, canvas.posts) == (3, 0)
     assert "nothing was sent" in said.err
-    assert "--send --yes" in said.err
+    assert "use --yes to answer yes" in said.err
     assert labctl(*SEND, "--yes").code == 0
     assert canvas.scores[11] == 90.0
 
