@@ -144,7 +144,7 @@ def test_ctrl_c_closes_the_forward_and_says_so(
     options = ServeOptions(image="ollama/ollama", port=11434)
     server = lab.context.get_server()
     _serve(lab, server, wanted(lab, image="ollama/ollama", port=11434), options, json_=False)
-    own_line = "\n" if is_terminal else ""  # the terminal has written ^C
+    own_line = "\r\x1b[K" if is_terminal else ""  # erases the ^C of the terminal
     assert capsys.readouterr().err.endswith(f"labctl serve --stop\n{own_line}closed\n")
 
 

@@ -108,7 +108,9 @@ def test_the_files_between_the_command_line_and_the_server(
     monkeypatch.setattr(Lab, "load", lambda *_, **__: Lab(lab.context()))
     assert cli.main(["run", "--id", "second"], standalone_mode=False) == 0
     wire = ("transports/__init__.py", "transports/fake.py")
+    # The group of all commands calls this one, and handles Ctrl-C.
+    command = ("cli/groups.py", "cli/runs.py", "lab.py")
     assert machine.routes == {
-        ("cli/runs.py", "lab.py", "sync/lab_files.py", "sync/push.py", "servers/agent.py", *wire),
-        ("cli/runs.py", "lab.py", "runs/runs.py", "servers/agent.py", *wire),
+        (*command, "sync/lab_files.py", "sync/push.py", "servers/agent.py", *wire),
+        (*command, "runs/runs.py", "servers/agent.py", *wire),
     }
