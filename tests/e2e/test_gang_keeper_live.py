@@ -121,6 +121,7 @@ def test_the_keeper_restarts_and_recovers_while_the_laptop_is_off(
     lab.labctl("ssh", "--server", "1", "--", "touch", "/tmp/fail")
     box.heard("kept-1: failed with exit code 7")
     box.heard("starting night again: done")
+    terminal.said("rank 0 of 2 over eth0 from step", times=2)
 
     # A server is lost: the keeper replaces it.
     subprocess.run(["docker", "rm", "-f", "-v", second], capture_output=True, check=True)
