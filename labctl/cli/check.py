@@ -41,8 +41,8 @@ def check_command(
     """Run the public tests that came with an assignment.
 
     Without ASSIGNMENT, the tests are those of the lab in this directory. They are the course's
-    programs, and run as you on this machine, with this Python (pip install 'labctl[train]').
-    With --on-server, they run in a sandbox on the server. Exits with 1 if a test fails.
+    programs, and run as you on this machine, with this Python (labctl installed with its extra
+    `train`). With --on-server, they run in a sandbox on the server. Exits with 1 if a test fails.
 
     \b
     labctl check

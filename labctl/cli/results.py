@@ -256,10 +256,10 @@ def eval_command(
     """Evaluate a run's best checkpoint, or CHECKPOINT, and compare it with the server's result.
 
     CHECKPOINT is a run (default: the latest), the name of a checkpoint, or its path below runs/.
-    labctl runs the lab's evaluate.py on the pulled files with this Python (pip install
-    'labctl[train]'), or with --on-server in the run's own image and code. It does not load pickles
-    on this machine. The result is kept in runs/RUN/evaluation.json for labctl report. Exits with 1
-    if the two results differ.
+    labctl runs the lab's evaluate.py on the pulled files with this Python (labctl installed with
+    its extra `train`), or with --on-server in the run's own image and code. It does not load
+    pickles on this machine. The result is kept in runs/RUN/evaluation.json for labctl report. Exits
+    with 1 if the two results differ.
 
     \b
     labctl pull && labctl eval
@@ -275,7 +275,7 @@ def eval_command(
     if json_:
         print_json({"evaluation": result})
     else:
-        _print_evaluation(result)
+        _print_evaluation(result, report=f"labctl report {result.run if checkpoint else ''}")
     ctx.exit(1 if _has_both(result) and not result.same else 0)
 
 
@@ -290,7 +290,8 @@ def _parse_time_limit_s(text: str) -> int:
         raise click.BadParameter(str(error), param_hint="--time-limit") from None
 
 
-def _print_evaluation(result: EvaluationResult) -> None:
+def _print_evaluation(result: EvaluationResult, report: str) -> None:
+    """Print a result, and the command `report` that shows its page."""
     comparison = "the same" if result.same else "DIFFERENT" if _has_both(result) else ""
     for name, accuracy, remark in (
         ("here:", result.accuracy_local, f"({result.checkpoint})"),
@@ -307,4 +308,4 @@ def _print_evaluation(result: EvaluationResult) -> None:
     if evaluation.baseline_accuracy is not None:
         baseline = f"{evaluation.baseline_accuracy:.4f}, always predicting the majority class"
         click.echo(f"{'baseline:':<15}{baseline}")
-    click.echo("labctl report    curves, classes and the worst mistakes on one page")
+    click.echo(f"{report.strip()}    curves, classes and the worst mistakes on one page")

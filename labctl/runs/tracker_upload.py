@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from labctl.config import copy_environment, list_secret_names, read_secret
+from labctl.config.installation import install_command
 from labctl.config.tracking import WANDB_KEY
 from labctl.errors import LabError, NotFoundError
 from labctl.events import Step
@@ -90,7 +91,7 @@ def _find_program() -> list[str]:
     raise NotFoundError(
         "wandb is not installed on this machine",
         why="its own program uploads the files",
-        hint="pip install 'labctl[wandb]'",
+        hint=install_command("wandb"),
     )
 
 

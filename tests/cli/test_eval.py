@@ -80,6 +80,8 @@ def test_the_example_evaluates(labctl: Labctl, run: Run, home: Path) -> None:
     result = json.loads(said.out)["evaluation"]
     assert (result["accuracy_local"], result["total"]) == (0.75, 4)
     assert result["checkpoint"] == "model.safetensors"
+    # A run that was named is not always the latest one.
+    assert "labctl report r1 " in labctl("eval", "r1").out
 
 
 @pytest.mark.skipif(

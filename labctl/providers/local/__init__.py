@@ -178,7 +178,7 @@ class LocalProvider:
             ),
             *map(self._describe_layers, self._list_free_volumes()),
             *(
-                _describe_cache(tag, f"the server's own image: docker image rm {tag}")
+                _describe_cache(tag, f"the server's own image; to remove it: docker image rm {tag}")
                 for tag in images
             ),
         ]
