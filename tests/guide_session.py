@@ -48,6 +48,9 @@ def make_served_session(folder: Path, machine: Endpoint, image: str) -> Session:
         "server": use_machine(session, folder, machine),
     }
     (session.directory / "lab.yaml").write_bytes(msgspec.json.encode(settings))
+    # The code reads the data where runs have it, else `push` says that it does not.
+    program = session.directory / "train.py"
+    program.write_text(program.read_text().replace('"photos"', '"/lab/data/birds"'))
     return session
 
 

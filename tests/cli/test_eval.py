@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from labctl.cli.results import _print_evaluation
 from labctl.cli.wrapping import wrap_lines
 from labctl.lab import Lab
 from labctl.model import Run
+from labctl.runs.evaluate import EvaluationResult
+from labctl.runs.evaluation import Evaluation
 from labctl.runs.missing_model import EXAMPLE, make_no_script_error
 
 Labctl = Callable[..., Any]
@@ -80,8 +83,6 @@ def test_the_example_evaluates(labctl: Labctl, run: Run, home: Path) -> None:
     result = json.loads(said.out)["evaluation"]
     assert (result["accuracy_local"], result["total"]) == (0.75, 4)
     assert result["checkpoint"] == "model.safetensors"
-    # A run that was named is not always the latest one.
-    assert "labctl report r1 " in labctl("eval", "r1").out
 
 
 @pytest.mark.skipif(
@@ -181,3 +182,17 @@ def test_a_pickle_is_evaluated_on_the_server_at_the_same_path(
     said = labctl("eval", "runs/r1/code")
     assert said.code == 3
     assert "next: labctl eval --on-server runs/r1/code\n" in said.err
+
+
+@pytest.mark.parametrize(
+    ("report", "line"),
+    [("labctl report ", "labctl report"), ("labctl report r1", "labctl report r1")],
+)
+def test_the_next_command_names_the_run_that_was_named(
+    capsys: pytest.CaptureFixture[str], report: str, line: str
+) -> None:
+    """It is not always the latest one."""
+    evaluation = Evaluation("model", (), (), accuracy=0.75, items=4)
+    result = EvaluationResult("r1", "model", 0.75, None, 4, False, evaluation)
+    _print_evaluation(result, report)
+    assert f"\n{line}    curves" in capsys.readouterr().out
