@@ -229,8 +229,7 @@ def _make_refresh(spec: BackgroundForwardSpec, get_port: Callable[[], int]) -> R
     def refresh() -> ForwardSpec:
         forward = spec.forward
         if spec.refresh_argv:
-            output = _run(spec.refresh_argv, "refresh the server's address")
-            server = decode_json(output, RefreshedStatus).server
+            server = _read_server(_run(spec.refresh_argv, "refresh the server's address"))
             if spec.reopen_argv and server is not None and server.id != forward.server_id:
                 # The new server has another ssh_config, and its service is started there first.
                 _run((*spec.reopen_argv, "--port", str(get_port())), "open the forward again")
@@ -244,6 +243,16 @@ def _make_refresh(spec: BackgroundForwardSpec, get_port: Callable[[], int]) -> R
         return msgspec.structs.replace(forward, service=service)
 
     return refresh
+
+
+def _read_server(status: bytes) -> RefreshedServer | None:
+    """Read the server in the lab's status; ConnectError for what another labctl has printed."""
+    try:
+        return decode_json(status, RefreshedStatus).server
+    except msgspec.MsgspecError as error:
+        raise ConnectError(
+            "cannot read the lab's status", why=str(error), hint="labctl status --refresh"
+        ) from None
 
 
 def _run(argv: Sequence[str], what: str) -> bytes:

@@ -193,21 +193,22 @@ def detach_forward(
     service: Service,
     request: ServiceRequest,
     port: int,
-    name: str = "",
+    *,
+    follows: bool = False,
 ) -> Forward:
     """Open a local port to `service` in a background process, which outlives this one.
 
-    With the service's `name` in `labctl forward`, it follows the lab to a server that replaces this
-    one. A lab with several servers stays at this one.
+    If it `follows`, `labctl forward` opens it again at a server that replaces this one. In a lab
+    with several servers, it stays at this one.
     """
     labctl = (sys.executable, "-m", "labctl", "-C", str(context.config.root))
-    follows = name and context.config.server.count == 1
+    reopens = follows and context.config.server.count == 1
     spec = BackgroundForwardSpec(
         forward=_forward_spec(context, server, service, port),
         log_path=str(context.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
         request=request,
         refresh_argv=(*labctl, "status", "--refresh", "--json"),
-        reopen_argv=(*labctl, "forward", "--detach", name) if follows else (),
+        reopen_argv=(*labctl, "forward", "--detach", request.name) if reopens else (),
     )
     return start_background_forward(spec, context.state)
 

@@ -254,9 +254,19 @@ def test_a_background_forward_waits_for_its_own_server(tmp_path: Path, status: s
     assert not (tmp_path / "reopened").exists()
 
 
-def test_a_background_forward_that_cannot_open_again_goes_on_trying(tmp_path: Path) -> None:
-    spec = make_background(tmp_path, '{"server": {"id": "box-2"}}', 75)
-    with pytest.raises(ConnectError, match="cannot open the forward again"):
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ('{"server": {"id": "box-2"}}', "cannot open the forward again"),
+        ("a warning", "cannot read the lab's status"),
+    ],
+)
+def test_a_background_forward_that_cannot_open_again_goes_on_trying(
+    tmp_path: Path, status: str, message: str
+) -> None:
+    """A ConnectError is tried again; any other error would end the thread that watches."""
+    spec = make_background(tmp_path, status, 75)
+    with pytest.raises(ConnectError, match=message):
         background_forwards._make_refresh(spec, lambda: 8123)()
 
 

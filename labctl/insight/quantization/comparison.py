@@ -95,14 +95,14 @@ def _require_text(text: Path) -> None:
             hint=f"{command('head', '-c', '1000000', str(text)).render()} > short.txt",
         )
     try:
-        content = text.read_text(encoding="utf-8")
+        text.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UsageError(
             f"{text} is not a text in UTF-8",
             why="the model's tokens are made from characters",
             hint=command("file", str(text)).render(),
         ) from None
-    if len(content.encode()) < LEAST_TOKENS:
+    if text.stat().st_size < LEAST_TOKENS:
         raise UsageError(
             f"{text} is too short",
             why=f"at least {LEAST_TOKENS} tokens are needed to measure accuracy",
