@@ -158,7 +158,7 @@ def print_checkpoints(estimate: Estimate) -> None:
         print_text(
             f"Writing a checkpoint {written} {timing_text(found.checkpoint_s)}, and a server is "
             f"reclaimed every {duration_text(found.reclaim_every_s)} on average: the training "
-            "hardly gets on. Save less, or rent a server that is not reclaimed."
+            "makes hardly any progress. Save less, or rent a server that is not reclaimed."
         )
         return
     print_text(
