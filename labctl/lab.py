@@ -14,7 +14,6 @@ Leaving `with lab.up()` downloads the results, verifies them, and removes the se
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +35,7 @@ from labctl.config import (
     load_lab,
     trust,
 )
-from labctl.errors import ConfigError, PolicyError, UsageError
+from labctl.errors import ConfigError, PolicyError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
 from labctl.model import BANDWIDTH_PREFIX, Need, Run, Server
@@ -65,50 +64,39 @@ if TYPE_CHECKING:
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
     from labctl.sync.pull import PulledRun
     from labctl.sync.push import PushedTree
-    from labctl.wire.runs import RunSpec
 
 with lazy_imports(__name__):
     from labctl.insight import bandwidth, comparison_report, explanation, run_report, top
     from labctl.lifecycle import (
         down,
-        export_lab,
         fleet,
-        follow,
         forget,
         gang,
         gang_follow,
-        gang_keeper,
         gang_probe,
         gang_push,
-        gang_restart,
         gang_runs,
-        keeper_host,
         move,
         move_end,
         reconcile,
-        recover,
         recovery_lock,
-        restore,
-        run_server,
-        spending_policy,
+        run_start,
         status,
         stop,
         up,
     )
     from labctl.lifecycle.sweeps import plan, study, sweep
     from labctl.runs import (
-        first_run,
-        missing_script,
+        command_mistakes,
         probe,
         run_specs,
         runs,
-        shell_variables,
     )
     from labctl.servers import adoption, chosen_need, recorded_config
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
     from labctl.submissions import bundling, freshness, submit
-    from labctl.sync import lab_files, transfer_lock
+    from labctl.sync import lab_files
 
 
 # lab id outside of any lab; no server or run has it
@@ -222,14 +210,8 @@ class Lab:
         """Raise the errors of `run` that this machine can find, before a server costs money."""
         self.require_approval()
         check_files(self.config)
-        recorded = self.context.state.get_run(self.id, id) if id else None
-        if recorded is not None and recover and self._is_unfinished(id):
-            _require_same_command(recorded, tuple(command))
-        elif recorded is not None:
-            run_server.require_not_ended(self.context, recorded)
-        if gang.has_several_servers(self.context):
-            gang_keeper.require_one_watcher(self.context, id, recover=recover, keeper=keeper)
-        run_server.check_inputs(self.context, tuple(command), id, keeper)
+        request = run_start.RunRequest(tuple(command), id=id, recover=recover, keeper=keeper)
+        run_start.check_run(self.context, request)
         self._warn_of_command(command, push=True)
 
     def push(self, *, force: bool = False) -> list[PushedTree]:
@@ -267,116 +249,19 @@ class Lab:
         """
         self.require_approval()
         check_files(self.config)
-        if gang.has_several_servers(self.context):
-            gang_runs.require_supported(self.context, tty=tty, gpus=gpus)
-            return self._run_on_several(
-                tuple(command), id, follow, push, recover, keeper, on_start, on_log
-            )
-        if keeper:
-            gang_keeper.require_enough_servers(self.context, id)
-        if recover and (follow or keeper) and id and self._is_unfinished(id):
-            self._report_found(id, tuple(command), on_start)
-            self._hand_over(keeper, id)
-            if follow:
-                return self._follow_and_recover(id, on_log)
-            return LabRun(self, runs.find_run(self.context, id))
-        run_id = id or run_specs.make_run_id()
-        if recover and id:
-            runs.require_known_without_server(self.context, id)
-        # A mistake in the command is reported before a missing server.
-        run_specs.require_valid(self.context, tuple(command), run_id)
-        server = self.context.get_server()
-        if keeper:
-            host = keeper_host.KeeperHost(self.context, keeper)
-            export_lab.check_export(self.context, host)
-        adoption.renew(self.context, server)
-        spec = run_specs.build_spec(self.context, server, tuple(command), run_id, tty, gpus)
-        self._warn_of_command(command, push=push)
-        if push:
-            self._push_for_run(server, spec)
-        if recover:
-            restore.keep_code(self.context, spec)
-        run = runs.start(
-            self.context,
-            server,
-            spec,
-            follow=follow and not recover,
+        request = run_start.RunRequest(
+            command=tuple(command),
+            id=id,
+            follow=follow,
+            tty=tty,
             held=held,
-            on_start=on_start,
-            on_log=on_log,
+            push=push,
+            recover=recover,
+            keeper=keeper,
+            gpus=gpus,
         )
-        if recover:
-            spending_policy.record_price_limit(self.context, server, run.id)
-        self._hand_over(keeper, run.id)
-        if recover and follow:
-            return self._follow_and_recover(run.id, on_log)
-        return LabRun(self, run)
-
-    def _run_on_several(
-        self,
-        command: tuple[str, ...],
-        run_id: str,
-        follow: bool,
-        push: bool,
-        recover: bool,
-        keeper: str,
-        on_start: Callable[[Run, bool], None],
-        on_log: Callable[[bytes], None],
-    ) -> LabRun:
-        """Do what `run` does, on all servers of the lab."""
-        context = self.context
-        run_specs.require_valid(context, command, run_id or "new")
-        gang_keeper.require_one_watcher(context, run_id, recover=recover, keeper=keeper)
-        if keeper:
-            export_lab.check_export(context, keeper_host.KeeperHost(context, keeper))
-        recorded = context.state.get_run(self.id, run_id) if run_id else None
-        if recorded is not None and gang_runs.needs_restart(context, recorded, recover=recover):
-            _require_same_command(recorded, command)
-            gang_keeper.require_not_kept(context, run_id)
-            on_start(recorded, True)
-            reason = "its start was interrupted" if not recover else "restarted by its user"
-            run = gang_restart.restart(context, run_id, reason, recovers=recover).run
-        else:
-            self._warn_of_command(command, push=push)
-            run = gang_runs.start(
-                context, command, run_id or run_specs.make_run_id(), push=push, on_start=on_start
-            )
-        if recover:
-            spending_policy.record_price_limit(context, context.get_server(), run.id)
-        if keeper:
-            with gang_runs.hold_watch(context, f"run --keeper {keeper}"):
-                self._hand_over(keeper, run.id)
-        if follow:
-            run = gang_follow.follow(context, run.id, recovers=recover, on_log=on_log)
-        return LabRun(self, run)
-
-    def _report_found(
-        self, run_id: str, command: tuple[str, ...], on_start: Callable[[Run, bool], None]
-    ) -> None:
-        """Report the run to resume; this machine has no record of it if another one started it."""
-        recorded = self.context.state.get_run(self.id, run_id)
-        if recorded is not None:
-            _require_same_command(recorded, command)
-            on_start(recorded, True)
-
-    def _push_for_run(self, server: Server, spec: RunSpec) -> None:
-        """Push code and data; before the first run of an image, side by side with the image."""
-        with transfer_lock.name_command("run"):
-            if first_run.has_run_on_server(self.context, server, spec.image):
-                self.push()
-            else:
-                first_run.push_with_image(self.context, server, spec.image)
-
-    def _is_unfinished(self, run_id: str) -> bool:
-        return recover.is_unfinished(self.context, run_id)
-
-    def _hand_over(self, keeper: str, run_id: str) -> None:
-        if keeper:
-            host = keeper_host.KeeperHost(self.context, keeper)
-            export_lab.export_lab(self.context, host, self.context.get_server(), run_id)
-
-    def _follow_and_recover(self, run_id: str, on_log: Callable[[bytes], None]) -> LabRun:
-        return LabRun(self, follow.follow(self.context, run_id, on_log=on_log))
+        listener = run_start.RunListener(on_start, on_log, self._warn)
+        return LabRun(self, run_start.start_run(self.context, request, listener))
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False
@@ -575,28 +460,14 @@ class Lab:
         trust(self.context.paths, self.config)
 
     def _warn_of_command(self, command: Sequence[str], *, push: bool) -> None:
-        """Warn once, before a run starts, of what is probably a mistake in its command."""
-        words = command or self.config.run
-        texts = [
-            shell_variables.describe_literal_variable(words),
-            shell_variables.describe_replaced_variable(command, self.config.data),
-        ]
-        if push:  # otherwise the code on the server counts
-            texts.append(missing_script.describe_missing_script(self.config.root, words))
-        for text in texts:
-            if text and text not in self._warnings:
-                self._warnings.add(text)
-                self.context.reporter.emit(Note(text=text, level="warning"))
+        for text in command_mistakes.list_mistakes(self.config, tuple(command), push=push):
+            self._warn(text)
 
-
-def _require_same_command(run: Run, command: tuple[str, ...]) -> None:
-    """UsageError if `command` is given and is not that of the unfinished `run`."""
-    if command and command != run.command:
-        raise UsageError(
-            f"run {run.id} has not finished, and its command is different",
-            why=f"its command is: {shlex.join(run.command)}",
-            hint=f"labctl run --recover --id {run.id}   # continues it; or choose another --id",
-        )
+    def _warn(self, text: str) -> None:
+        """Warn once, though `check_run` and `run` find the same mistakes."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self.context.reporter.emit(Note(text=text, level="warning"))
 
 
 class LabServer:
