@@ -210,8 +210,8 @@ class Lab:
         """Raise the errors of `run` that this machine can find, before a server costs money."""
         self.require_approval()
         check_files(self.config)
-        request = run_start.RunRequest(tuple(command), id=id, recover=recover, keeper=keeper)
-        run_start.check_run(self.context, request)
+        choice = run_start.RunChoice(tuple(command), id=id, recover=recover, keeper=keeper)
+        run_start.check_run(self.context, choice)
         self._warn_of_command(command, push=True)
 
     def push(self, *, force: bool = False) -> list[PushedTree]:
@@ -249,7 +249,7 @@ class Lab:
         """
         self.require_approval()
         check_files(self.config)
-        request = run_start.RunRequest(
+        choice = run_start.RunChoice(
             command=tuple(command),
             id=id,
             follow=follow,
@@ -261,7 +261,7 @@ class Lab:
             gpus=gpus,
         )
         listener = run_start.RunListener(on_start, on_log, self._warn)
-        return LabRun(self, run_start.start_run(self.context, request, listener))
+        return LabRun(self, run_start.start_run(self.context, choice, listener))
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False

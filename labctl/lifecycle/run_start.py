@@ -32,7 +32,7 @@ with lazy_imports(__name__):
     from labctl.sync import lab_files, transfer_lock
 
 
-class RunRequest(NamedTuple):
+class RunChoice(NamedTuple):
     """What `labctl run` was asked for; `Lab.run` describes each value."""
 
     command: tuple[str, ...] = ()
@@ -54,112 +54,112 @@ class RunListener(NamedTuple):
     on_warning: Callable[[str], None]
 
 
-def check_run(context: LabContext, request: RunRequest) -> None:
+def check_run(context: LabContext, choice: RunChoice) -> None:
     """Raise the errors of `start_run` that this machine can find, before a server costs money."""
-    run_id = request.id
+    run_id = choice.id
     recorded = context.state.get_run(context.lab_id, run_id) if run_id else None
-    if recorded is not None and request.recover and recover.is_unfinished(context, run_id):
-        _require_same_command(recorded, request.command)
+    if recorded is not None and choice.recover and recover.is_unfinished(context, run_id):
+        _require_same_command(recorded, choice.command)
     elif recorded is not None:
         run_server.require_not_ended(context, recorded)
     if gang.has_several_servers(context):
         gang_keeper.require_one_watcher(
-            context, run_id, recover=request.recover, keeper=request.keeper
+            context, run_id, recover=choice.recover, keeper=choice.keeper
         )
-    run_server.check_inputs(context, request.command, run_id, request.keeper)
+    run_server.check_inputs(context, choice.command, run_id, choice.keeper)
 
 
-def start_run(context: LabContext, request: RunRequest, listener: RunListener) -> Run:
+def start_run(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
     """Push and start the run, or find or continue the one with its id; follow it if asked."""
     if gang.has_several_servers(context):
-        gang_runs.require_supported(context, tty=request.tty, gpus=request.gpus)
-        return _start_on_several(context, request, listener)
-    if request.keeper:
-        gang_keeper.require_enough_servers(context, request.id)
-    is_watched = request.recover and (request.follow or request.keeper)
-    if is_watched and request.id and recover.is_unfinished(context, request.id):
-        return _continue_run(context, request, listener)
-    return _start_on_one(context, request, listener)
+        gang_runs.require_supported(context, tty=choice.tty, gpus=choice.gpus)
+        return _start_on_several(context, choice, listener)
+    if choice.keeper:
+        gang_keeper.require_enough_servers(context, choice.id)
+    is_watched = choice.recover and (choice.follow or choice.keeper)
+    if is_watched and choice.id and recover.is_unfinished(context, choice.id):
+        return _continue_run(context, choice, listener)
+    return _start_on_one(context, choice, listener)
 
 
-def _continue_run(context: LabContext, request: RunRequest, listener: RunListener) -> Run:
+def _continue_run(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
     """Follow an unfinished run; this machine has no record of it if another one started it."""
-    recorded = context.state.get_run(context.lab_id, request.id)
+    recorded = context.state.get_run(context.lab_id, choice.id)
     if recorded is not None:
-        _require_same_command(recorded, request.command)
+        _require_same_command(recorded, choice.command)
         listener.on_start(recorded, True)
-    _hand_over(context, request.keeper, request.id)
-    if request.follow:
-        return follow.follow(context, request.id, on_log=listener.on_log)
-    return runs.find_run(context, request.id)
+    _hand_over(context, choice.keeper, choice.id)
+    if choice.follow:
+        return follow.follow(context, choice.id, on_log=listener.on_log)
+    return runs.find_run(context, choice.id)
 
 
-def _start_on_one(context: LabContext, request: RunRequest, listener: RunListener) -> Run:
-    run_id = request.id or run_specs.make_run_id()
-    if request.recover and request.id:
-        runs.require_known_without_server(context, request.id)
+def _start_on_one(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
+    run_id = choice.id or run_specs.make_run_id()
+    if choice.recover and choice.id:
+        runs.require_known_without_server(context, choice.id)
     # A mistake in the command is reported before a missing server.
-    run_specs.require_valid(context, request.command, run_id)
+    run_specs.require_valid(context, choice.command, run_id)
     server = context.get_server()
-    if request.keeper:
-        export_lab.check_export(context, keeper_host.KeeperHost(context, request.keeper))
+    if choice.keeper:
+        export_lab.check_export(context, keeper_host.KeeperHost(context, choice.keeper))
     adoption.renew(context, server)
-    spec = run_specs.build_spec(context, server, request.command, run_id, request.tty, request.gpus)
-    _warn_of_command(context, request, listener)
-    if request.push:
+    spec = run_specs.build_spec(context, server, choice.command, run_id, choice.tty, choice.gpus)
+    _warn_of_command(context, choice, listener)
+    if choice.push:
         _push_for_run(context, server, spec)
-    if request.recover:
+    if choice.recover:
         restore.keep_code(context, spec)
     run = runs.start(
         context,
         server,
         spec,
-        follow=request.follow and not request.recover,
-        held=request.held,
+        follow=choice.follow and not choice.recover,
+        held=choice.held,
         on_start=listener.on_start,
         on_log=listener.on_log,
     )
-    if request.recover:
+    if choice.recover:
         spending_policy.record_price_limit(context, server, run.id)
-    _hand_over(context, request.keeper, run.id)
-    if request.recover and request.follow:
+    _hand_over(context, choice.keeper, run.id)
+    if choice.recover and choice.follow:
         return follow.follow(context, run.id, on_log=listener.on_log)
     return run
 
 
-def _start_on_several(context: LabContext, request: RunRequest, listener: RunListener) -> Run:
-    run_specs.require_valid(context, request.command, request.id or "new")
+def _start_on_several(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
+    run_specs.require_valid(context, choice.command, choice.id or "new")
     gang_keeper.require_one_watcher(
-        context, request.id, recover=request.recover, keeper=request.keeper
+        context, choice.id, recover=choice.recover, keeper=choice.keeper
     )
-    if request.keeper:
-        export_lab.check_export(context, keeper_host.KeeperHost(context, request.keeper))
-    run = _start_or_restart_parts(context, request, listener)
-    if request.recover:
+    if choice.keeper:
+        export_lab.check_export(context, keeper_host.KeeperHost(context, choice.keeper))
+    run = _start_or_restart_parts(context, choice, listener)
+    if choice.recover:
         spending_policy.record_price_limit(context, context.get_server(), run.id)
-    if request.keeper:
-        with gang_runs.hold_watch(context, f"run --keeper {request.keeper}"):
-            _hand_over(context, request.keeper, run.id)
-    if request.follow:
-        return gang_follow.follow(context, run.id, recovers=request.recover, on_log=listener.on_log)
+    if choice.keeper:
+        with gang_runs.hold_watch(context, f"run --keeper {choice.keeper}"):
+            _hand_over(context, choice.keeper, run.id)
+    if choice.follow:
+        return gang_follow.follow(context, run.id, recovers=choice.recover, on_log=listener.on_log)
     return run
 
 
-def _start_or_restart_parts(context: LabContext, request: RunRequest, listener: RunListener) -> Run:
+def _start_or_restart_parts(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
     """Start the run's part on each server; restart them if the run began and did not go on."""
-    recovers = request.recover
-    recorded = context.state.get_run(context.lab_id, request.id) if request.id else None
+    recovers = choice.recover
+    recorded = context.state.get_run(context.lab_id, choice.id) if choice.id else None
     if recorded is None or not gang_runs.needs_restart(context, recorded, recover=recovers):
-        _warn_of_command(context, request, listener)
-        run_id = request.id or run_specs.make_run_id()
+        _warn_of_command(context, choice, listener)
+        run_id = choice.id or run_specs.make_run_id()
         return gang_runs.start(
-            context, request.command, run_id, push=request.push, on_start=listener.on_start
+            context, choice.command, run_id, push=choice.push, on_start=listener.on_start
         )
-    _require_same_command(recorded, request.command)
-    gang_keeper.require_not_kept(context, request.id)
+    _require_same_command(recorded, choice.command)
+    gang_keeper.require_not_kept(context, choice.id)
     listener.on_start(recorded, True)
     reason = "restarted by its user" if recovers else "its start was interrupted"
-    return gang_restart.restart(context, request.id, reason, recovers=recovers).run
+    return gang_restart.restart(context, choice.id, reason, recovers=recovers).run
 
 
 def _push_for_run(context: LabContext, server: Server, spec: RunSpec) -> None:
@@ -177,8 +177,8 @@ def _hand_over(context: LabContext, keeper: str, run_id: str) -> None:
         export_lab.export_lab(context, host, context.get_server(), run_id)
 
 
-def _warn_of_command(context: LabContext, request: RunRequest, listener: RunListener) -> None:
-    mistakes = command_mistakes.list_mistakes(context.config, request.command, push=request.push)
+def _warn_of_command(context: LabContext, choice: RunChoice, listener: RunListener) -> None:
+    mistakes = command_mistakes.list_mistakes(context.config, choice.command, push=choice.push)
     for text in mistakes:
         listener.on_warning(text)
 
