@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labctl.config.member_ids import list_lab_ids
 from labctl.errors import BusyError, ConnectError
@@ -53,31 +53,9 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> Lab
 
     With `why`, it has the watchdog's last decisions.
     """
-    machine: StatusReply | None = None
-    reachable: bool | None = None
-    failure = ""
-    joinable: Server | None = None
-    keeper = provider_problem = ""
-    if refresh:
-        try:
-            keeper = _refresh_records(context)
-        except BusyError as error:
-            if not deadlines.is_guarded_elsewhere(context.provider):
-                raise
-            # A server of a course works without its keeper.
-            provider_problem = error.what
+    answers = _query_all(context, why=why) if refresh else _StatusAnswers()
+    machine = answers.machine
     server = context.state.get_lab_server(context.lab_id)
-    if refresh and server is not None and server.state == "running":
-        disk_retention.renew(context, server)
-        try:
-            with report_wait(context.reporter, f"reading the runs on {server.alias}"):
-                machine = _query_server(context, server, why)
-            reachable = True
-        except ConnectError as error:
-            reachable, failure = False, error.what
-    if refresh and server is None and not provider_problem:
-        joinable = adoption.find_joinable(context)
-        _explain_last_end(context)
     now = time.time()
     ends = _list_ends(context)
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
@@ -88,16 +66,16 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> Lab
         lab=context.config.name,
         lab_id=context.lab_id,
         executor=_find_executor(context, server, is_config_complete=refresh),
-        keeper=keeper,
+        keeper=answers.keeper,
         server=server,
         unfinished_up=server is None
-        and _has_unfinished_up(context, refresh and not provider_problem),
+        and _has_unfinished_up(context, refresh and not answers.provider_problem),
         servers=tuple(others),
         count=context.config.server.count,
-        joinable=joinable,
-        reachable=reachable,
-        why=failure,
-        provider_problem=provider_problem,
+        joinable=answers.joinable,
+        reachable=answers.reachable,
+        why=answers.failure,
+        provider_problem=answers.provider_problem,
         disk=FreeDisk(**machine.disk._asdict()) if machine else None,
         clocks=_read_clocks(context, server, watch, now) if server else None,
         watch=watch,
@@ -117,6 +95,42 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> Lab
         now=now,
         measured=list_measured(context.state, context.lab_id),
     )
+
+
+class _StatusAnswers(NamedTuple):
+    """What provider and server said; without a query, nothing. `failure` is the server's."""
+
+    keeper: str = ""
+    provider_problem: str = ""
+    machine: StatusReply | None = None
+    reachable: bool | None = None
+    failure: str = ""
+    joinable: Server | None = None
+
+
+def _query_all(context: LabContext, *, why: bool) -> _StatusAnswers:
+    """Query the provider, and then the server that its answer leaves on record."""
+    answers = _StatusAnswers()
+    try:
+        answers = answers._replace(keeper=_refresh_records(context))
+    except BusyError as error:
+        if not deadlines.is_guarded_elsewhere(context.provider):
+            raise
+        # A server of a course works without its keeper.
+        answers = answers._replace(provider_problem=error.what)
+    server = context.state.get_lab_server(context.lab_id)
+    if server is not None and server.state == "running":
+        disk_retention.renew(context, server)
+        try:
+            with report_wait(context.reporter, f"reading the runs on {server.alias}"):
+                machine = _query_server(context, server, why)
+        except ConnectError as error:
+            return answers._replace(reachable=False, failure=error.what)
+        return answers._replace(reachable=True, machine=machine)
+    if server is None and not answers.provider_problem:
+        answers = answers._replace(joinable=adoption.find_joinable(context))
+        _explain_last_end(context)
+    return answers
 
 
 def _list_runs(context: LabContext, lab_ids: Sequence[str]) -> list[Run]:
