@@ -9,6 +9,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ import dashboard_bed  # isort: skip  # service_proxy_bed adds its folder
 
 CLIENT, SECRET = "labs", "the-clients-secret"
 UNSET = object()
+
+
+@cache
+def make_key(name: str) -> Any:
+    """Make a key once for all tests, since it takes a quarter of a second."""
+    return jwk.RSAKey.generate_key(2048, {"kid": "1"})
 
 
 def sign_with_public_key(header: dict[str, Any], claims: dict[str, Any], key: Any) -> str:
@@ -48,8 +55,8 @@ class Institution:
     """
 
     issuer: str = ""
-    key: Any = field(default_factory=lambda: jwk.RSAKey.generate_key(2048, {"kid": "1"}))
-    other_key: Any = field(default_factory=lambda: jwk.RSAKey.generate_key(2048, {"kid": "1"}))
+    key: Any = field(default_factory=lambda: make_key("its own"))
+    other_key: Any = field(default_factory=lambda: make_key("another"))
     claims: dict[str, Any] = field(default_factory=dict)
     forged: bool = False
     attack: dict[str, Any] | None = None
