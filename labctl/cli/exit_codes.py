@@ -130,6 +130,11 @@ def _explain_global_option(error: click.ClickException) -> click.ClickException:
     return click.UsageError(f"-C comes before the command: labctl -C DIR {command}", error.ctx)
 
 
+def read_typed_command() -> str:
+    """Return the command line as the user typed it, to be typed again."""
+    return shlex.join(["labctl", *sys.argv[1:]])
+
+
 def _correct_name(words: Sequence[str], error: NotFoundError) -> str:
     """Return the command line with the name that was probably meant; "" if that is unclear.
 
