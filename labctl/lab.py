@@ -39,11 +39,12 @@ from labctl.config import (
 from labctl.errors import ConfigError, PolicyError, UsageError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
-from labctl.model import BANDWIDTH_PREFIX, Need, Run, Server
+from labctl.model import Need, Run, Server
 from labctl.servers import provider_choice
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import check_settings, read_provider_traits
 from labctl.state import State
+from labctl.wire.run_ids import BANDWIDTH_PREFIX
 
 if TYPE_CHECKING:
     from labctl.insight.bandwidth import Bandwidth

@@ -18,8 +18,8 @@ from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.model import PROFILE_PREFIX
 from labctl.text import bytes_text, count_text, timing_text
+from labctl.wire.run_ids import PROFILE_PREFIX
 
 if TYPE_CHECKING:
     from labctl.insight.nsight import NsightResult

@@ -22,7 +22,7 @@ from labctl.insight import profiler
 from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.memory_profile import MemorySizes
 from labctl.insight.explain.profile import Profile, advise, read_profile
-from labctl.model import PROFILE_PREFIX, Run, Server, Service, Value
+from labctl.model import Run, Server, Service, Value
 from labctl.runs import images, outputs, run_specs, runs
 from labctl.runs.active_runs import describe_runs_beside_profile
 from labctl.servers.adoption import renew
@@ -30,6 +30,7 @@ from labctl.servers.context import LabContext
 from labctl.services import lab_services
 from labctl.services.port_forward import Forwarding
 from labctl.sync import lab_files, transfer_lock
+from labctl.wire.run_ids import PROFILE_PREFIX
 from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest
 
