@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -105,7 +105,12 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         print_error(error)
         return error.exit_code
     except NotFoundError as error:
-        error.hint = _correct_name(sys.argv[1:], error) or error.hint
+        error.hint = _correct_words(sys.argv[1:], {error.typed: error.near}) or error.hint
+        print_error(error)
+        return _own_code(error.exit_code)
+    except ConfigError as error:
+        slips = {problem.typed: problem.near for problem in error.problems}
+        error.hint = _correct_words(sys.argv[1:], slips) or error.hint
         print_error(error)
         return _own_code(error.exit_code)
     except LabError as error:
@@ -135,16 +140,26 @@ def read_typed_command() -> str:
     return shlex.join(["labctl", *sys.argv[1:]])
 
 
-def _correct_name(words: Sequence[str], error: NotFoundError) -> str:
-    """Return the command line with the name that was probably meant; "" if that is unclear.
+def _correct_words(words: Sequence[str], slips: Mapping[str, str]) -> str:
+    """Return the command line with the names that were probably meant; "" if that is unclear.
 
-    Words after `--` are the user's own command.
+    `slips` has the name that was meant by each typed one. Words after `--` are the user's own
+    command.
     """
     own = list(words).index("--") if "--" in words else len(words)
-    places = [at for at, word in enumerate(words[:own]) if word == error.typed]
-    if not error.near or len(places) != 1:
-        return ""
-    return shlex.join(["labctl", *words[: places[0]], error.near, *words[places[0] + 1 :]])
+    corrected = list(words)
+    for typed, near in slips.items():
+        places = [at for at, word in enumerate(words[:own]) if _get_value(word) == typed]
+        if not near or len(places) != 1:
+            return ""
+        place = places[0]
+        corrected[place] = words[place].removesuffix(typed) + near
+    return shlex.join(["labctl", *corrected]) if slips else ""
+
+
+def _get_value(word: str) -> str:
+    """Return the value in `--option=value`, or the word itself."""
+    return word.partition("=")[2] if word.startswith("--") and "=" in word else word
 
 
 def leave_interrupted_line(*, has_output: bool = False) -> None:

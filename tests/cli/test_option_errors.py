@@ -28,3 +28,21 @@ def test_a_wrong_number_shows_the_option_with_a_right_one(
     said = labctl(*words.split())
     assert said.code in (2, 255)
     assert problem in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "corrected"),
+    [
+        ("up --gpu T4 --provider loca --yes", "labctl up --gpu T4 --provider local --yes"),
+        ("offers --provider=loca --spot only", "labctl offers --provider=local --spot only"),
+        ("-C . orphans --provider loca", "labctl -C . orphans --provider local"),
+        ("up --provider no-cloud-of-this-name", "labctl up --help"),
+    ],
+)
+def test_a_mistyped_provider_is_corrected_in_the_whole_command(
+    labctl: Any, words: str, corrected: str
+) -> None:
+    output = labctl(*words.split())
+    assert output.code == 2
+    assert "labctl: --provider is not valid\n" in output.err
+    assert f"  next: {corrected}\n" in output.err
