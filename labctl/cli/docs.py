@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from io import StringIO
 
 import click
@@ -19,6 +20,7 @@ from labctl.lazy import lazy_imports
 with lazy_imports(__name__):
     from rich import console as rich_console
     from rich import markdown as rich_markdown
+    from rich import text as rich_text
 
 # columns of a page on a wider terminal
 MOST_COLUMNS = 100
@@ -57,9 +59,30 @@ def docs_command(page: str) -> None:
 
 
 def _render(text: str) -> str:
-    """Return Markdown as text for a terminal. Not every pager passes colors on."""
+    """Return Markdown as text for a terminal. Not every pager passes colors on.
+
+    Lines of code are whole, so that they can be copied: the pager or the terminal folds them.
+    """
     written = StringIO()
     width = min(read_output_width(), MOST_COLUMNS)
     console = rich_console.Console(file=written, color_system=None, width=width)
-    console.print(rich_markdown.Markdown(text, hyperlinks=False))
-    return written.getvalue()
+    markdown = rich_markdown.Markdown(text, hyperlinks=False)
+    markdown.elements = {**markdown.elements, "fence": _make_code_block_class()}
+    console.print(markdown, crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
+
+
+def _make_code_block_class() -> type[rich_markdown.MarkdownElement]:
+    class CodeBlock(rich_markdown.CodeBlock):
+        """A block of code whose lines are whole, except in a list, where rich would cut them."""
+
+        def __rich_console__(
+            self, console: rich_console.Console, options: rich_console.ConsoleOptions
+        ) -> Iterator[rich_text.Text]:
+            lines = str(self.text).rstrip().split("\n")
+            code = "\n".join(f" {line}".rstrip() for line in lines)
+            is_in_list = options.max_width < console.width
+            overflow = "fold" if is_in_list else "ignore"
+            yield rich_text.Text(f"\n{code}\n", no_wrap=not is_in_list, overflow=overflow)
+
+    return CodeBlock
