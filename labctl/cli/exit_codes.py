@@ -15,6 +15,7 @@ from labctl.errors import (
     LabError,
     NotFoundError,
     SchedulerBusyError,
+    UnknownNameError,
 )
 from labctl.lazy import lazy_imports
 
@@ -24,7 +25,7 @@ with lazy_imports(__name__):
 
     from labctl import config
     from labctl import text as texts
-    from labctl.cli import wrapping
+    from labctl.cli import usage_errors, wrapping
 
 INTERRUPTED = 130
 BUG = 70
@@ -94,8 +95,12 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
             click.echo(err=True)
         _print_interrupted(_parse_command_name(sys.argv[1:]))
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # it is the help of a group of commands
+        return error.exit_code
     except click.ClickException as error:
-        _explain_global_option(error).show()
+        words = sys.argv[1:]
+        print_error(usage_errors.convert_error(error, words, _parse_command_name(words)))
         return _own_code(error.exit_code)
     except InterruptError as error:
         leave_interrupted_line()
@@ -104,7 +109,7 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except SchedulerBusyError as error:
         print_error(error)
         return error.exit_code
-    except NotFoundError as error:
+    except (NotFoundError, UnknownNameError) as error:
         error.hint = _correct_words(sys.argv[1:], {error.typed: error.near}) or error.hint
         print_error(error)
         return _own_code(error.exit_code)
@@ -124,15 +129,6 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         raise
     except Exception as error:  # a bug: print one line, keep the traceback in a file
         return _own_code(_report_bug(error))
-
-
-def _explain_global_option(error: click.ClickException) -> click.ClickException:
-    """Return the error; of a `-C` behind the command, one that says where it belongs."""
-    if not isinstance(error, click.NoSuchOption) or error.option_name != "-C" or not error.ctx:
-        return error
-    # what follows the program's name, which may be `python -m labctl`
-    command = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path).strip()
-    return click.UsageError(f"-C comes before the command: labctl -C DIR {command}", error.ctx)
 
 
 def read_typed_command() -> str:

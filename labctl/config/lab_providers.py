@@ -18,7 +18,7 @@ from labctl.config.schema import (
     ProviderTraits,
     ServerFile,
 )
-from labctl.errors import NotFoundError, Problem, UnknownProviderError, UsageError
+from labctl.errors import NotFoundError, Problem, UnknownNameError, UsageError
 
 # Returns the traits of the provider with a name; None, or an error, if it is not installed.
 ProviderFinder = Callable[[str], ProviderTraits | None]
@@ -110,7 +110,7 @@ class LabProviders:
             return None
         except (UsageError, NotFoundError) as error:
             self.installed = error.why
-            self.near = error.near if isinstance(error, UnknownProviderError) else ""
+            self.near = error.near if isinstance(error, UnknownNameError) else ""
             return None
 
     def add_default_settings(

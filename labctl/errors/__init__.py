@@ -2,7 +2,7 @@
 
     LabError                     1    something failed
     ├── UsageError               2    the command or call is not valid as typed
-    │   └── UnknownProviderError 2    no installed provider has that name
+    │   └── UnknownNameError     2    no command or provider has that name
     ├── ConfigError              2    lab.yaml (or another file) is wrong; holds every Problem
     ├── PolicyError              3    refused on purpose: budget, overwrite, trust
     │   ├── BudgetError          3    the rest of the budget does not pay for one hour
@@ -102,11 +102,12 @@ class UsageError(LabError):
     exit_code = 2
 
 
-class UnknownProviderError(UsageError):
-    """`near` is the installed provider that was probably meant, or ""."""
+class UnknownNameError(UsageError):
+    """No command or provider is called `typed`; `near` is what was probably meant, or ""."""
 
-    def __init__(self, what: str, *, near: str, why: str = "", hint: Text = "") -> None:
+    def __init__(self, what: str, *, typed: str, near: str, why: str = "", hint: Text = "") -> None:
         super().__init__(what, why=why, hint=hint)
+        self.typed = typed
         self.near = near
 
 

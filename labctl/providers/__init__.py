@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from labctl.errors import UnknownProviderError
+from labctl.errors import UnknownNameError
 from labctl.errors.subject import LAB, Subject
 from labctl.lazy import import_alone, lazy_imports
 from labctl.model import (
@@ -563,8 +563,9 @@ def get_provider_class(name: str) -> type[Provider]:
         return loaded
     names = list_provider_names()
     near = reader.find_nearest(name, names)
-    raise UnknownProviderError(
+    raise UnknownNameError(
         f"there is no provider called {name!r}",
+        typed=name,
         near=near,
         why=f"{f'did you mean {near}? ' if near else ''}installed: {', '.join(names)}",
         hint="labctl config",

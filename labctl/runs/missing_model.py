@@ -114,11 +114,9 @@ def _make_no_checkpoints_error(
         )
     if model is None:
         save = "save the model there in your code, then:\nlabctl run"
-        return NotFoundError(
-            what,
-            why=needs if other else f"{needs}; {NONE_HAS_ANY}",
-            hint=f"{other}\nor {save}" if other else save,
-        )
+        if not other:
+            return NotFoundError(what, why=f"{needs}; {NONE_HAS_ANY}", hint=save)
+        return NotFoundError(what, why=needs, hint="\n".join([other, f"or {save}"]))
     options = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
     evaluate = command("labctl", "eval", *options, f"runs/{run.id}/{model.parent}")
     if (home / model).is_file():

@@ -75,8 +75,9 @@ def test_the_help_of_a_command_shows_how_to_call_it(name: str) -> None:
 def test_a_word_misspelt(labctl: Any) -> None:
     said = labctl("statsu")
     assert said.code == 2
-    assert "Did you mean status?" in said.err
-    assert "See labctl --help" in labctl("qqq").err
+    assert "did you mean status?" in said.err
+    assert "  next: labctl status --all\n" in labctl("statsu", "--all").err
+    assert "  next: labctl --help\n" in labctl("qqq").err
     assert labctl("up", "--no-such-option").code == 2
 
 
