@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from io import StringIO
+from typing import ClassVar
 
 import click
 
@@ -66,13 +67,11 @@ def _render(text: str) -> str:
     written = StringIO()
     width = min(read_output_width(), MOST_COLUMNS)
     console = rich_console.Console(file=written, color_system=None, width=width)
-    markdown = rich_markdown.Markdown(text, hyperlinks=False)
-    markdown.elements = {**markdown.elements, "fence": _make_code_block_class()}
-    console.print(markdown, crop=False)
+    console.print(_parse(text), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
 
 
-def _make_code_block_class() -> type[rich_markdown.MarkdownElement]:
+def _parse(text: str) -> rich_markdown.Markdown:
     class CodeBlock(rich_markdown.CodeBlock):
         """A block of code whose lines are whole, except in a list, where rich would cut them."""
 
@@ -82,7 +81,14 @@ def _make_code_block_class() -> type[rich_markdown.MarkdownElement]:
             lines = str(self.text).rstrip().split("\n")
             code = "\n".join(f" {line}".rstrip() for line in lines)
             is_in_list = options.max_width < console.width
-            overflow = "fold" if is_in_list else "ignore"
-            yield rich_text.Text(f"\n{code}\n", no_wrap=not is_in_list, overflow=overflow)
+            block = rich_text.Text(f"\n{code}\n", no_wrap=not is_in_list)
+            block.overflow = "fold" if is_in_list else "ignore"
+            yield block
 
-    return CodeBlock
+    class Page(rich_markdown.Markdown):
+        elements: ClassVar[dict[str, type[rich_markdown.MarkdownElement]]] = {
+            **rich_markdown.Markdown.elements,
+            "fence": CodeBlock,
+        }
+
+    return Page(text, hyperlinks=False)
