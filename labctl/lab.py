@@ -477,12 +477,15 @@ class Lab:
         With `starts`, servers that the lab lacks are started first, and those that are lost
         replaced.
         """
-        sweep_plan = plan.build_plan(self.config, options or plan.SweepOptions())
+        options = options or plan.SweepOptions()
+        sweep_plan = plan.build_plan(self.config, options)
         study.require_optuna()
         self.require_approval()
         check_files(self.config)
         self._warn_of_command(sweep_plan.command, push=True)
-        return sweep.run_sweep(self.context, sweep_plan, starts=starts, version=__version__)
+        return sweep.run_sweep(
+            self.context, sweep_plan, options, starts=starts, version=__version__
+        )
 
     def measure_bandwidth(self) -> Bandwidth:
         """Measure how fast the GPUs, or the servers, of the lab exchange data, by a short run."""
