@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from labctl.servers.context import LabContext
 
 with lazy_imports(__name__):
-    from labctl import providers
     from labctl.lifecycle import reconcile
     from labctl.runs import runs
+    from labctl.servers import gpus
 
 # programs that show the same on the server as in a container
 _ABOUT_THE_SERVER = frozenset(
@@ -152,14 +152,11 @@ def _require_gpu_for(command: Sequence[str], context: LabContext, server: Server
     facts = context.load_facts(server)
     if not facts.os or facts.gpus:
         return
-    offers = "labctl offers --provider auto --gpu any   # servers with a GPU, and their prices"
-    move = "labctl move --provider NAME --gpu any   # gets one of them, with your results"
     top = "labctl top   # the use of processors and memory"
-    is_chosen_by_course = isinstance(context.provider, providers.Guarded)
     raise NotFoundError(
         "this server has no GPU",
         why=f"{command[0]} comes with the driver of an NVIDIA GPU",
-        hint=top if is_chosen_by_course else f"{offers}\n{move}\n{top}",
+        hint="\n".join([*gpus.suggest_other_server(context), top]),
     )
 
 

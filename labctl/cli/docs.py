@@ -72,7 +72,7 @@ def _render(text: str) -> str:
 
 
 def _parse(text: str) -> rich_markdown.Markdown:
-    class CodeBlock(rich_markdown.CodeBlock):
+    class WholeCodeBlock(rich_markdown.CodeBlock):
         """A block of code whose lines are whole, except in a list, where rich would cut them."""
 
         def __rich_console__(
@@ -85,10 +85,10 @@ def _parse(text: str) -> rich_markdown.Markdown:
             block.overflow = "fold" if is_in_list else "ignore"
             yield block
 
-    class Page(rich_markdown.Markdown):
+    class PageMarkdown(rich_markdown.Markdown):
         elements: ClassVar[dict[str, type[rich_markdown.MarkdownElement]]] = {
             **rich_markdown.Markdown.elements,
-            "fence": CodeBlock,
+            "fence": WholeCodeBlock,
         }
 
-    return Page(text, hyperlinks=False)
+    return PageMarkdown(text, hyperlinks=False)

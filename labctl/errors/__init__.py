@@ -105,7 +105,9 @@ class UsageError(LabError):
 class UnknownNameError(UsageError):
     """No command or provider is called `typed`; `near` is what was probably meant, or ""."""
 
-    def __init__(self, what: str, *, typed: str, near: str, why: str = "", hint: Text = "") -> None:
+    def __init__(
+        self, what: Text, *, why: str = "", hint: Text = "", typed: str = "", near: str = ""
+    ) -> None:
         super().__init__(what, why=why, hint=hint)
         self.typed = typed
         self.near = near
