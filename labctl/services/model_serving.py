@@ -11,6 +11,7 @@ from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lazy import lazy_imports
 from labctl.model import Forward, Run, Server, Service, Value
 from labctl.runs import image_sources, images, runs, wheelhouse
+from labctl.runs.checkpointed_runs import NONE_HAS_ANY, has_saved_none, suggest_other_run
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_container_gpus_option
 from labctl.services import lab_services
@@ -21,7 +22,13 @@ from labctl.sync import lab_files
 from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
-from labctl.wire.services import NEEDS_PREDICT, WRITE_PREDICT, ServedModel, ServiceRequest
+from labctl.wire.services import (
+    NEEDS_CHECKPOINT,
+    NEEDS_PREDICT,
+    WRITE_PREDICT,
+    ServedModel,
+    ServiceRequest,
+)
 
 with lazy_imports(__name__):
     from labctl.services.model_server import checkpoint, refusals
@@ -222,15 +229,26 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
     )
 
 
+def _make_missing_run_error(context: LabContext, run: Run) -> NotFoundError:
+    """Make the error for a run whose checkpoints are neither on the server nor here."""
+    other = suggest_other_run(context, run.id, "labctl", "serve", on_server=True)
+    if has_saved_none(run):
+        why = NEEDS_CHECKPOINT if other else f"{NEEDS_CHECKPOINT}; {NONE_HAS_ANY}"
+        return NotFoundError(
+            f"run {run.id} has no checkpoints", why=why, hint=other or "labctl run"
+        )
+    return NotFoundError(
+        f"run {run.id} is neither on this server nor on this machine",
+        why="serve needs the checkpoints on the server that the run was on, or a pulled copy",
+        hint="\n".join(filter(None, [f"labctl pull {run.id}", other])),
+    )
+
+
 def _send_checkpoints(context: LabContext, server: Server, run: Run) -> None:
     """Send the pulled checkpoints to a server that does not have the run."""
     checkpoints = context.config.root / "runs" / run.id / "checkpoints"
     if not checkpoints.is_dir():
-        raise NotFoundError(
-            f"run {run.id} is neither on this server nor on this machine",
-            why="serve needs the checkpoints on the server that the run was on, or a pulled copy",
-            hint=f"labctl pull {run.id}",
-        )
+        raise _make_missing_run_error(context, run)
     try:
         checkpoint.check(checkpoints)
     except refusals.ModelError as error:
