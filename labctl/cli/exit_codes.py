@@ -42,6 +42,11 @@ WITHOUT_SERVER = {
     *("course plan", "course regrades", "course roster", "course similarity"),
     "course statistics",
 }
+# These do what is left to do if they are typed again.
+CONTINUED = {
+    *("down", "move", "pull", "push", "start", "stop"),
+    *("course bake", "course down", "course up"),
+}
 
 
 def clean(text: str) -> str:
@@ -169,11 +174,15 @@ def leave_interrupted_line(*, has_output: bool = False) -> None:
 
 def _print_interrupted(command: str) -> None:
     """Print that the command was interrupted and, if it may have left a server, how to go on."""
+    course = command.startswith("course ")
+    program = "labctl course" if course else "labctl"
+    if command in CONTINUED:
+        hint = f"{read_typed_command()}   # continues\n{program} status   # shows what is running"
+        print_error(InterruptError("interrupted", hint=hint))
+        return
     click.echo("labctl: interrupted", err=True)
     if command in WITHOUT_SERVER:
         return
-    course = command.startswith("course ")
-    program = "labctl course" if course else "labctl"
     left = "all servers" if course else "the server, if there is one"
     click.echo(f"  {program} status    show what is running", err=True)
     effect = f"download new results and remove {left}"

@@ -1337,6 +1337,23 @@ def test_an_interruption_names_down_only_if_there_may_be_a_server(
     assert ("the server, if there is one" in shown) == is_down_named
 
 
+def test_a_command_that_goes_on_when_typed_again_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["labctl", "course", "up", "--only", "bob"])
+    assert run_and_exit(interrupt) == 130
+    assert capsys.readouterr().err == (
+        "\nlabctl: interrupted\n"
+        "  next: labctl course up --only bob\n"
+        "        (continues)\n"
+        "        labctl course status\n"
+        "        (shows what is running)\n"
+    )
+
+
 @pytest.mark.parametrize("is_question", [True, False])
 def test_an_interruption_ends_the_line_of_a_question_and_leaves_no_blank_one(
     labctl: Any, monkeypatch: pytest.MonkeyPatch, is_question: bool
