@@ -183,7 +183,11 @@ def test_commands_of_the_engines() -> None:
             "auto", form, is_gguf=model.is_gguf, published="", has_gpu=memory.gpus > 0
         )
         made = plan(model, memory, form)
-        return build_command(LaunchChoice(source=model, engine=chosen.engine, plan=made))
+        guarded = build_command(LaunchChoice(source=model, engine=chosen.engine, plan=made))
+        assert guarded[:2] == ("python3", "-c")
+        assert "0.0.0.0" not in "".join(guarded[5:]), "only the guard listens there"
+        assert guarded[4] in "".join(guarded[5:]), "the engine's port"
+        return guarded[5:]
 
     vllm = build(hub_model(), L4, "bnb-4bit")
     assert vllm[:3] == ("vllm", "serve", "meta-llama/Llama-3.1-8B")
