@@ -72,7 +72,8 @@ def forward_command(
     """Forward a local port to each of SERVICES on the server.
 
     A service is tensorboard, jupyter, mlflow, a service from lab.yaml, or a port of the server.
-    labctl starts the service if it does not run.
+    labctl starts the service if it does not run. What labctl serve has started is serve,
+    serve-model, or serve-PORT for an image.
 
     \b
     labctl forward tensorboard jupyter
