@@ -64,7 +64,7 @@ def parse_target(text: str, root: Path) -> tuple[Path, str]:
     if text.endswith(GGUF_SUFFIX) or (Path(text) / CONFIG).is_file():
         raise UsageError(
             f"{text} is a language model, not a function",
-            why="labctl serve computes its memory, and shows it before anything is started",
+            why="the memory of one is computed before it is served, and before anything is started",
             hint=command("labctl", "serve", "--model", text).render(),
         )
     name, colon, function = text.rpartition(":")
