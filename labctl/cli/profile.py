@@ -13,6 +13,7 @@ from labctl.cli.exit_codes import clean
 from labctl.cli.findings_output import INDENT, print_finding
 from labctl.cli.interrupt import close_at_interrupt, wait_until_interrupted
 from labctl.cli.memory_output import print_memory
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message, wrap_lines
@@ -36,7 +37,9 @@ with lazy_imports(__name__):
 @RUN
 @click.option("--steps", default=5, show_default=True, help="Trace this many optimizer steps.")
 @click.option("--warmup", default=10, show_default=True, help="Skip this many steps first.")
-@click.option("--port", default=0, help="Show the page on this local port.")
+@click.option(
+    "--port", type=NumberRange(8000, 0, 65535), default=0, help="Show the page on this local port."
+)
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser.")
 @click.option("--no-page", is_flag=True, help="Download the page without showing it.")
 @click.option("--memory", is_flag=True, help="Also show what memory holds, beside the estimate.")

@@ -17,7 +17,13 @@ from labctl.servers.gpus import choose_container_gpus_option
 from labctl.services import lab_services
 from labctl.services.background_forwards import list_forwards, stop_forward
 from labctl.services.port_forward import Forwarding
-from labctl.services.services import ensure_service, list_services, stop_service
+from labctl.services.services import (
+    SERVED_PORT,
+    ensure_service,
+    is_served,
+    list_services,
+    stop_service,
+)
 from labctl.sync import lab_files
 from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_data
@@ -34,7 +40,6 @@ with lazy_imports(__name__):
     from labctl.services.model_server import checkpoint, refusals
 
 NAME = "serve"
-PORT = 8000
 # Packages of the server program, installed into the run's image if it lacks one of them.
 PACKAGES = "fastapi uvicorn python-multipart prometheus-client pillow"
 # default limit in seconds for loading a model
@@ -134,7 +139,7 @@ def forward(
         context,
         server,
         ensure(context, server, wanted),
-        port or wanted.port or PORT,
+        port or wanted.port or SERVED_PORT,
         lambda now: ensure(context, now, later),
     )
 
@@ -149,7 +154,7 @@ def forward_detached(
         if old.service == service.name and old.remote_port != service.port:
             stop_forward(context.state, old)
     later = wanted._replace(replace=False)
-    port = port or wanted.port or PORT
+    port = port or wanted.port or SERVED_PORT
     return lab_services.detach_forward(context, server, service, later, port)
 
 
@@ -157,11 +162,11 @@ def stop(context: LabContext, server: Server) -> list[str]:
     """Stop all that `serve` started on the server, and the forwards; return the services' names."""
     remote = context.open_agent(server)
     for background in list_forwards(context.state, server.id):
-        if _is_ours(background.service):
+        if is_served(background.service):
             stop_forward(context.state, background)
     stopped: list[str] = []
     for service in list_services(remote, context.config.name, context.lab_id):
-        if _is_ours(service.name):
+        if is_served(service.name):
             stopped += stop_service(remote, context.config.name, context.lab_id, service.name)
     return stopped
 
@@ -180,10 +185,6 @@ def check_health(port: int) -> Health:
     if reply.status != 200:
         raise LabError("the model server is not healthy", why=body.status, hint=NEXT)
     return body.model
-
-
-def _is_ours(name: str) -> bool:
-    return name == NAME or name.startswith(f"{NAME}-")
 
 
 def _base_request(
