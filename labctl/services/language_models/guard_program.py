@@ -11,37 +11,45 @@ import re
 import signal
 import sys
 
+import h11
+
 OUR_HOSTS = ("127.0.0.1", "localhost")
 ORIGIN = re.compile(r"https?://(127\.0\.0\.1|localhost)(:\d+)?")
 MOST_HEAD_BYTES, HEAD_S = 64 * 1024, 30
 END = b"\r\n\r\n"
+# of the client's connection, not of the one to the engine
+HOP_HEADERS = (b"connection", b"keep-alive")
 
 
-def list_headers(head: bytes) -> list[tuple[str, str]]:
-    """Return the names, in lower case, and the values of a request's headers."""
-    parts = [line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:] if line]
-    return [(name.lower(), value.strip()) for name, _, value in parts]
+def parse_request(head: bytes) -> h11.Request:
+    """Parse the head of a request. RemoteProtocolError unless it is valid, with one Host."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES)
+    connection.receive_data(head)
+    request = connection.next_event()
+    if not isinstance(request, h11.Request):
+        raise h11.RemoteProtocolError("there is no request")
+    return request
 
 
-def find_refusal(head: bytes) -> str:
+def find_refusal(request: h11.Request) -> str:
     """Say why a request is refused; "" if it is passed on."""
-    headers = list_headers(head)
-    if b"\n" in head.replace(b"\r\n", b"") or any(name != name.strip() for name, _ in headers):
-        return "invalid headers"
-    hosts = [value for name, value in headers if name == "host"]
+    headers = [(name, value.decode("latin-1")) for name, value in request.headers]
+    hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1 or hosts[0].partition(":")[0].lower() not in OUR_HOSTS:
         return "the Host header is neither 127.0.0.1 nor localhost"
-    origins = [value for name, value in headers if name == "origin"]
+    origins = [value for name, value in headers if name == b"origin"]
     if not all(ORIGIN.fullmatch(origin) for origin in origins):
         return "the request comes from a page of another site"
     return ""
 
 
-def close_after_answer(head: bytes) -> bytes:
-    """Ask the engine to close the connection after its answer: each request is checked."""
-    lines = head[: -len(END)].split(b"\r\n")
-    kept = [line for line in lines if not line.lower().startswith((b"connection:", b"keep-alive:"))]
-    return b"\r\n".join([*kept, b"Connection: close"]) + END
+def build_head(request: h11.Request) -> bytes:
+    """Build the head for the engine, which closes the connection: each request is checked."""
+    kept = [each for each in request.headers.raw_items() if each[0].lower() not in HOP_HEADERS]
+    passed_on = h11.Request(
+        method=request.method, target=request.target, headers=[*kept, (b"Connection", b"close")]
+    )
+    return h11.Connection(h11.CLIENT).send(passed_on) or b""
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -61,14 +69,14 @@ def refuse(writer: asyncio.StreamWriter, status: str, text: str) -> None:
 
 
 async def pass_on(
-    head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int
+    request: h11.Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int
 ) -> None:
     try:
         answers, requests = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         refuse(writer, "503 Service Unavailable", "the engine is loading the model")
         return
-    requests.write(close_after_answer(head))
+    requests.write(build_head(request))
     rest = asyncio.ensure_future(copy(reader, requests))
     try:
         await copy(answers, writer)
@@ -80,10 +88,13 @@ async def pass_on(
 async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
     try:
         head = await asyncio.wait_for(reader.readuntil(END), HEAD_S)
-        if reason := find_refusal(head):
+        request = parse_request(head)
+        if reason := find_refusal(request):
             refuse(writer, "400 Bad Request", reason)
         else:
-            await pass_on(head, reader, writer, port)
+            await pass_on(request, reader, writer, port)
+    except h11.RemoteProtocolError as error:
+        refuse(writer, "400 Bad Request", str(error))
     except (OSError, asyncio.IncompleteReadError):
         pass  # no request came
     except asyncio.TimeoutError:  # noqa: UP041 - another class before Python 3.11
