@@ -332,11 +332,13 @@ class Pairs:
     def text(self, value: str) -> bytes:
         return struct.pack("<Q", len(value.encode())) + value.encode()
 
-    def add(self, key: str, value: int | str | list[str]) -> Pairs:
+    def add(self, key: str, value: int | str | tuple[int, ...] | list[str]) -> Pairs:
         self.count += 1
         self.body += self.text(key)
         if isinstance(value, str):
             self.body += struct.pack("<I", 8) + self.text(value)
+        elif isinstance(value, tuple):
+            self.body += struct.pack(f"<IIQ{len(value)}I", 9, 4, len(value), *value)
         elif isinstance(value, list):
             self.body += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(self.text, value))
         else:
@@ -352,7 +354,7 @@ class Pairs:
         return b"GGUF" + struct.pack("<IQQ", 3, len(tensors), self.count) + self.body + infos
 
 
-def gguf_header(**more: int) -> bytes:
+def gguf_header(**more: int | tuple[int, ...]) -> bytes:
     numbers = {
         "context_length": 512, "embedding_length": 64, "block_count": 2, "feed_forward_length": 128,
         "attention.head_count": 4, "attention.head_count_kv": 2, **more,
@@ -400,6 +402,12 @@ def test_the_sizes_of_tensors_are_those_of_ggml() -> None:
     gguf = pytest.importorskip("gguf")
     known = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
     assert BLOCKS.items() <= known.items()
+
+
+def test_of_different_layers_the_largest_counts() -> None:
+    header = gguf_header(**{"attention.head_count_kv": (1, 4), "feed_forward_length": (96, 128)})
+    shape = read_shape(io.BytesIO(header + bytes(-len(header) % 32 + TENSOR_BYTES)))
+    assert (shape.kv_heads, shape.width) == (4, 128)
 
 
 def test_a_vocabulary_without_weights_is_no_model() -> None:

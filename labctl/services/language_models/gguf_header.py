@@ -16,6 +16,8 @@ from labctl.estimate.language_model import ModelShape
 MAGIC = b"GGUF"
 MOST_PAIRS = 10_000
 MOST_ITEMS = 10_000_000
+# A longer list of numbers is about the tokens.
+MOST_LAYERS = 1024
 LONGEST_KEY = 65_535
 # a chat template has tens of kilobytes
 LONGEST_TEXT = 16 * 1024**2
@@ -70,17 +72,23 @@ class _Reader:
         return content.decode(errors="replace")
 
     def value(self, kind: int) -> float | str | int:
-        """Return a number or a text; of a list, its number of items."""
+        """Return a number or a text; of a list, what `_read_list` returns."""
         if kind == _TEXT:
             return self.text(LONGEST_TEXT)
         if kind == _LIST:
-            return self._skip_list()
+            return self._read_list()
         if kind not in _NUMBERS:
             raise ValueError(f"its header has a value of the unknown type {kind}")
         return self.number(_NUMBERS[kind])
 
-    def _skip_list(self) -> int:
+    def _read_list(self) -> float:
+        """Return the largest of one number for each layer, which leads to no too small estimate.
+
+        Of another list, its number of items.
+        """
         kind, items = int(self.number("<I")), self.count(MOST_ITEMS)
+        if kind in _NUMBERS and 0 < items <= MOST_LAYERS:
+            return max(self.number(_NUMBERS[kind]) for _ in range(items))
         if kind in _NUMBERS:
             self.file.seek(items * struct.calcsize(_NUMBERS[kind]), 1)
         elif kind == _TEXT:
