@@ -37,12 +37,14 @@ from labctl.errors import LabError, PolicyError
 from labctl.errors.subject import Subject, Text
 from labctl.events import Note, Question, Step
 from labctl.lifecycle import fleet
+from labctl.lifecycle.unsaved_server import UnsavedHomeError
 from labctl.model import Resource, Server, Value
 from labctl.servers import end_server, kept_disks, leftovers, machine_images
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter
 from labctl.text import add_next, dollars_text, price_text
 
+SAVES = "runs are canceled; every result and the files in home directories are downloaded first"
 GIVE_UP = "labctl orphans --terminate --kept-too   # deletes them"
 # Servers saved at the same time: the bandwidth of this machine is the limit.
 AT_ONCE = 16
@@ -116,7 +118,7 @@ def _require_consent(staff: CourseOperator, servers: Sequence[Server], *, discar
     lost = "Results that were not downloaded will be LOST. " if discard else ""
     count = f"{len(servers)} servers" if len(servers) > 1 else "one server"
     question = f"{lost}end {count} of {staff.folder.config.name} ({price})?"
-    detail = "" if discard else "runs are canceled, and every result is downloaded first"
+    detail = "" if discard else SAVES
     if not staff.reporter.confirm(Question(question=question, detail=detail)):
         raise PolicyError("nothing was ended", why=f"still running: {count} ({price})")
 
@@ -246,6 +248,8 @@ def _describe_ending(
 def _ending_hint(
     seat: Seat, outcome: fleet.LabOutcome[SavedSeat], with_kept_disk: set[str]
 ) -> Text:
+    if isinstance(outcome.error, UnsavedHomeError):
+        return outcome.error.next_step
     if seat.lab_id in with_kept_disk and not seat.students:
         return GIVE_UP
     if seat.lab_id in with_kept_disk:
