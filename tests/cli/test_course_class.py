@@ -19,6 +19,8 @@ import pytest
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
 from labctl.config import find_paths
+from labctl.courses.join_codes import make_unusable_key
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.courses.seat_results import SeatFailure
@@ -250,6 +252,39 @@ def test_what_makes_no_images_says_so(labctl: Any, course: Path) -> None:
 
 def test_the_end_of_a_term_is_everybodys(labctl: Any, course: Path) -> None:
     assert labctl("course", "down", "--end-of-term", "--only", "alice").code == 2
+
+
+@pytest.fixture
+def authorized_keys(home: Path, course: Path) -> Path:
+    """Two of the three students have joined, and one has an open invitation."""
+    file = home / ".ssh" / "authorized_keys"
+    file.parent.mkdir()
+    keys = AuthorizedKeys(CourseFolder(course), file)
+    for student in ("alice", "bob"):
+        keys.admit(student, make_unusable_key())
+    keys.invite("carol", make_unusable_key())
+    return file
+
+
+def test_the_end_of_a_term_is_asked_for_without_a_server_too(
+    labctl: Any, authorized_keys: Path
+) -> None:
+    before = authorized_keys.read_text()
+    refused = labctl("course", "down", "--end-of-term")
+    assert refused.code == 3
+    assert "- revoke the keys of 2 students and 1 open invitation\n" in refused.err
+    assert "- remove the course's images, caches and timers, and disks" in refused.err
+    assert "end the course ml? no (not a terminal; use --yes to answer yes)" in refused.err
+    assert "nothing was ended\n  no key was revoked\n" in refused.err
+    assert authorized_keys.read_text() == before
+
+
+def test_the_end_of_a_term_revokes_what_the_question_names(
+    labctl: Any, authorized_keys: Path
+) -> None:
+    ended = labctl("course", "down", "--end-of-term", "--yes")
+    assert "revoked 2 keys of students" in ended.out
+    assert authorized_keys.read_text() == ""
 
 
 def test_outside_of_a_course_it_says_what_one_is(labctl: Any, home: Path) -> None:

@@ -19,6 +19,7 @@ from labctl.course import Course
 from labctl.courses import broadcast, join_codes, leftovers
 from labctl.courses.broadcast import extend_server, find_run, push_files, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
+from labctl.courses.end_consent import AccessCount
 from labctl.courses.image_check import check_reference
 from labctl.courses.leftovers import list_leftovers
 from labctl.courses.material import NAME, add_handouts
@@ -422,6 +423,25 @@ def test_the_end_of_the_term_is_proven_by_the_provider(ml: Class) -> None:
     assert not keys.exists()
     again = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
     assert again.is_clean
+
+
+def test_the_end_of_the_term_is_one_question_that_names_everything(ml: Class) -> None:
+    started(ml)
+    asked = len(ml.reporter.asked)
+    ml.reporter.answers = [False]
+    access = AccessCount(students=2, invitations=1)
+    with pytest.raises(PolicyError, match="nothing was ended") as refused:
+        end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 2, access=access)
+    assert refused.value.why == "still running: 3 servers ($1.50/h)"
+    assert len(ml.cloud.machines) == 3
+    assert end_of_term(
+        ml.staff(), collect=lambda name: "", revoke=lambda: 2, access=access
+    ).is_clean
+    (first, second) = ml.reporter.asked[asked:]
+    assert first == second
+    assert "- end 3 servers ($1.50/h)\n" in first.detail
+    assert "- revoke the keys of 2 students and 1 open invitation\n" in first.detail
+    assert "files in home directories are downloaded first" in first.detail
 
 
 def test_timers_of_servers_that_ended_earlier_go_at_the_end_of_the_term(ml: Class) -> None:
