@@ -254,6 +254,33 @@ def test_the_end_of_a_term_is_everybodys(labctl: Any, course: Path) -> None:
     assert labctl("course", "down", "--end-of-term", "--only", "alice").code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (("bob",), "bob"),
+        (("alice", "bob", "--replace"), "alice bob --replace"),
+        (("--all", "--into", "to mail"), "--all --into 'to mail'"),
+        ((), "STUDENT"),
+    ],
+)
+def test_a_wrong_validity_suggests_the_same_invitation(
+    labctl: Any, course: Path, words: tuple[str, ...], suggested: str
+) -> None:
+    refused = labctl("course", "invite", *words, "--valid", "0d")
+    assert refused.code == 2
+    assert f"next: labctl course invite {suggested} --valid 14d\n" in refused.err
+
+
+def test_the_check_suggests_a_machine_image_only_where_one_can_be_made(
+    labctl: Any, course: Path
+) -> None:
+    file = course / "course.yaml"
+    file.write_text(f"{file.read_text()}image: {{requirements: requirements.txt}}\n")
+    checked = labctl("course", "check")
+    assert "push it to a registry and name it in course.yaml\n" in checked.out + checked.err
+    assert "bake" not in checked.out + checked.err
+
+
 @pytest.fixture
 def authorized_keys(home: Path, course: Path) -> Path:
     """Two of the three students have joined, and one has an open invitation."""
