@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from labctl.cli.starter_output import print_starters
 from labctl.config import find_paths, is_trusted
 from labctl.config.locations import parse_template
 from labctl.courses import git_templates, join
@@ -25,7 +26,12 @@ from labctl.courses.requests import RequestHandler
 from labctl.courses.rpc import answer_enrollment
 from labctl.courses.servers import CourseOperator
 from labctl.courses.starter_delivery import strip_generated_lines
-from labctl.courses.starters import build_starters, list_published, publish_starters
+from labctl.courses.starters import (
+    build_starters,
+    list_published,
+    publish_starters,
+    summarize_starters,
+)
 from labctl.errors import BusyError, ConfigError, ProviderError, UsageError
 from labctl.events import SilentReporter
 from labctl.lab import Lab
@@ -523,6 +529,16 @@ def test_joining_writes_each_starter_into_a_lab_of_its_own(student: Student) -> 
     assert "/hw3/" in (student.home / "ml" / ".labignore").read_text().splitlines()
     (again,) = student.update().starters
     assert (again.state, again.changes) == ("current", ())
+
+
+def test_joining_counts_the_files_as_the_plan_does(
+    student: Student, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(student.home)
+    (summary,) = summarize_starters(student.folder, PATHS)
+    assert summary.files == 2
+    print_starters(student.join())
+    assert capsys.readouterr().out.startswith("hw3: 2 new files and lab.yaml in ml/hw3\n")
 
 
 @pytest.mark.parametrize(
