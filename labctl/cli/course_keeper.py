@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -56,17 +57,18 @@ with lazy_imports(__name__):
 IDLE_S = 600
 # niceness of a student's process: examining a bundle must not delay other requests
 NICE = 10
+INTO, VALID = Path("join"), "14d"
 
 
 @click.command("invite", short_help="Write a join file for each student.")
 @click.argument("names", nargs=-1, metavar="[STUDENT]...")
 @click.option("--all", "everybody", is_flag=True, help="Invite all who have not joined yet.")
 @click.option(
-    "--into", type=click.Path(file_okay=False, path_type=Path), default=Path("join"),
+    "--into", type=click.Path(file_okay=False, path_type=Path), default=INTO,
     show_default=True, help="Write the files to this directory.",
 )  # fmt: skip
 @click.option("--replace", is_flag=True, help="Revoke the keys of the students' other devices now.")
-@click.option("--valid", default="14d", show_default=True, help="How long a file can be used.")
+@click.option("--valid", default=VALID, show_default=True, help="How long a file can be used.")
 @click.option(
     "--host-key", default="", help="Host key of the keeper (default: read it from the keeper)."
 )
@@ -102,7 +104,13 @@ def invite_command(
     try:
         valid_s = parse_duration(valid)
     except ValueError as error:
-        raise UsageError(str(error), hint="labctl course invite --all --valid 14d") from None
+        # The user's own command: another one could invalidate files that students have by now.
+        words = [*names, *(["--all"] if everybody else [])] or ["STUDENT"]
+        words += ["--into", str(into)] if into != INTO else []
+        words += ["--replace"] if replace else []
+        words += ["--host-key", host_key] if host_key else []
+        hint = shlex.join(["labctl", "course", "invite", *words, "--valid", VALID])
+        raise UsageError(str(error), hint=hint) from None
     if replace and everybody:
         raise UsageError(
             "--replace cannot be combined with --all",
@@ -142,7 +150,8 @@ def _select_students(
         raise UsageError(
             "no students were named" if not names else "names cannot be combined with --all",
             why="name students, or use --all for all who have not joined",
-            hint="labctl course invite --all",
+            hint=f"labctl course invite {' '.join(names) or 'STUDENT'}\n"
+            "labctl course invite --all   # replaces the earlier files of all who have not joined",
         )
     if not everybody:
         return list(names)

@@ -71,6 +71,7 @@ def mark_command(ctx: click.Context, /, **options: Any) -> None:
             print_json({"mark": given})
         else:
             print_mark(given)
+            _print_missing(given)
             print_unseen_change(folder, assignment, given.students)
         return
     if options["name"] or (options["next_"] and (options["list_"] or json_)):
@@ -133,6 +134,16 @@ def print_mark(given: GivenMark) -> None:
         click.echo(f"{students}: {given.item} is unmarked again{clean(was)}")
         return
     click.echo(f"{students}: {given.item} {points_text(given.points)} of {most}{clean(was)}")
+
+
+def _print_missing(given: GivenMark) -> None:
+    """Say that a first mark is for somebody who has submitted nothing: maybe the wrong name."""
+    is_first = given.points is not None and given.before is None
+    if is_first and given.submission is not None and not given.submission.number:
+        have = "has" if len(given.students) == 1 else "have"
+        who = clean(", ".join(given.students))
+        text = f"{who} {have} not submitted {given.assignment}; the points count all the same"
+        print_message(f"! {text}", fg="yellow")
 
 
 def _describe_before(before: ItemMark) -> str:

@@ -17,6 +17,7 @@ from labctl.courses.teardown import GIVE_UP, EndProof, SeatEnding
 from labctl.errors.subject import Subject
 from labctl.model import Server
 from labctl.servers import disks
+from labctl.sync.home_files import SAVED
 from labctl.text import count_text, names_text, price_text
 
 # For this subject, equal failures of several seats have equal texts.
@@ -76,6 +77,7 @@ def print_down(endings: list[SeatEnding]) -> None:
     ended = [ending for ending in endings if ending.ended]
     files = sum(ending.saved.files for ending in endings)
     edits = sum(ending.saved.edits for ending in endings)
+    home_files = sum(ending.saved.home_files for ending in endings)
     edited = f", and {count_text(edits, 'file')} edited on the servers" if edits else ""
     if not endings:
         click.echo("No seat had a server.")
@@ -85,6 +87,11 @@ def print_down(endings: list[SeatEnding]) -> None:
         f"downloaded {count_text(files, 'file')} of runs{edited}.",
         err=False,
     )
+    if home_files:
+        click.echo(
+            f"Downloaded {count_text(home_files, 'file')} from home directories to "
+            f".course/seats/NAME/{SAVED}/."
+        )
     print_failures(endings)
 
 

@@ -146,6 +146,7 @@ def _end_term(ctx: click.Context, discard: bool, yes: bool, json_: bool) -> None
             staff,
             collect=end_of_term.make_collector(staff),
             revoke=end_of_term.make_revoker(staff),
+            access=end_of_term.count_access(staff),
             discard=discard,
         )
     if json_:

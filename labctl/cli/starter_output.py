@@ -69,10 +69,7 @@ def print_starters(joined: JoinResult) -> None:
             print_message(f"- {name}: {clean(starter.problem)}", err=False, fg="red")
             click.echo("\n".join(next_lines(clean(starter.next or "labctl join"))))
             continue
-        added = sum(change.action == "added" for change in starter.changes)
-        text = "no newer files" if starter.state == "current" else "newer files"
-        if added:
-            text = count_files(added, "new ")
+        text = _describe_news(starter)
         click.echo(f"{name}: {text} in {clean(_relative(starter.directory))}")
         if starter.state == "new" and has_public_tests(starter.directory):
             click.echo("  labctl check runs its tests on this machine, and so does labctl submit")
@@ -80,6 +77,16 @@ def print_starters(joined: JoinResult) -> None:
             _print_paths(starter, action, words)
         for change in starter.changes:
             _print_problem(starter.directory, change)
+
+
+def _describe_news(starter: DeliveredStarter) -> str:
+    """Describe what came; the lab.yaml that join generates is not a file of the course."""
+    added = [change.path for change in starter.changes if change.action == "added"]
+    if starter.has_generated_lab_file and LAB_FILE in added and len(added) > 1:
+        return f"{count_files(len(added) - 1, 'new ')} and {LAB_FILE}"
+    if added:
+        return count_files(len(added), "new ")
+    return "no newer files" if starter.state == "current" else "newer files"
 
 
 def _print_paths(starter: DeliveredStarter, action: str, words: str) -> None:

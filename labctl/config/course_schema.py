@@ -405,6 +405,10 @@ class AssignmentConfig(Value, frozen=True):
         return self.late_rule.free_days if isinstance(self.late_rule, LateRules) else 0
 
     @property
+    def hands_out_files(self) -> bool:
+        return bool(self.template or self.tests.public)
+
+    @property
     def graded_points(self) -> float:
         """What tests and the grading command are worth: the points that are not in the rubric."""
         return round(self.points - sum(self.rubric.values()), 3)

@@ -23,6 +23,7 @@ from labctl.model import Value
 from labctl.servers import affordable_offers, guard
 from labctl.submissions.assignment import judge
 from labctl.submissions.receiver import Receiver
+from labctl.text import dollars_text
 
 _DOLLARS = re.compile(r"([+-]?)([0-9]{1,6}(?:\.[0-9]{1,2})?)")
 
@@ -65,7 +66,11 @@ def change_budget(staff: CourseOperator, seat: Seat, text: str, why: str = "") -
     amount = float(match[2])
     change_usd = {"+": amount, "-": -amount, "": amount - before_usd}[match[1]]
     if before_usd + change_usd < 0:
-        raise PolicyError(f"the budget of {seat.name} would fall below $0.00")
+        raise PolicyError(
+            f"the budget of {seat.name} would fall below $0.00",
+            why=f"it is {dollars_text(before_usd)} now, which is less than {dollars_text(amount)}",
+            hint=f"labctl course budget {seat.name} 0   # allows no more spending",
+        )
     if change_usd:
         folder.ledger.append(
             "budget", seat=seat.name, by=staff.by, why=why, usd=round(change_usd, 2)

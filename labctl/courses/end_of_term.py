@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from labctl.courses.collect import collect
+from labctl.courses.end_consent import AccessCount
 from labctl.courses.keys import DEFAULT_FILE, AuthorizedKeys
 from labctl.courses.servers import CourseOperator
 from labctl.courses.teardown import Collect, Revoke
+
+
+def count_access(staff: CourseOperator) -> AccessCount:
+    """Count what `make_revoker` would remove from authorized_keys."""
+    keys = AuthorizedKeys(staff.folder, Path(DEFAULT_FILE))
+    return AccessCount(students=len(keys.list_students()), invitations=keys.count_invitations())
 
 
 def make_revoker(staff: CourseOperator) -> Revoke:

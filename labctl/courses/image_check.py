@@ -13,6 +13,7 @@ from labctl.errors import ConnectError, LabError
 from labctl.errors.replies import describe_error
 from labctl.model import Check, Server
 from labctl.runs import images
+from labctl.servers import machine_images
 from labctl.servers.context import LabContext
 
 NAME = "image"
@@ -26,7 +27,9 @@ def check_reference(staff: CourseOperator) -> Check | None:
     image = lab.image
     if image.is_built:
         detail = "each server builds it, so the first run of a class has to wait"
-        fix = "push it to a registry and name it in course.yaml, then:\nlabctl course bake"
+        fix = "push it to a registry and name it in course.yaml"
+        if machine_images.can_make_images(staff.course(plain=True).provider):
+            fix += ", then:\nlabctl course bake"
         return Check(name=NAME, ok=False, detail=detail, next=fix)
     if not lab.has_own_image:
         if not lab.uses_containers:

@@ -132,6 +132,11 @@ class AuthorizedKeys:
         marks = tuple(f"{mark}{self.folder.id}:" for mark in (MARK, JOIN_MARK))
         return any(_mark_of(line).startswith(marks) for line in self._read_lines())
 
+    def count_invitations(self) -> int:
+        """Count the invitations whose join files still work."""
+        mark = f"{JOIN_MARK}{self.folder.id}:"
+        return sum(_mark_of(line).startswith(mark) for line in self._read_lines())
+
     def list_students(self) -> list[str]:
         """List the students who have a key here."""
         return sorted({student for student, _ in self.read_public_keys()})

@@ -40,7 +40,10 @@ MOST_NOTE_CHARS = 2000
 
 
 class GivenMark(Value, frozen=True):
-    """A mark for these students; `points` None if it was taken back. `before` was replaced."""
+    """A mark for these students; `points` None if it was taken back. `before` was replaced.
+
+    `submission` is what the mark is for, with number 0 if nothing was submitted.
+    """
 
     assignment: str
     item: str
@@ -48,6 +51,7 @@ class GivenMark(Value, frozen=True):
     points: float | None
     most: float
     before: ItemMark | None = None
+    submission: MarkedSubmission | None = None
 
 
 def give_mark(
@@ -110,6 +114,7 @@ def give_mark(
         points=points,
         most=most,
         before=before[0] if before else None,
+        submission=submission,
     )
 
 

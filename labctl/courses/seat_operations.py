@@ -225,7 +225,8 @@ class SeatOperations:
             metering.hold_end_locks(context.state, [seat]),
         ):
             if self._provider.find(server.id) is not None and not self.login_only:
-                server_contents.save_server(context, server, discard=False)
+                # The student's `labctl down` has just offered them the files of the home directory.
+                server_contents.save_server(context, server, discard=False, saves_home=False)
             end_server.remove(context, server)
             metering.record_ends(
                 self.staff.folder, [(seat, server)], "keeper", "labctl down", metering.HOME

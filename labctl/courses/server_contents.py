@@ -31,6 +31,7 @@ class SavedSeat(Value, frozen=True):
     labs: tuple[str, ...] = ()
     files: int = 0
     edits: int = 0
+    home_files: int = 0
 
 
 def list_labs(context: LabContext, server: Server) -> list[LabContext]:
@@ -80,9 +81,12 @@ def _nested_context(context: LabContext, name: str, lab_id: str) -> LabContext:
     )
 
 
-def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedSeat:
+def save_server(
+    context: LabContext, server: Server, *, discard: bool, saves_home: bool = True
+) -> SavedSeat:
     """Stop the runs on the seat's server, then download and verify everything.
 
+    With `saves_home` that includes what people put into the home directory, outside the labs.
     PolicyError if not everything could be saved: compute ends then, and the disk stays.
     """
     if adoption.is_fresh(context, server):
@@ -95,11 +99,17 @@ def save_server(context: LabContext, server: Server, *, discard: bool) -> SavedS
         if discard or _has_closed_login(context, server, error):
             return SavedSeat()
         raise unsaved_server.stop_and_keep_disk(context, server, error) from error
-    files = edits = 0
-    for lab in labs:
-        new_files, new_edits = down.drain_server(lab, server, discard=discard)
-        files, edits = files + new_files, edits + new_edits
-    return SavedSeat(labs=tuple(lab.config.name for lab in labs), files=files, edits=edits)
+    # The home directory is that of the whole server, and is saved with the seat's own lab.
+    saved = [
+        down.drain_server(lab, server, discard=discard, saves_home=saves_home and lab is context)
+        for lab in labs
+    ]
+    return SavedSeat(
+        labs=tuple(lab.config.name for lab in labs),
+        files=sum(one.results for one in saved),
+        edits=sum(one.edits for one in saved),
+        home_files=sum(one.home_files for one in saved),
+    )
 
 
 def _has_closed_login(context: LabContext, server: Server, error: LabError) -> bool:

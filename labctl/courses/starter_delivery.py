@@ -55,7 +55,8 @@ class DeliveredStarter(Value, frozen=True):
     """What an update did with one assignment's lab. `directory` is the lab's path.
 
     `state`: "new", "updated", "current" (nothing to do) or "failed", with the `problem` and the
-    `next` command. `changes` has a FileChange for each file that the update was about.
+    `next` command. `changes` has a FileChange for each file that the update was about. With
+    `has_generated_lab_file`, `labctl join` wrote the lab.yaml among them, not the course.
     """
 
     assignment: str
@@ -64,6 +65,7 @@ class DeliveredStarter(Value, frozen=True):
     changes: tuple[FileChange, ...] = ()
     problem: str = ""
     next: str = ""
+    has_generated_lab_file: bool = False
 
 
 class CourseLab(Value, frozen=True):
@@ -138,7 +140,8 @@ def _deliver(
             why="its hash differs; nothing was written",
             hint="labctl join",
         )
-    starter = _add_lab_file(lab, name, decode_starter(data))
+    published = decode_starter(data)
+    starter = _add_lab_file(lab, name, published)
     root.mkdir(parents=True, exist_ok=True)
     _ignore_in_course_lab(lab.directory, name)
     base = record.starter if record else None
@@ -146,7 +149,13 @@ def _deliver(
     write_record(root, _make_record(sha256, base, starter, changes))
     _trust_own_lab_file(root, starter, paths)
     state = "updated" if record else "new"
-    return DeliveredStarter(assignment=name, directory=root, state=state, changes=changes)
+    return DeliveredStarter(
+        assignment=name,
+        directory=root,
+        state=state,
+        changes=changes,
+        has_generated_lab_file=LAB_FILE not in published.by_path(),
+    )
 
 
 def _make_record(

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from labctl.config import AssignmentConfig, CourseConfig, Paths, load_lab
+from labctl.config import CourseConfig, Paths, load_lab
 from labctl.config.document import Node, make_problem_at, make_problems_error, parse
 from labctl.config.identity import replace_file, write_private
 from labctl.config.locations import parse_git_address
 from labctl.config.reader import LAB_FILE
+from labctl.courses import image_files
 from labctl.courses.git_templates import is_fetched
 from labctl.courses.handed_out import STARTERS, record_handed_out
 from labctl.courses.material import NAME as HANDOUTS
@@ -74,11 +75,6 @@ class PublishedStarter(Value, frozen=True):
     changed: bool
 
 
-def has_starter(rules: AssignmentConfig) -> bool:
-    """Whether an assignment hands out files."""
-    return bool(rules.template or rules.tests.public)
-
-
 def build_starters(
     config: CourseConfig,
     paths: Paths,
@@ -94,8 +90,9 @@ def build_starters(
     top = parse(config.path.read_bytes(), "", [])
     problems: list[Problem] = []
     starters = []
+    course_image: tuple[StarterFile, ...] | None = None
     for name, rules in config.assignments.items():
-        if name in without or not has_starter(rules):
+        if name in without or not rules.hands_out_files:
             continue
         if offline and _needs_network(config, rules.template):
             continue
@@ -110,6 +107,10 @@ def build_starters(
             files=(*files, *tests),
             tests=tuple(file.path for file in tests),
         )
+        if image_files.is_handed_over(config) and not has_image(starter):
+            if course_image is None:
+                course_image = _read_course_image(config, problems, top)
+            starter = image_files.add_image(config, starter, course_image)
         if problem := _find_problem(starter):
             key = "template" if rules.template else "tests.public"
             problems.append(make_problem_at(top, f"assignments.{name}.{key}", problem))
@@ -151,6 +152,20 @@ def _read_part(
     except ValueError as error:
         problems.append(make_problem_at(top, f"assignments.{name}.{key}", str(error)))
         return ()
+
+
+def _read_course_image(
+    config: CourseConfig, problems: list[Problem], top: Node | None
+) -> tuple[StarterFile, ...]:
+    """Read what the course's image is built from; () with a problem if it cannot be handed out."""
+    try:
+        files = image_files.read_image_files(config)
+        for file in files:
+            _require_not_private(config, file.path)
+    except ValueError as error:
+        problems.append(make_problem_at(top, image_files.find_image_key(config), str(error)))
+        return ()
+    return files
 
 
 def _cache_directory(config: CourseConfig) -> Path:
@@ -275,7 +290,7 @@ def publish_starters(
         )
     for name in () if only_new else earlier:
         rules = folder.config.assignments.get(name)
-        if rules is None or not has_starter(rules):
+        if rules is None or not rules.hands_out_files:
             _remove_others(folder, name, "")
     return published
 

@@ -14,8 +14,9 @@ from functools import partial
 
 import msgspec
 
-from labctl.courses import bake, metering
+from labctl.courses import bake, end_consent, metering
 from labctl.courses.context import build_seat_contexts
+from labctl.courses.end_consent import NO_ACCESS, AccessCount
 from labctl.courses.grading_server import end_forgotten
 from labctl.courses.leftovers import (
     ProviderLeftovers,
@@ -33,15 +34,16 @@ from labctl.courses.server_contents import SavedSeat, save_server
 from labctl.courses.servers import ENDED, CourseOperator
 from labctl.courses.shared_seats import SharedSeats
 from labctl.courses.status import record_servers
-from labctl.errors import LabError, PolicyError
+from labctl.errors import LabError
 from labctl.errors.subject import Subject, Text
-from labctl.events import Note, Question, Step
+from labctl.events import Note, Step
 from labctl.lifecycle import fleet
+from labctl.lifecycle.unsaved_server import UnsavedHomeError
 from labctl.model import Resource, Server, Value
 from labctl.servers import end_server, kept_disks, leftovers, machine_images
 from labctl.servers.context import LabContext
 from labctl.servers.fan_out import LoginLimiter
-from labctl.text import add_next, dollars_text, price_text
+from labctl.text import add_next, dollars_text
 
 GIVE_UP = "labctl orphans --terminate --kept-too   # deletes them"
 # Servers saved at the same time: the bandwidth of this machine is the limit.
@@ -57,12 +59,12 @@ class SeatEnding(SeatResult, frozen=True):
 
 
 def end_seats(
-    staff: CourseOperator, seats: Sequence[Seat], *, discard: bool = False
+    staff: CourseOperator, seats: Sequence[Seat], *, discard: bool = False, agreed: bool = False
 ) -> list[SeatEnding]:
     """Save what is on these seats' servers, then end them; return a result for each server.
 
-    One consent covers all. A seat whose results cannot be saved keeps its server or its disk,
-    with an error; the others end. Safe to repeat.
+    One consent covers all; with `agreed` the user gave it before. A seat whose results cannot be
+    saved keeps its server or its disk, with an error; the others end. Safe to repeat.
     """
     course = staff.course()
     listed = course.provider.servers()
@@ -76,7 +78,10 @@ def end_seats(
     if not with_server:
         _handle_kept_disks(staff)
         return []
-    _require_consent(staff, [servers[one.lab_id] for one in with_server], discard=discard)
+    if not agreed:
+        end_consent.require_consent(
+            staff, [servers[one.lab_id] for one in with_server], discard=discard
+        )
     with metering.hold_end_locks(staff.state, [by_lab[context.lab_id] for context in with_server]):
         saved = _save_all(staff, with_server, servers, by_lab, discard)
         ready = [outcome.context for outcome in saved if outcome.error is None]
@@ -108,17 +113,6 @@ def _has_no_record(
     staff: CourseOperator, servers: dict[str, Server], outcome: fleet.LabOutcome[SavedSeat]
 ) -> bool:
     return staff.state.get_server(servers[outcome.context.lab_id].id) is None
-
-
-def _require_consent(staff: CourseOperator, servers: Sequence[Server], *, discard: bool) -> None:
-    usd_per_hour = sum(server.offer.price_usd_per_hour for server in servers)
-    price = price_text(usd_per_hour) if usd_per_hour else "free"
-    lost = "Results that were not downloaded will be LOST. " if discard else ""
-    count = f"{len(servers)} servers" if len(servers) > 1 else "one server"
-    question = f"{lost}end {count} of {staff.folder.config.name} ({price})?"
-    detail = "" if discard else "runs are canceled, and every result is downloaded first"
-    if not staff.reporter.confirm(Question(question=question, detail=detail)):
-        raise PolicyError("nothing was ended", why=f"still running: {count} ({price})")
 
 
 def _save_all(
@@ -246,6 +240,8 @@ def _describe_ending(
 def _ending_hint(
     seat: Seat, outcome: fleet.LabOutcome[SavedSeat], with_kept_disk: set[str]
 ) -> Text:
+    if isinstance(outcome.error, UnsavedHomeError):
+        return outcome.error.next_step
     if seat.lab_id in with_kept_disk and not seat.students:
         return GIVE_UP
     if seat.lab_id in with_kept_disk:
@@ -288,12 +284,19 @@ Revoke = Callable[[], int]
 
 
 def end_of_term(
-    staff: CourseOperator, *, collect: Collect, revoke: Revoke, discard: bool = False
+    staff: CourseOperator,
+    *,
+    collect: Collect,
+    revoke: Revoke,
+    access: AccessCount = NO_ACCESS,
+    discard: bool = False,
 ) -> EndProof:
     """Collect, save, end and revoke, then list what is left at the providers in every region.
 
+    One consent, before the first step, names all of them; `access` is what `revoke` would remove.
     Every step is tried even if another fails; the proof says what failed. Safe to repeat.
     """
+    end_consent.require_term_consent(staff, access, discard=discard)
     collected = {}
     for name in staff.folder.config.assignments:
         staff.reporter.emit(Step(name=f"collecting {name}"))
@@ -304,7 +307,7 @@ def end_of_term(
         staff.reporter.emit(Step(name=f"collecting {name}", done=True))
     _end_grading(staff)
     seats = staff.folder.list_seats(active_only=False, former=True)
-    endings = end_seats(staff, seats, discard=discard)
+    endings = end_seats(staff, seats, discard=discard, agreed=True)
     _release_class_hours(staff)
     ended = all(ending.ended for ending in endings)
     if ended:

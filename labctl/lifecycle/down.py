@@ -166,18 +166,22 @@ def _sweep(context: LabContext) -> DownResult:
     return DownResult(removed=rest.server_id, servers_left=rest.survivors, leftovers=rest.leftovers)
 
 
-def drain_server(context: LabContext, server: Server, *, discard: bool) -> tuple[int, int]:
+def drain_server(
+    context: LabContext, server: Server, *, discard: bool, saves_home: bool = False
+) -> FinalDownload:
     """Do all of `down` but the removal: stop what runs, then pull and verify everything.
 
-    Returns (files pulled, edits saved). Asks no questions. PolicyError if not everything could be
-    saved: the server is stopped then, and its disk is kept.
+    Files in the server's home directory are downloaded only with `saves_home`. Asks no questions.
+    PolicyError if not everything could be saved: the server is stopped then, and its disk is kept.
     """
     discard = discard or adoption.is_fresh(context, server)
     running = [] if server.state == "stopped" else _list_running(context, server, discard)
     context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
     lab_services.stop_forwards(context, server)
-    saved = FinalDownload() if discard else download_everything(context, server, running)
-    return saved.results, saved.edits
+    if discard:
+        return FinalDownload()
+    asks_for_home = False if saves_home else None
+    return download_everything(context, server, running, asks_for_home=asks_for_home)
 
 
 def _close_store(context: LabContext) -> None:

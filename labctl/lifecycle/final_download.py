@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from labctl.errors import EngineError, LabError, PolicyError
+from labctl.errors.subject import Subject
 from labctl.events import Note, report_wait
 from labctl.lifecycle import home_files, unsaved_server, up
 from labctl.model import Server, Value
@@ -19,14 +20,22 @@ from labctl.sync.local_results import MissingFile
 
 GRACE_S = 60
 NAMED_AT_MOST = 20
-DECIDE_ON_HOME = (
-    "labctl down   # asks about them\n"
-    "labctl up && labctl pull && labctl down --discard   # instead, to delete them"
-)
 FIX_FILES = (
     "labctl up && labctl ssh   # rename them or make them readable\nlabctl down   # afterwards\n"
     "labctl down --discard   # instead, to delete them"
 )
+
+
+def decide_on_home(subject: Subject) -> str:
+    """Return the commands for a home directory that is too large to download unasked."""
+    if subject.kind == "lab":
+        deleting = "labctl up && labctl pull && labctl down --discard"
+        return f"labctl down   # asks about them\n{deleting}   # instead, to delete them"
+    return (
+        f"{subject.up}   # starts the server again\n"
+        f"{subject.ssh('ls -l')}   # copy these files, or delete them\n"
+        f"{subject.down}   # afterwards\n{subject.down} --discard   # instead, saves nothing"
+    )
 
 
 class FinalDownload(Value, frozen=True):
@@ -92,7 +101,7 @@ def _choose_home_files(context: LabContext, server: Server, asks: bool) -> HomeF
         return home_files.choose_home_files(context, server, asks=asks)
     except PolicyError as error:
         raise unsaved_server.stop_and_keep_disk(
-            context, server, error, hint=DECIDE_ON_HOME, has_home=True
+            context, server, error, hint=decide_on_home, has_home=True
         ) from error
     except LabError as error:
         raise unsaved_server.stop_and_keep_disk(context, server, error) from error

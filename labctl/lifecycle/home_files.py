@@ -40,7 +40,7 @@ def choose_home_files(context: LabContext, server: Server, *, asks: bool) -> Hom
         context.reporter.emit(Note(text=text, level="warning"))
     if _sum_bytes(listed) > LARGEST_UNASKED_BYTES:
         if not asks or not _confirm(context, listed):
-            raise _make_large_error(listed)
+            raise _make_large_error(listed, asks=asks)
         return listed
     if not listed.files or (asks and not _confirm(context, listed)):
         return None
@@ -75,11 +75,12 @@ def _confirm(context: LabContext, listed: HomeFiles) -> bool:
     return context.reporter.confirm(Question(question=question, detail=detail, default=True))
 
 
-def _make_large_error(listed: HomeFiles) -> PolicyError:
+def _make_large_error(listed: HomeFiles, *, asks: bool) -> PolicyError:
+    more = f"labctl downloads more than {bytes_text(LARGEST_UNASKED_BYTES)} only if you"
     return PolicyError(
         f"the server's home directory has {_describe_amount(listed)} outside the lab: "
         f"{_name_files(listed)}",
-        why=f"labctl downloads more than {bytes_text(LARGEST_UNASKED_BYTES)} only if you type so",
+        why=f"{more} type so" if asks else f"{more} copy them yourself",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from labctl.errors import LabError, PolicyError
+from labctl.errors.subject import Subject, Text
 from labctl.model import Server
 from labctl.servers import disk_retention, end_server, kept_disks, power
 from labctl.servers.context import LabContext
@@ -13,15 +14,30 @@ from labctl.text import dollars_text, price_or_free_text
 DAY_S = 86_400
 # How long a disk with unsaved results is kept; the watchdog uses the same time.
 KEPT_S = 30 * DAY_S
-PULL_AGAIN = (
-    "labctl up && labctl pull\nlabctl down --discard   # instead, to delete the unsaved files"
-)
-# Where only the disk was kept: `labctl up` restores results from it, and nothing else.
-COPY_HOME = (
-    "labctl up && labctl pull   # the results\n"
-    "labctl ssh -- lsblk   # then mount the kept disk and copy the files of the home directory\n"
-    "labctl orphans --terminate   # removes the disk, which a down does not"
-)
+
+
+class UnsavedHomeError(PolicyError):
+    """A server ended or stopped with files of its home directory that exist nowhere else."""
+
+
+def pull_again(subject: Subject) -> str:
+    """Return the commands that save what is on the server, or give it up."""
+    if subject.kind == "lab":
+        saving = "labctl up && labctl pull"
+        return f"{saving}\nlabctl down --discard   # instead, to delete the unsaved files"
+    return f"{subject.down}\n{subject.down} --discard   # deletes unsaved results"
+
+
+def copy_home(subject: Subject) -> str:
+    """Return the commands where only the disk was kept: `up` restores results, and nothing else."""
+    is_lab = subject.kind == "lab"
+    up = "labctl up && labctl pull   # the results" if is_lab else f"{subject.up}   # the results"
+    remove = "labctl orphans --terminate" if is_lab else "labctl orphans --terminate --kept-too"
+    return (
+        f"{up}\n{subject.ssh('lsblk')}   "
+        "# then mount the kept disk and copy the files of the home directory\n"
+        f"{remove}   # removes the disk, which a down does not"
+    )
 
 
 def stop_and_keep_disk(
@@ -29,21 +45,23 @@ def stop_and_keep_disk(
     server: Server,
     error: LabError,
     *,
-    hint: str = PULL_AGAIN,
+    hint: Text = pull_again,
     has_home: bool = False,
 ) -> PolicyError:
     """Stop the server but keep its disk; return the error that tells the user both.
 
-    With `has_home`, the disk has files of the home directory that exist nowhere else.
+    With `has_home`, the disk has files of the home directory that exist nowhere else; the error is
+    an UnsavedHomeError then.
     """
     context.connections.close(server)
     outcome = _stop_server(context, server)
     if not outcome and (outcome := _keep_disk(context, server, has_home=has_home)):
-        hint = COPY_HOME if has_home else hint
+        hint = copy_home if has_home else hint
     if not outcome:
         price = price_or_free_text(server.offer.price_usd_per_hour)
         outcome = f"the server is still running, unchanged ({price})"
-    return PolicyError(
+    refusal = UnsavedHomeError if has_home else PolicyError
+    return refusal(
         lambda subject: (
             f"{context.name_for(subject)} was not removed: not everything on it could be saved"
         ),

@@ -166,7 +166,10 @@ def test_a_budget_is_given_with_who_and_why(labctl: Labctl, course: Path) -> Non
     assert given[0]["why"] == "ill"
     assert given[0]["by"]
     assert in_course(labctl, "budget", "ada", "lots").code == 2
-    assert in_course(labctl, "budget", "ada", "-99").code == 3
+    refused = in_course(labctl, "budget", "ada", "-99")
+    assert refused.code == 3
+    assert "it is $30.00 now, which is less than $99.00\n" in refused.err
+    assert "next: labctl course budget ada 0\n" in refused.err
     unknown = in_course(labctl, "budget", "adda", "+5")
     assert unknown.code == 4
     assert "did you mean ada?" in unknown.err

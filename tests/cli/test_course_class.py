@@ -19,6 +19,8 @@ import pytest
 from labctl.cli.course_table import ClassScreen
 from labctl.cli.screen import Screen
 from labctl.config import find_paths
+from labctl.courses.join_codes import make_unusable_key
+from labctl.courses.keys import AuthorizedKeys
 from labctl.courses.records.folder import CourseFolder
 from labctl.courses.seat_reporter import SeatDone, SeatNews
 from labctl.courses.seat_results import SeatFailure
@@ -250,6 +252,66 @@ def test_what_makes_no_images_says_so(labctl: Any, course: Path) -> None:
 
 def test_the_end_of_a_term_is_everybodys(labctl: Any, course: Path) -> None:
     assert labctl("course", "down", "--end-of-term", "--only", "alice").code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (("bob",), "bob"),
+        (("alice", "bob", "--replace"), "alice bob --replace"),
+        (("--all", "--into", "to mail"), "--all --into 'to mail'"),
+        ((), "STUDENT"),
+    ],
+)
+def test_a_wrong_validity_suggests_the_same_invitation(
+    labctl: Any, course: Path, words: tuple[str, ...], suggested: str
+) -> None:
+    refused = labctl("course", "invite", *words, "--valid", "0d")
+    assert refused.code == 2
+    assert f"next: labctl course invite {suggested} --valid 14d\n" in refused.err
+
+
+def test_the_check_suggests_a_machine_image_only_where_one_can_be_made(
+    labctl: Any, course: Path
+) -> None:
+    file = course / "course.yaml"
+    file.write_text(f"{file.read_text()}image: {{requirements: requirements.txt}}\n")
+    checked = labctl("course", "check")
+    assert "push it to a registry and name it in course.yaml\n" in checked.out + checked.err
+    assert "bake" not in checked.out + checked.err
+
+
+@pytest.fixture
+def authorized_keys(home: Path, course: Path) -> Path:
+    """Two of the three students have joined, and one has an open invitation."""
+    file = home / ".ssh" / "authorized_keys"
+    file.parent.mkdir()
+    keys = AuthorizedKeys(CourseFolder(course), file)
+    for student in ("alice", "bob"):
+        keys.admit(student, make_unusable_key())
+    keys.invite("carol", make_unusable_key())
+    return file
+
+
+def test_the_end_of_a_term_is_asked_for_without_a_server_too(
+    labctl: Any, authorized_keys: Path
+) -> None:
+    before = authorized_keys.read_text()
+    refused = labctl("course", "down", "--end-of-term")
+    assert refused.code == 3
+    assert "- revoke the keys of 2 students and 1 open invitation\n" in refused.err
+    assert "- remove the course's images, caches and timers, and disks" in refused.err
+    assert "end the course ml? no (not a terminal; use --yes to answer yes)" in refused.err
+    assert "nothing was ended\n  no key was revoked\n" in refused.err
+    assert authorized_keys.read_text() == before
+
+
+def test_the_end_of_a_term_revokes_what_the_question_names(
+    labctl: Any, authorized_keys: Path
+) -> None:
+    ended = labctl("course", "down", "--end-of-term", "--yes")
+    assert "revoked 2 keys of students" in ended.out
+    assert authorized_keys.read_text() == ""
 
 
 def test_outside_of_a_course_it_says_what_one_is(labctl: Any, home: Path) -> None:

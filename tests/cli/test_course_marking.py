@@ -67,6 +67,15 @@ def test_marks_and_their_graders_are_in_the_grades(run: Labctl) -> None:
     assert "\x1b" not in said.out + run("grades", "essay", "--json").out
 
 
+def test_a_mark_without_a_submission_says_so_and_counts(run: Labctl, course: CourseFolder) -> None:
+    marked = run("mark", "essay", "bob", "text", "3")
+    assert (marked.code, marked.out) == (0, "bob: text 3 of 10\n")
+    assert marked.err == "! bob has not submitted essay; the points count all the same\n"
+    assert run("mark", "essay", "bob", "text", "--undo").err == ""
+    submit(course, "alice", time.time())
+    assert run("mark", "essay", "alice", "text", "3").err == ""
+
+
 def test_what_is_unmarked_is_listed_and_not_released(run: Labctl) -> None:
     nothing = "There is nothing to mark: nobody has submitted essay.\n"
     assert run("mark", "essay", "--list").out == nothing
@@ -362,6 +371,7 @@ def test_a_mark_for_a_released_grade_says_that_the_student_sees_the_old_one(run:
     assert "released" not in run("mark", "essay", "bob", "text", "9").err
     said = run("mark", "essay", "alice", "text", "8", "--note", "clear")
     assert said.err.splitlines() == [
+        "! alice has not submitted essay; the points count all the same",
         "alice can read this after the next release.",
         "  next: labctl course grades essay --release",
     ]

@@ -86,6 +86,17 @@ def test_the_end_of_a_class_counts_what_students_edited(
     assert capsys.readouterr().out == text
 
 
+def test_the_end_of_a_class_says_where_the_files_of_home_directories_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ending = SeatEnding(
+        seat="ada", students=("ada",), ended=True, saved=SavedSeat(files=3, home_files=2)
+    )
+    course_results.print_down([ending])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == ("Downloaded 2 files from home directories to .course/seats/NAME/server-home/.")
+
+
 def test_a_machine_that_could_not_be_reached_is_not_called_removed(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ from labctl.course import Course
 from labctl.courses import broadcast, join_codes, leftovers
 from labctl.courses.broadcast import extend_server, find_run, push_files, send_message
 from labctl.courses.context import build_own_context, build_seat_contexts
+from labctl.courses.end_consent import AccessCount
 from labctl.courses.image_check import check_reference
 from labctl.courses.leftovers import list_leftovers
 from labctl.courses.material import NAME, add_handouts
@@ -281,6 +282,45 @@ def test_what_a_student_left_in_a_lab_of_their_own_is_home_before_the_end(ml: Cl
     assert {one.seat for one in ml.folder.ledger.list_entries(kind="down")} == set(NAMES)
 
 
+def test_files_in_a_home_directory_are_saved_before_the_server_ends(ml: Class) -> None:
+    started(ml)
+    ml.machine("alice").run_with("night", **{"model.pt": "weights"})
+    (ml.machine("alice").home / "essay.ipynb").write_text("hi")
+    endings = {one.seat: one for one in end_seats(ml.staff(), ml.folder.list_seats())}
+    assert all(one.ended for one in endings.values())
+    assert (endings["alice"].saved.home_files, endings["bob"].saved.home_files) == (1, 0)
+    (essay,) = (ml.folder.private / "seats/alice/server-home").rglob("essay.ipynb")
+    assert essay.read_text() == "hi"
+    assert "files in home directories are downloaded" in ml.reporter.asked[-1].detail
+
+
+def test_a_server_with_a_large_home_directory_stays_with_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is there to type that hours of a download are fine."""
+    monkeypatch.setattr("labctl.lifecycle.home_files.LARGEST_UNASKED_BYTES", 3)
+    one = a_class(tmp_path, monkeypatch, roster(["alice"]))
+    one.cloud = StoppableCloud(one.cloud.key)
+    started(one)
+    essay = one.machine("alice").home / "essay.ipynb"
+    essay.write_text("long")
+    (kept,) = end_seats(one.staff(), one.folder.list_seats())
+    assert not kept.ended
+    assert "1 file (4 B) outside the lab: essay.ipynb" in kept.why
+    assert "only if you copy them yourself" in kept.why
+    assert one.server("alice").state == "stopped"
+    commands = [line.partition("   #")[0] for line in kept.hint.splitlines()]
+    assert commands == [
+        "labctl course up --only alice",
+        "labctl course ssh alice -- ls -l",
+        "labctl course down --only alice",
+        "labctl course down --only alice --discard",
+    ]
+    essay.unlink()
+    (ended,) = end_seats(one.staff(), one.folder.list_seats())
+    assert ended.ended
+
+
 def test_a_server_whose_results_cannot_come_home_does_not_end(ml: Class) -> None:
     started(ml)
     ml.machine("bob").error = unreachable()
@@ -383,6 +423,25 @@ def test_the_end_of_the_term_is_proven_by_the_provider(ml: Class) -> None:
     assert not keys.exists()
     again = end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 0)
     assert again.is_clean
+
+
+def test_the_end_of_the_term_is_one_question_that_names_everything(ml: Class) -> None:
+    started(ml)
+    asked = len(ml.reporter.asked)
+    ml.reporter.answers = [False]
+    access = AccessCount(students=2, invitations=1)
+    with pytest.raises(PolicyError, match="nothing was ended") as refused:
+        end_of_term(ml.staff(), collect=lambda name: "", revoke=lambda: 2, access=access)
+    assert refused.value.why == "still running: 3 servers ($1.50/h)"
+    assert len(ml.cloud.machines) == 3
+    assert end_of_term(
+        ml.staff(), collect=lambda name: "", revoke=lambda: 2, access=access
+    ).is_clean
+    (first, second) = ml.reporter.asked[asked:]
+    assert first == second
+    assert "- end 3 servers ($1.50/h)\n" in first.detail
+    assert "- revoke the keys of 2 students and 1 open invitation\n" in first.detail
+    assert "files in home directories are downloaded first" in first.detail
 
 
 def test_timers_of_servers_that_ended_earlier_go_at_the_end_of_the_term(ml: Class) -> None:

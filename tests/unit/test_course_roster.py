@@ -166,6 +166,18 @@ def test_what_is_wrong_says_where(text: str | bytes, line: int, said: str) -> No
     assert said in found[0][1]
 
 
+@pytest.mark.parametrize("text", ["", "id,name\n"])
+def test_an_empty_roster_shows_the_form_of_its_lines(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "roster.csv"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        compare(read_table_file(file)[1], str(file))
+    assert raised.value.hint.splitlines()[1:] == [
+        "id,name,email",
+        "alice,Alice Jones,alice@example.edu",
+    ]
+
+
 def test_a_table_that_is_no_roster_says_what_would_be() -> None:
     with pytest.raises(ConfigError, match="not a roster that labctl recognizes") as raised:
         compare(table_of("colour,shape\nred,round\n"), "shapes.csv")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from labctl.cli.starter_output import print_starters
 from labctl.config import find_paths, is_trusted
 from labctl.config.locations import parse_template
 from labctl.courses import git_templates, join
@@ -20,11 +21,17 @@ from labctl.courses.keys import JOIN_REQUEST, AuthorizedKeys
 from labctl.courses.plan import compute_plan
 from labctl.courses.publish import publish_assignments
 from labctl.courses.records.folder import CourseFolder
+from labctl.courses.records.plan_changes import list_cautions
 from labctl.courses.requests import RequestHandler
 from labctl.courses.rpc import answer_enrollment
 from labctl.courses.servers import CourseOperator
 from labctl.courses.starter_delivery import strip_generated_lines
-from labctl.courses.starters import build_starters, list_published, publish_starters
+from labctl.courses.starters import (
+    build_starters,
+    list_published,
+    publish_starters,
+    summarize_starters,
+)
 from labctl.errors import BusyError, ConfigError, ProviderError, UsageError
 from labctl.events import SilentReporter
 from labctl.lab import Lab
@@ -524,6 +531,16 @@ def test_joining_writes_each_starter_into_a_lab_of_its_own(student: Student) -> 
     assert (again.state, again.changes) == ("current", ())
 
 
+def test_joining_counts_the_files_as_the_plan_does(
+    student: Student, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(student.home)
+    (summary,) = summarize_starters(student.folder, PATHS)
+    assert summary.files == 2
+    print_starters(student.join())
+    assert capsys.readouterr().out.startswith("hw3: 2 new files and lab.yaml in ml/hw3\n")
+
+
 @pytest.mark.parametrize(
     ("text", "trusted"),
     [("run: python train.py\n", True), ("run: x\nsecrets: [WANDB_API_KEY]\n", False)],
@@ -592,6 +609,99 @@ def test_a_lab_file_of_the_starter_without_an_image_gets_that_of_the_course(
     publish_starters(student.folder, PATHS)
     student.update()
     assert Lab.load(student.lab).config.image.reference == "own:1"
+
+
+@pytest.mark.parametrize(
+    ("image", "files"),
+    [
+        (
+            'image: {requirements: requirements.txt, python: "3.12"}',
+            {"requirements.txt": "-r more.txt\ntorch\n", "more.txt": "pandas==2.2.3\n"},
+        ),
+        ("image: {conda: environment.yml}", {"environment.yml": "dependencies: [numpy]\n"}),
+        (
+            "image: {build: docker, args: {BASE: debian}}",
+            {"docker/Dockerfile": "FROM scratch\nCOPY setup.sh /\n", "docker/setup.sh": "true\n"},
+        ),
+    ],
+    ids=["requirements", "conda", "build"],
+)
+def test_an_image_that_servers_build_reaches_the_lab_with_its_files(
+    image: str, files: dict[str, str], student: Student
+) -> None:
+    for name, text in files.items():
+        path = student.folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    set_image(student, image)
+    publish_starters(student.folder, PATHS)
+    student.join()
+    assert {name: (student.lab / name).read_text() for name in files} == files
+    config = Lab.load(student.lab).config
+    wanted = student.folder.config.lab.image
+    for key in ("build", "requirements", "conda", "python", "extras", "args"):
+        assert getattr(config.image, key) == getattr(wanted, key)
+    assert is_trusted(student.paths, config)
+    assert student.update().starters[0].state == "current"
+
+
+def test_a_starter_keeps_its_own_image_and_its_own_list(student: Student) -> None:
+    (student.folder.path / "requirements.txt").write_text("torch\n")
+    starter = student.folder.path / "starter"
+    (starter / "requirements.txt").write_text("jax\n")
+    (starter / "lab.yaml").write_text("run: python train.py\n")
+    set_image(student, "image: {requirements: requirements.txt}")
+    publish_starters(student.folder, PATHS)
+    student.join()
+    assert (student.lab / "requirements.txt").read_text() == "jax\n"
+    config = Lab.load(student.lab).config
+    assert (config.image.requirements, config.run) == (
+        "requirements.txt",
+        ("python", "train.py"),
+    )
+    (starter / "lab.yaml").write_text("image: own:1\n")
+    (starter / "requirements.txt").unlink()
+    publish_starters(student.folder, PATHS)
+    student.update()
+    assert Lab.load(student.lab).config.image.reference == "own:1"
+    assert not (student.lab / "requirements.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("image", "problem"),
+    [
+        ("{requirements: missing.txt}", "image.requirements: 'missing.txt' cannot be"),
+        ("{build: docker}", "image.build: there is no directory 'docker'"),
+        ("{build: imported}", "image.build: imported has no Dockerfile"),
+        ("{requirements: imported/list.txt}", "image.requirements: imported/list.txt has, or is"),
+    ],
+)
+def test_an_image_that_cannot_be_handed_out_is_a_problem_of_course_yaml(
+    image: str, problem: str, folder: CourseFolder
+) -> None:
+    (folder.path / "imported").mkdir(exist_ok=True)
+    (folder.path / "imported" / "list.txt").write_text("torch\n")
+    text = (folder.path / "course.yaml").read_text().replace("{build: .}", image)
+    (folder.path / "course.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        build_starters(CourseFolder(folder.path).config, PATHS)
+    (found,) = caught.value.problems
+    assert found.line == 3
+    assert f"{found.path}: {found.message}".startswith(problem)
+
+
+def test_a_plan_says_which_labs_get_no_image(folder: CourseFolder) -> None:
+    def list_image_cautions() -> list[str]:
+        config = CourseFolder(folder.path).config
+        return [caution for caution in list_cautions(config, 0.0) if "image" in caution]
+
+    (beside,) = list_image_cautions()
+    assert "its Dockerfile is beside the roster" in beside
+    file = folder.path / "course.yaml"
+    text = file.read_text().replace("{build: .}", "{requirements: requirements.txt}")
+    file.write_text(text.replace("assignments: {", "assignments: {hw4: {}, "))
+    (without,) = list_image_cautions()
+    assert without.startswith("no image for hw4, the course's own lab: ")
 
 
 def test_a_course_without_an_image_leaves_the_choice_to_the_lab(

@@ -110,6 +110,7 @@ def list_cautions(config: CourseConfig, now: float, own_images: Collection[str] 
     ):
         which = f"no image for {', '.join(without)}" if own_images else "no image"
         messages.append(f"{which}: {IMAGE_CAUTION}; {IMAGE_NEXT}")
+    messages += _image_cautions(config)
     if config.lab.server.need.idle_s is None and not has_queue:
         messages.append("no server.idle: an idle server runs until its ttl")
     server = config.lab.server
@@ -124,6 +125,25 @@ def list_cautions(config: CourseConfig, now: float, own_images: Collection[str] 
             "grade submissions; choose another one under grading.server"
         )
     return [*messages, *_assignment_cautions(config, now)]
+
+
+def _image_cautions(config: CourseConfig) -> Iterable[str]:
+    """Yield which labs of students do not get the image that servers build for course.yaml."""
+    image = config.lab.image
+    if not (config.lab.uses_containers and image.is_built and config.lab.has_own_image):
+        return
+    if image.build == ".":
+        yield (
+            "labs of students do not get the image: its Dockerfile is beside the roster; move it "
+            "to a directory of its own, and write image: {build: DIRECTORY}"
+        )
+        return
+    without = [name for name, rules in config.assignments.items() if not rules.hands_out_files]
+    where = ", ".join([*without, "the course's own lab"])
+    yield (
+        f"no image for {where}: only labs of assignments with files get an image that servers "
+        "build; to give it to all, push it to a registry and name it"
+    )
 
 
 def _assignment_cautions(config: CourseConfig, now: float) -> Iterable[str]:

@@ -29,6 +29,11 @@ READ = frozenset(
         *("assignment_name", "grade"),
     )
 )
+# what a roster without lines lacks
+FORM = (
+    "write a line for each student below the names of the columns, such as:\n"
+    "id,name,email\nalice,Alice Jones,alice@example.edu"
+)
 _SPACES = dict.fromkeys(map(ord, "\u00a0\u2007\u202f\u3000"), " ")
 _BOMS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
@@ -121,7 +126,8 @@ def read_table_bytes(path: Path) -> bytes:
 def make_table_error(where: str, problems: Sequence[Problem]) -> ConfigError:
     """Return the error for a table with these problems, in the order of its lines."""
     why = "nothing was imported and nothing was changed"
-    return make_problems_error(where, problems, why=why, hint="fix these lines and try again")
+    hint = "fix these lines and try again" if any(problem.line for problem in problems) else FORM
+    return make_problems_error(where, problems, why=why, hint=hint)
 
 
 def _decode(data: bytes, problems: list[Problem]) -> tuple[str, str, bytes] | None:
