@@ -143,12 +143,12 @@ def _list_shown(context: LabContext) -> Orphans:
 def _is_own(context: LabContext, server: Server) -> bool:
     """Whether this user created it, as far as the provider can tell its users apart.
 
-    A login name is not enough: in containers that share an engine, everybody may be root. The key
-    of a server is in the directory of the user who created it.
+    The key of a server is in the directory of the user who created it. Image caches are kept apart
+    by the same directory, as `ProviderContext.home`.
     """
     if not server.owner:
         return True
-    return Path(server.endpoint.identity).is_relative_to(context.paths.keys_dir.parent)
+    return Path(server.endpoint.identity).is_relative_to(context.owner_home)
 
 
 def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orphans:
