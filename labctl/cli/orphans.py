@@ -100,6 +100,7 @@ def orphans_command(
         shown = msgspec.structs.replace(resources, others=others)
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
+        _print_ended(resources)
         _print_orphans(context, resources, everyone, with_region=all_regions)
         _print_free([one for one in resources.resources if _is_free(one)], "")
         _print_free(resources.caches, "image ")
@@ -107,6 +108,13 @@ def orphans_command(
     if resources.failures:
         ctx.exit(BusyError.exit_code)
     ctx.exit(1 if resources.is_billing else 0)
+
+
+def _print_ended(orphans: Orphans) -> None:
+    for server in orphans.terminated:
+        print_message(f"terminated {clean(server.id)} ({clean(server.lab)})", err=False)
+    for resource in orphans.removed:
+        print_message(f"removed {resource.kind} {clean(resource.id)}", err=False)
 
 
 def _print_orphans(
@@ -123,7 +131,8 @@ def _print_orphans(
         names = orphans.asked or (context.provider.name,)
         what = f"nothing at {clean(list_text(names, 'or'))}"
         what += " but image caches" if orphans.caches else ""
-        print_message(f"Found {what} that labctl created{scope}.", err=False)
+        verb = "Now there is" if orphans.terminated or orphans.removed else "Found"
+        print_message(f"{verb} {what} that labctl created{scope}.", err=False)
         return
     _print_billing_table(context, orphans, others, with_region=with_region)
     for resource in orphans.resources:
