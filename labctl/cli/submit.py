@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from labctl.cli.exit_codes import print_next, read_typed_command
 from labctl.cli.options import RUN, json_option, open_lab, yes_option
@@ -220,7 +221,7 @@ def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> N
     with _suggest_again(), submit.open_receiver(lab.context, rules) as host:
         saved, refused = receipts.fetch(root, rules, host)
     if json_:
-        rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
+        rows = [msgspec.to_builtins(one, enc_hook=str) for one in saved]
         print_json({"receipts": rows, "refused": refused})
         return
     print_receipts(saved, refused, rules.time_zone, root)

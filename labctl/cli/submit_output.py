@@ -20,10 +20,11 @@ from labctl.text import bytes_text, duration_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from labctl.submissions.assignment import DeadlineStatus
     from labctl.submissions.bundling import BundleContents
     from labctl.submissions.feedback import Feedback
     from labctl.submissions.receipt import Receipt
-    from labctl.submissions.receipts import Verified
+    from labctl.submissions.receipts import StoredReceipt, Verified
     from labctl.submissions.submit import SubmitResult, Terms
     from labctl.wire.receiver import RegradeRecord, TotalRecord
 
@@ -170,20 +171,33 @@ def print_done(result: SubmitResult, root: Path) -> None:
         return
     if result.signed.receipt.number <= (result.terms.number or 0):
         click.echo("already submitted: same bundle; its receipt:")
-    print_receipt(result.signed.receipt, result.terms.format_time, result.terms)
+    print_receipt(
+        result.signed.receipt, result.terms.format_time, result.terms, standing=result.standing
+    )
     click.echo(f"receipt: {_relative_path(result.receipt, root)}")
     click.echo("  next: labctl submit --verify\n        (at any time, without a network)")
 
 
-def print_receipt(receipt: Receipt, format_time: FormatTime, terms: Terms | None = None) -> None:
+def print_receipt(
+    receipt: Receipt,
+    format_time: FormatTime,
+    terms: Terms | None = None,
+    *,
+    standing: DeadlineStatus | None = None,
+) -> None:
     """Print what a receipt says, with its time as the assignment's `format_time` writes it.
 
     Only the receiver's `terms` have the student's free days: the receipt's penalty is before them.
+    `standing` is what counts now, after an extension.
     """
+    state = _receipt_state(receipt, terms)
+    if standing is not None and standing.late_s != receipt.late_s:
+        counts = _lateness_text(standing.late_s, terms) if terms and standing.late_s else "on time"
+        state = f"counts as {counts}, with your extension; {state} when it was signed"
     name = f"{receipt.course} {receipt.assignment}".strip()
     run = f", run {receipt.run}" if receipt.run else ", without a run"
     rows = [
-        ("received", f"{format_time(receipt.received_at)} ({_receipt_state(receipt, terms)})"),
+        ("received", f"{format_time(receipt.received_at)} ({state})"),
         ("from", f"{receipt.student}, number {receipt.number}{run}"),
         ("bundle", f"{receipt.bundle_bytes:,} bytes"),
         ("sha256", receipt.bundle_sha256),
@@ -225,7 +239,7 @@ def table_time_text(at: float, zone: tzinfo) -> str:
 
 
 def print_receipts(
-    saved: list[tuple[Path, Receipt]], refused: list[str], zone: tzinfo, root: Path
+    saved: list[StoredReceipt], refused: list[str], zone: tzinfo, root: Path
 ) -> None:
     """Print a table of the downloaded receipts, and the submissions that were refused."""
     if not saved and not refused:
@@ -233,18 +247,19 @@ def print_receipts(
         return
     rows = [
         (
-            str(receipt.number),
-            table_time_text(receipt.received_at, zone),
-            f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
-            receipt.bundle_sha256[:SHOWN_CHARACTERS],
-            path.name,
+            str(one.receipt.number),
+            table_time_text(one.receipt.received_at, zone),
+            f"{duration_text(late_s)} late" if late_s else "on time",
+            one.receipt.bundle_sha256[:SHOWN_CHARACTERS],
+            one.path.name,
         )
-        for path, receipt in saved
+        for one in saved
+        for late_s in [(one.standing or one.receipt).late_s]
     ]
     if rows:
         print_table(rows, ("NO", "RECEIVED", "STATE", "SHA256", "RECEIPT"))
         click.echo(f"Times are in {zone}.")
-        click.echo(f"saved in {_relative_path(str(saved[0][0].parent), root)}")
+        click.echo(f"saved in {_relative_path(str(saved[0].path.parent), root)}")
     for line in refused:
         click.echo(click.style(f"refused {clean(line)}", fg="red"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ from labctl.retry import retry_on
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import ensure_key_pair
 from labctl.submissions import REQUEST
-from labctl.submissions.assignment import SSH_PLACE, Assignment
+from labctl.submissions.assignment import SSH_PLACE, Assignment, DeadlineStatus
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
@@ -99,11 +100,19 @@ class ReceiverHost:
         except MessageError as error:
             raise self.make_protocol_error(str(error)) from None
 
-    def receipts(self) -> list[Signed]:
-        """Return the student's own receipts of this assignment."""
+    def receipts(self) -> list[tuple[Signed, DeadlineStatus | None]]:
+        """Return the student's receipts of this assignment, each with what counts now.
+
+        That is None from a receiver of an earlier version.
+        """
         request = ListReceiptsRequest(self.rules.name)
         reply = self.send_request(LIST_RECEIPTS, request)
-        return [self._convert(signed, Signed) for signed in reply.receipts]
+        try:
+            standings = [parse_record(DeadlineStatus, one) for one in reply.standings]
+        except MessageError as error:
+            raise self.make_protocol_error(str(error)) from None
+        signed = [self._convert(one, Signed) for one in reply.receipts]
+        return list(zip_longest(signed, standings[: len(signed)]))
 
     def feedback(self) -> tuple[Feedback | None, ReadFeedbackReply]:
         """Return the student's released feedback (None before that), and the complete reply."""
