@@ -171,6 +171,22 @@ def test_an_extension_counts_for_a_submission_that_arrived_before(
         machine.assignment()
 
 
+def test_a_student_of_a_course_whose_key_was_revoked_is_led_to_a_join_file(
+    machine: Machine, student: Student
+) -> None:
+    machine.expel(student.name)
+    _, elsewhere = student.submit("--grade", code=1)
+    assert "next: labctl submit --key" in elsewhere
+    keeper = f"keeper: ssh://course@127.0.0.1:{machine.wire.port}"
+    section = f"{{{keeper}, host_key: '{machine.host_key}', course: ml, student: alice}}"
+    text = f"lab: digits\nserver: {{provider: course, course: {section}}}\n"
+    (student.lab / "lab.yaml").write_text(text)
+    _, said = student.submit("--grade", code=3)
+    assert "your instructor has revoked the key" in said
+    assert "labctl join FILE" in said
+    assert "--key" not in said
+
+
 def test_a_grade_comes_back_once_it_was_released(machine: Machine, student: Student) -> None:
     _, said = student.submit("--grade", code=4)
     assert "has not been released yet" in said
