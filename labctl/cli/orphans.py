@@ -69,8 +69,9 @@ def orphans_command(
     listed only with --everyone. --provider auto searches all providers that this machine has
     credentials for.
 
-    Exits with 1 if a server is left, or anything else that costs money, and with 75 if the list is
-    incomplete, since a provider could not be asked.
+    Exits with 1 if a server of yours is left, or anything else that costs money. Servers of others
+    do not count, since removing them is not up to you, whether --everyone lists them or not. Exits
+    with 75 if the list is incomplete, since a provider could not be asked.
 
     \b
     labctl orphans --provider auto

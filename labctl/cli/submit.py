@@ -174,7 +174,7 @@ def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     if json_:
         print_json({"handed_in": result})
     else:
-        print_done(result, lab.config.root)
+        print_done(result)
 
 
 def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
@@ -201,7 +201,7 @@ def _verify_receipt(
     if json_:
         print_json({"verified": verified})
     else:
-        print_verified(verified, rules.format_time, root)
+        print_verified(verified, rules.format_time)
     ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
@@ -224,7 +224,7 @@ def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> N
         rows = [msgspec.to_builtins(one, enc_hook=str) for one in saved]
         print_json({"receipts": rows, "refused": refused})
         return
-    print_receipts(saved, refused, rules.time_zone, root)
+    print_receipts(saved, refused, rules.time_zone)
 
 
 def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
@@ -239,7 +239,7 @@ def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None
         rest = {"path": path, "regrades": regrades, "total": total}
         print_json({"feedback": fetched.feedback, **rest})
         return
-    print_feedback(fetched.feedback, fetched.path, root)
+    print_feedback(fetched.feedback, fetched.path)
     print_regrades(fetched.regrades)
     if fetched.total:
         print_total(fetched.total)

@@ -39,8 +39,9 @@ def pulled(lab: World) -> World:
 
 @pytest.mark.parametrize("words", [("pull",), ("pull", "night"), ("pull", "--follow")])
 def test_a_pull_after_down_says_that_everything_is_here(
-    pulled: World, labctl: Labctl, words: tuple[str, ...]
+    pulled: World, labctl: Labctl, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(pulled.home / "lab")
     output = labctl(pulled, *words)
     assert (output.code, output.out) == (0, "runs/night: Nothing new; everything is up to date.\n")
     text = "the server of night was removed after everything on it had been downloaded\n"
