@@ -59,7 +59,10 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         ]
         print_message(f"downloaded {', '.join(parts)}", err=err)
     if result.home_files:
-        places = list_text([f"{name}/" for name in result.home_directories])
+        root = lab.config.root
+        places = list_text(
+            [f"{clean(relative_path(root / name))}/" for name in result.home_directories]
+        )
         count = _count_files(result.home_files)
         print_message(f"downloaded {count} from the home directory to {places}", err=err)
     print_message(describe_removal(lab, result), err=err)
