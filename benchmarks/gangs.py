@@ -73,7 +73,12 @@ class _Start:
     def _await_first_line(self, run: str) -> float:
         """Run the command to its end; return when its first line was shown."""
         lab = self._lab
-        env = {**environment(lab.home), "LOGNAME": OWNER, **lab.settings}
+        env = {
+            **environment(lab.home),
+            "LOGNAME": OWNER,
+            "LABCTL_CACHE_POOL": OWNER,
+            **lab.settings,
+        }
         words = [LABCTL, "run", "--id", run, "--", *lab.command]
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with subprocess.Popen(words, cwd=lab.root, env=env, text=True, **options) as process:

@@ -24,7 +24,12 @@ class TimedLab:
 
     def labctl(self, *words: str) -> str:
         """Run labctl in the lab; return its standard output."""
-        env = {**environment(self.home), "LOGNAME": OWNER, **self.settings}
+        env = {
+            **environment(self.home),
+            "LOGNAME": OWNER,
+            "LABCTL_CACHE_POOL": OWNER,
+            **self.settings,
+        }
         return run_labctl(self.root, env, *words)
 
     def read_timings(self, *words: str, after: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -25,6 +25,11 @@ with lazy_imports(__name__):
 
 # columns of a page on a wider terminal
 MOST_COLUMNS = 100
+# a block of code, a span of code, or a link: group 1 is its text, group 2 its target
+_LINK = re.compile(
+    r"^ *```.*?^ *```$|`[^`\n]+`|(?<!!)\[((?:`[^`]*`|[^\]`])+)\]\(([^)\s]+)\)",
+    re.MULTILINE | re.DOTALL,
+)
 # notes for the programs that check a page and build the site
 NOTE = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 
@@ -34,7 +39,8 @@ NOTE = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 def docs_command(page: str) -> None:
     """Show a page of the documentation; without PAGE, list all of them.
 
-    The pages are those of this version. A terminal shows them in your pager; leave it with q.
+    The pages are those of this version. A terminal shows them in your pager; leave it with q. A
+    pipe or a file gets the page in Markdown as it was written, for other programs.
 
     \b
     labctl docs
@@ -59,6 +65,24 @@ def docs_command(page: str) -> None:
         click.echo_via_pager(_render(text) if file.suffix == ".md" else text)
 
 
+def _write_links(text: str) -> str:
+    """Write links as a terminal can follow them: to another page as the command that shows it.
+
+    Only the texts remain of links inside the page and to files that are not installed.
+    """
+
+    def write_link(found: re.Match[str]) -> str:
+        label, target = found.group(1), found.group(2)
+        if label is None or target.startswith(("https://", "http://")):
+            return found.group()
+        if target.startswith(("#", "../")) or (file := find_page(target)) is None:
+            return label
+        command = f"`labctl docs {file.stem if file.suffix == '.md' else file.name}`"
+        return command if label.strip("`") == target else f"{label} ({command})"
+
+    return _LINK.sub(write_link, text)
+
+
 def _render(text: str) -> str:
     """Return Markdown as text for a terminal. Not every pager passes colors on.
 
@@ -67,7 +91,7 @@ def _render(text: str) -> str:
     written = StringIO()
     width = min(read_output_width(), MOST_COLUMNS)
     console = rich_console.Console(file=written, color_system=None, width=width)
-    console.print(_parse(text), crop=False)
+    console.print(_parse(_write_links(text)), crop=False)
     return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
 
 
@@ -85,10 +109,10 @@ def _parse(text: str) -> rich_markdown.Markdown:
             block.overflow = "fold" if is_in_list else "ignore"
             yield block
 
-    class PageMarkdown(rich_markdown.Markdown):
+    class ManualPage(rich_markdown.Markdown):
         elements: ClassVar[dict[str, type[rich_markdown.MarkdownElement]]] = {
             **rich_markdown.Markdown.elements,
             "fence": WholeCodeBlock,
         }
 
-    return PageMarkdown(text, hyperlinks=False)
+    return ManualPage(text, hyperlinks=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from labctl.cli.browser import relative_path
 from labctl.cli.exit_codes import clean
 from labctl.cli.wrapping import print_message
 from labctl.config.member_ids import list_lab_ids
@@ -48,15 +49,20 @@ def print_down(lab: Lab, result: DownResult, *, err: bool = False) -> None:
         return
     if result.pulled_files or result.saved_edits:
         counts = (
-            (result.pulled_files, "file", "runs/"),
-            (result.saved_edits, "edited file", "server-edits/"),
+            (result.pulled_files, "file", "runs"),
+            (result.saved_edits, "edited file", "server-edits"),
         )
         parts = [
-            f"{_count_files(count, name)} to {place}" for count, name, place in counts if count
+            f"{_count_files(count, name)} to {clean(relative_path(lab.config.root / place))}/"
+            for count, name, place in counts
+            if count
         ]
         print_message(f"downloaded {', '.join(parts)}", err=err)
     if result.home_files:
-        places = list_text([f"{name}/" for name in result.home_directories])
+        root = lab.config.root
+        places = list_text(
+            [f"{clean(relative_path(root / name))}/" for name in result.home_directories]
+        )
         count = _count_files(result.home_files)
         print_message(f"downloaded {count} from the home directory to {places}", err=err)
     print_message(describe_removal(lab, result), err=err)

@@ -69,8 +69,9 @@ def orphans_command(
     listed only with --everyone. --provider auto searches all providers that this machine has
     credentials for.
 
-    Exits with 1 if a server is left, or anything else that costs money, and with 75 if the list is
-    incomplete, since a provider could not be asked.
+    Exits with 1 if a server of yours is left, or anything else that costs money. Servers of others
+    do not count, since removing them is not up to you, whether --everyone lists them or not. Exits
+    with 75 if the list is incomplete, since a provider could not be asked.
 
     \b
     labctl orphans --provider auto
@@ -100,6 +101,7 @@ def orphans_command(
         shown = msgspec.structs.replace(resources, others=others)
         print_json({"orphans": shown, "billing": resources.is_billing})
     else:
+        _print_ended(resources)
         _print_orphans(context, resources, everyone, with_region=all_regions)
         _print_free([one for one in resources.resources if _is_free(one)], "")
         _print_free(resources.caches, "image ")
@@ -107,6 +109,13 @@ def orphans_command(
     if resources.failures:
         ctx.exit(BusyError.exit_code)
     ctx.exit(1 if resources.is_billing else 0)
+
+
+def _print_ended(orphans: Orphans) -> None:
+    for server in orphans.terminated:
+        print_message(f"terminated {clean(server.id)} ({clean(server.lab)})", err=False)
+    for resource in orphans.removed:
+        print_message(f"removed {resource.kind} {clean(resource.id)}", err=False)
 
 
 def _print_orphans(
@@ -123,7 +132,8 @@ def _print_orphans(
         names = orphans.asked or (context.provider.name,)
         what = f"nothing at {clean(list_text(names, 'or'))}"
         what += " but image caches" if orphans.caches else ""
-        print_message(f"Found {what} that labctl created{scope}.", err=False)
+        verb = "Now there is" if orphans.terminated or orphans.removed else "Found"
+        print_message(f"{verb} {what} that labctl created{scope}.", err=False)
         return
     _print_billing_table(context, orphans, others, with_region=with_region)
     for resource in orphans.resources:

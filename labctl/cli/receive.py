@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 import click
+import msgspec
 
 from labctl.cli.exit_codes import clean, read_typed_command
 from labctl.cli.number_range import NumberRange
@@ -23,7 +24,7 @@ from labctl.errors import BusyError, ConnectError, NotFoundError
 from labctl.lazy import lazy_imports
 from labctl.submissions.confinement import UNCONFINED, has_filter, limit_memory
 from labctl.submissions.connection_limits import MAX_MEMORY_BYTES, hold_connection
-from labctl.submissions.receipt import Receipt
+from labctl.submissions.receipt import Receipt, utc_text
 from labctl.submissions.receiver import Receiver
 from labctl.text import bytes_text, duration_text
 
@@ -221,12 +222,15 @@ def _extend(directory: Path, name: str, student: str, time: str) -> None:
 def _list(directory: Path, name: str, json_: bool) -> None:
     """List submissions with their time and lateness.
 
+    Lateness follows from the time of arrival and the extension that counts now. The receipt keeps
+    what was true when it was signed.
+
     \b
     labctl receive list ~/drop hw3
     """
     receiver = _open_assignment(directory, name)
     receipts = [
-        signed.receipt
+        _apply_rules_of_now(receiver, signed.receipt)
         for student in receiver.students(name)
         for signed in receiver.receipts(name, student)
     ]
@@ -251,6 +255,15 @@ def _list(directory: Path, name: str, json_: bool) -> None:
     ]
     print_table(rows, ("STUDENT", "NO", "RECEIVED", "STATE", "OFF", "SIZE", "SHA256"))
     click.echo(f"Times are in {zone}.")
+
+
+def _apply_rules_of_now(receiver: Receiver, receipt: Receipt) -> Receipt:
+    """Return the receipt with the due time and the lateness that the extension of now gives."""
+    standing = receiver.judge_receipt(receipt)
+    due = "" if standing.due_at is None else utc_text(standing.due_at)
+    return msgspec.structs.replace(
+        receipt, due=due, late_s=standing.late_s, penalty=standing.penalty
+    )
 
 
 @receive_command.command("check", short_help="Compare bundles with their receipts.")

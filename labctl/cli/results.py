@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from labctl import shell
+from labctl.cli.browser import relative_path
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import RUN, SCREEN, json_option, open_lab, require_name
@@ -97,7 +98,7 @@ def pull_command(
         return
     for pulled in pulled_runs:
         if not follow:
-            click.echo(_describe_pull(pulled))
+            click.echo(_describe_pull(lab, pulled))
         _print_missing(lab, pulled)
 
 
@@ -131,7 +132,8 @@ def _pull_from_course(lab: Lab, ctx: click.Context, json_: bool) -> None:
     count = count_text(len(result.downloaded), "file")
     size = f" ({bytes_text(result.size_bytes)})" if result.downloaded else ""
     present = f", {len(result.present)} there already" if result.present else ""
-    click.echo(f"{saved_results.DIRECTORY}/: downloaded {count}{size}{present}")
+    place = clean(relative_path(lab.config.root / saved_results.DIRECTORY))
+    click.echo(f"{place}/: downloaded {count}{size}{present}")
     for path in result.skipped:
         click.echo(f"  skipped: {clean(path)}", err=True)
 
@@ -193,13 +195,15 @@ def print_outputs_line(lab: Lab, files: Sequence[str]) -> None:
         print_message(f"  to download such files of later runs too, in lab.yaml: {line}")
 
 
-def _describe_pull(pulled: PulledRun) -> str:
+def _describe_pull(lab: Lab, pulled: PulledRun) -> str:
+    """Say what was downloaded, and where, as a path that can be typed in this directory."""
     files = f"{pulled.files} {'file' if pulled.files == 1 else 'files'}"
     rest = "everything is up to date." if pulled.complete else "more may follow."
     if pulled.complete and pulled.left:
         rest = "its outputs are up to date."
     news = f"Downloaded {files} ({bytes_text(pulled.bytes)})" if pulled.files else "Nothing new"
-    return f"runs/{pulled.run}: {news}; {rest}"
+    place = relative_path(lab.config.root / "runs" / pulled.run)
+    return f"{clean(place)}: {news}; {rest}"
 
 
 def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
@@ -207,7 +211,7 @@ def _follow_outputs(lab: Lab, run: str, json_: bool) -> PulledRun:
 
     def print_round(pulled: PulledRun) -> None:
         if not json_ and (pulled.files or pulled.complete):
-            click.echo(_describe_pull(pulled))
+            click.echo(_describe_pull(lab, pulled))
 
     run_id = runs.find_run(lab.context, run).id
     try:

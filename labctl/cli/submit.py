@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from labctl.cli.exit_codes import print_next, read_typed_command
 from labctl.cli.options import RUN, json_option, open_lab, yes_option
@@ -173,7 +174,7 @@ def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     if json_:
         print_json({"handed_in": result})
     else:
-        print_done(result, lab.config.root)
+        print_done(result)
 
 
 def _rehearse(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
@@ -200,7 +201,7 @@ def _verify_receipt(
     if json_:
         print_json({"verified": verified})
     else:
-        print_verified(verified, rules.format_time, root)
+        print_verified(verified, rules.format_time)
     ctx.exit(3 if verified.bundle == "changed" else 0)
 
 
@@ -220,10 +221,10 @@ def _fetch_receipts(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> N
     with _suggest_again(), submit.open_receiver(lab.context, rules) as host:
         saved, refused = receipts.fetch(root, rules, host)
     if json_:
-        rows: list[Any] = [{"path": str(path), "receipt": receipt} for path, receipt in saved]
+        rows = [msgspec.to_builtins(one, enc_hook=str) for one in saved]
         print_json({"receipts": rows, "refused": refused})
         return
-    print_receipts(saved, refused, rules.time_zone, root)
+    print_receipts(saved, refused, rules.time_zone)
 
 
 def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
@@ -238,7 +239,7 @@ def _fetch_grade(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None
         rest = {"path": path, "regrades": regrades, "total": total}
         print_json({"feedback": fetched.feedback, **rest})
         return
-    print_feedback(fetched.feedback, fetched.path, root)
+    print_feedback(fetched.feedback, fetched.path)
     print_regrades(fetched.regrades)
     if fetched.total:
         print_total(fetched.total)

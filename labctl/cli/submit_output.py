@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from labctl.cli.browser import relative_path
 from labctl.cli.exit_codes import clean
 from labctl.cli.tables import print_table
 from labctl.cli.wrapping import indent_words, read_output_width, wrap_lines
@@ -20,10 +21,11 @@ from labctl.text import bytes_text, duration_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from labctl.submissions.assignment import DeadlineStatus
     from labctl.submissions.bundling import BundleContents
     from labctl.submissions.feedback import Feedback
     from labctl.submissions.receipt import Receipt
-    from labctl.submissions.receipts import Verified
+    from labctl.submissions.receipts import StoredReceipt, Verified
     from labctl.submissions.submit import SubmitResult, Terms
     from labctl.wire.receiver import RegradeRecord, TotalRecord
 
@@ -160,7 +162,7 @@ def _version_text(contents: BundleContents, part: str) -> str:
     return ""
 
 
-def print_done(result: SubmitResult, root: Path) -> None:
+def print_done(result: SubmitResult) -> None:
     """Print the receipt of a submission, or how to get it if it comes later."""
     if result.signed is None:
         click.echo(f"submitted; sha256 {result.sha256}")
@@ -170,20 +172,33 @@ def print_done(result: SubmitResult, root: Path) -> None:
         return
     if result.signed.receipt.number <= (result.terms.number or 0):
         click.echo("already submitted: same bundle; its receipt:")
-    print_receipt(result.signed.receipt, result.terms.format_time, result.terms)
-    click.echo(f"receipt: {_relative_path(result.receipt, root)}")
+    print_receipt(
+        result.signed.receipt, result.terms.format_time, result.terms, standing=result.standing
+    )
+    click.echo(f"receipt: {relative_path(Path(result.receipt))}")
     click.echo("  next: labctl submit --verify\n        (at any time, without a network)")
 
 
-def print_receipt(receipt: Receipt, format_time: FormatTime, terms: Terms | None = None) -> None:
+def print_receipt(
+    receipt: Receipt,
+    format_time: FormatTime,
+    terms: Terms | None = None,
+    *,
+    standing: DeadlineStatus | None = None,
+) -> None:
     """Print what a receipt says, with its time as the assignment's `format_time` writes it.
 
     Only the receiver's `terms` have the student's free days: the receipt's penalty is before them.
+    `standing` is what counts now, after an extension.
     """
+    state = _receipt_state(receipt, terms)
+    if standing is not None and standing.late_s != receipt.late_s:
+        counts = _lateness_text(standing.late_s, terms) if terms and standing.late_s else "on time"
+        state = f"counts as {counts}, with your extension; {state} when it was signed"
     name = f"{receipt.course} {receipt.assignment}".strip()
     run = f", run {receipt.run}" if receipt.run else ", without a run"
     rows = [
-        ("received", f"{format_time(receipt.received_at)} ({_receipt_state(receipt, terms)})"),
+        ("received", f"{format_time(receipt.received_at)} ({state})"),
         ("from", f"{receipt.student}, number {receipt.number}{run}"),
         ("bundle", f"{receipt.bundle_bytes:,} bytes"),
         ("sha256", receipt.bundle_sha256),
@@ -206,7 +221,7 @@ def _receipt_state(receipt: Receipt, terms: Terms | None) -> str:
     return f"{duration_text(receipt.late_s)} late{off}"
 
 
-def print_verified(verified: Verified, format_time: FormatTime, root: Path) -> None:
+def print_verified(verified: Verified, format_time: FormatTime) -> None:
     """Print a receipt and whether its signature and its bundle match."""
     print_receipt(verified.receipt, format_time)
     click.echo("signature: valid, from the receiver that the assignment names")
@@ -216,7 +231,7 @@ def print_verified(verified: Verified, format_time: FormatTime, root: Path) -> N
         click.echo(click.style("bundle:    your file was CHANGED after it was signed", fg="red"))
     else:
         click.echo("bundle:    not on this machine (to compare one: --bundle FILE)")
-    click.echo(f"receipt:   {_relative_path(verified.path, root)}")
+    click.echo(f"receipt:   {relative_path(Path(verified.path))}")
 
 
 def table_time_text(at: float, zone: tzinfo) -> str:
@@ -224,39 +239,38 @@ def table_time_text(at: float, zone: tzinfo) -> str:
     return f"{datetime.fromtimestamp(at, zone):%d %b %Y %H:%M:%S}"
 
 
-def print_receipts(
-    saved: list[tuple[Path, Receipt]], refused: list[str], zone: tzinfo, root: Path
-) -> None:
+def print_receipts(saved: list[StoredReceipt], refused: list[str], zone: tzinfo) -> None:
     """Print a table of the downloaded receipts, and the submissions that were refused."""
     if not saved and not refused:
         click.echo("The receiver has not signed a receipt for you yet.")
         return
     rows = [
         (
-            str(receipt.number),
-            table_time_text(receipt.received_at, zone),
-            f"{duration_text(receipt.late_s)} late" if receipt.late_s else "on time",
-            receipt.bundle_sha256[:SHOWN_CHARACTERS],
-            path.name,
+            str(one.receipt.number),
+            table_time_text(one.receipt.received_at, zone),
+            f"{duration_text(late_s)} late" if late_s else "on time",
+            one.receipt.bundle_sha256[:SHOWN_CHARACTERS],
+            one.path.name,
         )
-        for path, receipt in saved
+        for one in saved
+        for late_s in [(one.standing or one.receipt).late_s]
     ]
     if rows:
         print_table(rows, ("NO", "RECEIVED", "STATE", "SHA256", "RECEIPT"))
         click.echo(f"Times are in {zone}.")
-        click.echo(f"saved in {_relative_path(str(saved[0][0].parent), root)}")
+        click.echo(f"saved in {relative_path(saved[0].path.parent)}")
     for line in refused:
         click.echo(click.style(f"refused {clean(line)}", fg="red"))
 
 
-def print_feedback(feedback: Feedback, path: Path, root: Path) -> None:
+def print_feedback(feedback: Feedback, path: Path) -> None:
     """Print a released grade with its comments."""
     score = f"{feedback.score:g} of {feedback.points:g} points"
     click.echo(click.style(f"{clean(feedback.assignment)}: {score}", bold=True))
     click.echo(f"submission {feedback.number}")
     for line in wrap_lines(clean(feedback.text), has_commands=False, err=False):
         click.echo(line)
-    click.echo(f"complete feedback: {_relative_path(str(path), root)}")
+    click.echo(f"complete feedback: {relative_path(path)}")
 
 
 def print_regrades(regrades: Sequence[RegradeRecord]) -> None:
@@ -283,8 +297,3 @@ def print_total(total: TotalRecord) -> None:
         click.echo(f"  {clean(name)}: nothing was submitted, which counts as 0")
     for text in total.dropped:
         click.echo(f"  {clean(text)}")
-
-
-def _relative_path(path: str, root: Path) -> str:
-    file = Path(path)
-    return str(file.relative_to(root)) if file.is_relative_to(root) else path

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from labctl.cli.browser import relative_path
 from labctl.cli.completion_values import complete_runs
+from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, make_empty_name_error, open_lab
 from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
@@ -48,6 +50,7 @@ def _sync(ctx: click.Context, runs: tuple[str, ...], json_: bool) -> None:
         return
     for one in tracked:
         what = count_text(one.uploaded, "part") + " uploaded" if one.uploaded else "up to date"
-        click.echo(f"runs/{one.run}: {what}")
+        place = relative_path(lab.config.root / "runs" / one.run)
+        click.echo(f"{clean(place)}: {what}")
     if not tracked:
         print_message("No offline files of Weights & Biases in runs/: labctl pull --runs")

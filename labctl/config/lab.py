@@ -226,6 +226,7 @@ class LabConfigReader:
             wheelhouse=str(expand(file.wheelhouse, self.values.home)) if file.wheelhouse else "",
             package_index=file.package_index,
             image_cache_bytes=file.image_cache,
+            cache_pool=file.cache_pool,
             origins={key: node.location for key, node in self.values.leaves.items()},
             lines={
                 key: node.line

@@ -39,6 +39,7 @@ SWITCHES = {
     "wheelhouse": "wheelhouse",
     "package_index": "package_index",
     "image_cache": "image_cache",
+    "cache_pool": "cache_pool",
 }
 
 # LABCTL_SERVER_AWS_PROFILE sets server.aws.profile.

@@ -332,10 +332,11 @@ class LabFile(Value, frozen=True):
     wheelhouse: Annotated[str, Parsed(parse_place)] = ""
     package_index: Annotated[str, Parsed(parse_index)] = ""
     image_cache: Annotated[int, Parsed(parse_cache_size)] = DEFAULT_IMAGE_CACHE_BYTES
+    cache_pool: Name = ""
 
 
 # Settings of this machine: from config.yaml or the environment, never from a lab.
-MACHINE_KEYS = ("base_image", "wheelhouse", "package_index", "image_cache")
+MACHINE_KEYS = ("base_image", "wheelhouse", "package_index", "image_cache", "cache_pool")
 # Keys that the user's config.yaml may have.
 USER_KEYS = ("server", "image", "store", "mirror", "limits", *MACHINE_KEYS)
 
@@ -423,6 +424,7 @@ class LabConfig(Value, frozen=True):
     wheelhouse: str = ""
     package_index: str = ""
     image_cache_bytes: int = DEFAULT_IMAGE_CACHE_BYTES
+    cache_pool: str = ""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     lines: dict[str, int] = msgspec.field(default_factory=dict)
     beside: dict[str, str] = msgspec.field(default_factory=dict)

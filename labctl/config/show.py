@@ -68,6 +68,7 @@ def _rows(config: LabConfig) -> Iterator[tuple[str, str]]:
     yield "wheelhouse", config.wheelhouse
     yield "package_index", config.package_index
     yield "image_cache", _size(config.image_cache_bytes) or "off"
+    yield "cache_pool", config.cache_pool
 
 
 def _server_rows(config: LabConfig) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ from labctl.servers.context import LabContext
 from labctl.state import ledgers
 from labctl.state.disks import list_kept_disks
 from labctl.state.ledgers import BACK, LedgerLine
+from labctl.state.server_ends import find_end_reason
 from labctl.sync.local_results import RECORD, read_pulled_run
 from labctl.sync.pull import PulledRun
 from labctl.text import add_next, names_text
@@ -162,7 +163,19 @@ def explain_missing_results(
     if pulled:
         error.why = "\n".join(filter(None, [error.why, _describe_pulled_runs(pulled)]))
         error.hint = f"ls runs/{pulled[0].id}" if len(pulled) == 1 else "ls runs"
+    elif ids:
+        error.why = _describe_lost_runs(context, ids)
+        error.hint = "labctl run --up" if context.config.run else "labctl run --up -- COMMAND"
     return error
+
+
+def _describe_lost_runs(context: LabContext, run_ids: Sequence[str]) -> str:
+    """Say that nothing of these runs is left, and what ended the server that they were on."""
+    run = context.state.get_run(context.lab_id, run_ids[-1])
+    reason = find_end_reason(context.state, run.server_id) if run else ""
+    names = names_text(run_ids, 5)
+    text = f"the results of {names} were on the server that ended, and no copy was saved"
+    return "\n".join(filter(None, [text, reason]))
 
 
 def _describe_pulled_runs(pulled: Sequence[Run]) -> str:

@@ -18,10 +18,10 @@ from labctl.servers.provider_traits import describe_provider
 from labctl.servers.watch_reports import parse_watch
 from labctl.state.disks import STOPPED, find_stopped_disk, list_kept_disks
 from labctl.state.measured_runs import list_measured
+from labctl.state.server_ends import EXPLAINED, list_ends
 from labctl.wire.codec import to_json
 
 if TYPE_CHECKING:  # `status` without a refresh starts faster without them
-    from labctl.state import LedgerEntry
     from labctl.wire.runs import StatusReply
     from labctl.wire.watchdog import WatchRecord
 
@@ -44,8 +44,6 @@ with lazy_imports(__name__):
 
 # Kind of the ledger entry of a `labctl run --down` that was interrupted before it ended the server.
 INTERRUPTED_DOWN = "interrupted down"
-# Kind of the ledger entry with the reason of an end that was recorded as "gone" without one.
-EXPLAINED = "end explained"
 
 
 def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> LabStatus:
@@ -57,7 +55,7 @@ def read_status(context: LabContext, *, refresh: bool, why: bool = False) -> Lab
     machine = answers.machine
     server = context.state.get_lab_server(context.lab_id)
     now = time.time()
-    ends = _list_ends(context)
+    ends = list_ends(context.state, context.lab_id)
     reasons = {end.server_id: str(end.detail.get("why") or "") for end in ends}
     watch, watched_at = _last_watch(context, server) if server else ({}, None)
     others = list_other_servers(context)
@@ -225,7 +223,7 @@ def _find_interrupted_down(context: LabContext, server: Server) -> InterruptedDo
 
 def _explain_last_end(context: LabContext) -> None:
     """Ask again why the last server ended: a keeper may notice the end after its student does."""
-    for end in _list_ends(context)[-1:]:
+    for end in list_ends(context.state, context.lab_id)[-1:]:
         if end.kind != "gone" or end.detail.get("why"):
             continue
         if why := adoption.explain_end(context, end.server_id):
@@ -233,16 +231,6 @@ def _explain_last_end(context: LabContext) -> None:
             context.state.record(
                 EXPLAINED, lab_id=context.lab_id, server_id=end.server_id, detail=detail
             )
-
-
-def _list_ends(context: LabContext) -> list[LedgerEntry]:
-    """Return the ends of the lab's servers, the last one last. "why" is the provider's reason."""
-    lines = [
-        line
-        for kind in ("terminated", "gone", EXPLAINED)
-        for line in context.state.list_events(lab_id=context.lab_id, kind=kind)
-    ]
-    return sorted(lines, key=lambda line: line.number)
 
 
 def _read_clocks(context: LabContext, server: Server, watch: dict[str, Any], now: float) -> Clocks:

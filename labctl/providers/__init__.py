@@ -54,6 +54,8 @@ class ProviderContext(Value, frozen=True):
     know. `cache_dir` may be deleted at any time. `everywhere` searches every region, not only the
     configured ones; `regions` are searched in addition, because resources on record may be there.
     `subject` is whose commands the provider's checks name. `note` shows a message to the user.
+    `home` is the directory of the user's keys: two users of one Docker Engine may have the same
+    login name, as root in containers. Home directories with the same `cache_pool` share caches.
     `open_provider` returns another provider by its name, with the lab's settings for it.
     """
 
@@ -75,6 +77,15 @@ class ProviderContext(Value, frozen=True):
     subject: Subject = LAB
     note: Callable[[str], None] = lambda text: None
     open_provider: Callable[[str], Any] | None = None
+    home: Path | None = None
+    cache_pool: str = ""
+
+    @property
+    def cache_owner(self) -> str:
+        """Whose image caches on this machine are used: those of this user with this home."""
+        if self.cache_pool:
+            return self.cache_pool
+        return f"{self.owner}:{self.home}" if self.home else self.owner
 
 
 class Provider(Protocol):

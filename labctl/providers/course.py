@@ -355,14 +355,26 @@ def _parse_server(record: SeatServerRecord) -> Server:
     return msgspec.structs.replace(server, provider=PROVIDER, endpoint=clean, account="")
 
 
+def is_keeper_of(settings: object, host_key: str) -> bool:
+    """Whether these are the settings of a course whose keeper has this host key."""
+    if not isinstance(settings, CourseProviderSettings):
+        return False
+    return bool(host_key) and settings.host_key == host_key
+
+
+def make_unknown_key_error(keeper: str) -> PolicyError:
+    """Return the error for a student whose key the keeper does not accept."""
+    return PolicyError(
+        f"{keeper} does not accept your key",
+        why="you have not joined from this account, or your instructor has revoked the key",
+        hint="ask your instructor for a join file, then:\nlabctl join FILE",
+    )
+
+
 def _add_student_hint(error: LabError, keeper: str) -> LabError:
     """Say what a student can do about an error of the connection."""
     if isinstance(error, AuthenticationError):
-        return PolicyError(
-            f"{keeper} does not accept your key",
-            why="you have not joined from this account, or your instructor has revoked the key",
-            hint="ask your instructor for a join file, then:\nlabctl join FILE",
-        )
+        return make_unknown_key_error(keeper)
     if isinstance(error, HostKeyError):
         error.hint = "tell your instructor: the keeper's host key is not the one in your join file"
     elif isinstance(error, BusyError):

@@ -159,6 +159,14 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
         return self.owner or find_user_name()
 
     @property
+    def owner_home(self) -> Path:
+        """The directory of the user's keys, which tells apart users with the same login name.
+
+        In containers that share a Docker Engine, everybody may be root.
+        """
+        return self.paths.keys_dir.parent
+
+    @property
     def is_on_this_machine(self) -> bool:
         """Whether the lab's servers are on this machine, so that nobody else controls them."""
         return isinstance(self.provider, OnThisMachine)
@@ -172,6 +180,8 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
         return ProviderContext(
             data_dir=self.paths.data_dir,
             owner=self.owner_name,
+            home=self.owner_home,
+            cache_pool=self.config.cache_pool,
             place=self.place,
             connect=self.connections.connect,
             settle_host_key=self._settle_host_key,

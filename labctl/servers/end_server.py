@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -91,11 +92,14 @@ def _sweep_resources(context: LabContext, server_id: str, ours: list[Server]) ->
     )
 
 
-def end(context: LabContext, servers: Iterable[Server], *, keep_disks: bool = False) -> None:
+def end(
+    context: LabContext, servers: Iterable[Server], *, keep_disks: bool = False, by: str = ""
+) -> None:
     """Terminate all of these servers, wait until the provider confirms it, drop their records.
 
     Their disks are deleted too, except with `keep_disks` those that the provider has been asked to
-    keep. PolicyError, and no server is terminated, if one belongs to another account.
+    keep. `by` is the command that `labctl status` names as the reason. PolicyError, and no server
+    is terminated, if one belongs to another account.
     """
     waiting = list(servers)
     accounts.require_same_account(context, waiting)
@@ -112,7 +116,7 @@ def end(context: LabContext, servers: Iterable[Server], *, keep_disks: bool = Fa
 
     with report_wait(context.reporter, f"removing {_name_servers(waiting)}"):
         _map_parallel(terminate, waiting)
-    _wait_for(context, waiting)
+    _wait_for(context, waiting, by)
 
 
 def _map_parallel(action: Callable[[Server], T], servers: list[Server]) -> list[T]:
@@ -125,7 +129,7 @@ def _name_servers(servers: list[Server]) -> str:
     return names_text([server.alias or server.id for server in servers], 3)
 
 
-def _wait_for(context: LabContext, waiting: list[Server]) -> None:
+def _wait_for(context: LabContext, waiting: list[Server], by: str = "") -> None:
     """Wait until the provider confirms the end of each; repeat a request that it may have missed.
 
     BusyError after GONE_DEADLINE_S.
@@ -135,13 +139,13 @@ def _wait_for(context: LabContext, waiting: list[Server]) -> None:
     text = f"waiting for {context.provider.name} to end {_name_servers(waiting)}"
     limit = f"at most {duration_text(GONE_DEADLINE_S)}"
     with report_wait(context.reporter, text, limit):
-        _poll_until_gone(context, waiting)
+        _poll_until_gone(context, waiting, by)
 
 
-def _poll_until_gone(context: LabContext, waiting: list[Server]) -> None:
+def _poll_until_gone(context: LabContext, waiting: list[Server], by: str) -> None:
     def are_gone() -> bool:
         nonlocal waiting
-        waiting = _not_gone(context, waiting)
+        waiting = _not_gone(context, waiting, by)
         return not waiting
 
     if poll_until(
@@ -162,12 +166,12 @@ def _poll_until_gone(context: LabContext, waiting: list[Server]) -> None:
     )
 
 
-def _not_gone(context: LabContext, waiting: list[Server]) -> list[Server]:
-    remaining = _map_parallel(partial(_check_gone, context), waiting)
+def _not_gone(context: LabContext, waiting: list[Server], by: str) -> list[Server]:
+    remaining = _map_parallel(partial(_check_gone, context, by=by), waiting)
     return [server for server in remaining if server is not None]
 
 
-def _check_gone(context: LabContext, server: Server) -> Server | None:
+def _check_gone(context: LabContext, server: Server, *, by: str) -> Server | None:
     """Return the server, "ending" once its provider shows that state; None once it is gone."""
     shown = retry_throttled_calls()(context.provider.find, server.id)
     if shown is not None and shown.state != "terminated":
@@ -180,8 +184,15 @@ def _check_gone(context: LabContext, server: Server) -> Server | None:
         return server
     context.state.drop_server(server.id)
     context.connections.forget(server.id)
-    context.state.record("terminated", lab_id=server.lab_id, server_id=server.id)
+    detail = {"why": _describe_end(by, time.time())} if by else {}
+    context.state.record("terminated", lab_id=server.lab_id, server_id=server.id, detail=detail)
     return None
+
+
+def _describe_end(by: str, at: float) -> str:
+    """Say which command terminated a server, and when (Unix seconds)."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+    return f"`{by}` terminated it at {when}"
 
 
 def remove_or_drop(context: LabContext, server: Server, *, discard: bool) -> Removal | LabError:

@@ -19,10 +19,11 @@ from labctl.servers.members import ask_each, ask_members
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.provider_choice import select_provider
 from labctl.servers.provider_traits import describe_provider
-from labctl.text import add_next, count_text
+from labctl.text import add_next, count_text, elapsed_text
 
 # Kind of a resource that is free and makes the next server start faster: it is never removed.
 CACHE = "cache"
+COMMAND = "labctl orphans"
 OTHERS_LOSS = "Runs on them end, and results that were not downloaded are lost. Ask the user first."
 
 
@@ -33,7 +34,8 @@ class Orphans(Value, frozen=True):
     and what interrupted `up`s may have created. `others` are servers of other users who share the
     provider without accounts, as on one Docker Engine, or of this user with another home directory.
     `caches` are free and never removed. `failures` says, by provider, why it could not be asked:
-    what it has is not in this list. `asked` are the providers that answered.
+    what it has is not in this list. `asked` are the providers that answered. `terminated` and
+    `removed` are what was listed before and no longer exists.
     """
 
     servers: tuple[Server, ...]
@@ -44,6 +46,8 @@ class Orphans(Value, frozen=True):
     caches: tuple[Resource, ...] = ()
     failures: dict[str, str] = msgspec.field(default_factory=dict)
     asked: tuple[str, ...] = ()
+    terminated: tuple[Server, ...] = ()
+    removed: tuple[Resource, ...] = ()
 
     @property
     def is_billing(self) -> bool:
@@ -143,12 +147,12 @@ def _list_shown(context: LabContext) -> Orphans:
 def _is_own(context: LabContext, server: Server) -> bool:
     """Whether this user created it, as far as the provider can tell its users apart.
 
-    A login name is not enough: in containers that share an engine, everybody may be root. The key
-    of a server is in the directory of the user who created it.
+    The key of a server is in the directory of the user who created it. Image caches are kept apart
+    by the same directory, as `ProviderContext.home`.
     """
     if not server.owner:
         return True
-    return Path(server.endpoint.identity).is_relative_to(context.paths.keys_dir.parent)
+    return Path(server.endpoint.identity).is_relative_to(context.owner_home)
 
 
 def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orphans:
@@ -164,27 +168,71 @@ def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orph
     if not listed.servers and not removable:
         return listed
     _confirm(context, listed.servers, removable)
+    _end_listed(context, listed.servers, removable, kept_too=kept_too)
+    return _note_ended(listed, _list_all(context, _list_shown))
+
+
+def _end_listed(
+    context: LabContext,
+    servers: Sequence[Server],
+    removable: Sequence[Resource],
+    *,
+    kept_too: bool,
+) -> None:
+    """Terminate and remove at each provider; one of a market that fails is a warning."""
 
     def end_part(member: LabContext) -> None:
         name = member.provider.name
-        servers = [server for server in listed.servers if server.provider == name]
-        _end_all(member, servers, kept_too=kept_too)
+        own = [server for server in servers if server.provider == name]
+        _end_all(member, own, kept_too=kept_too)
 
-    names = {server.provider for server in listed.servers}
+    names = {server.provider for server in servers}
     names |= {resource.provider for resource in removable}
     if not isinstance(context.provider, Marketplace):
         end_part(context)
-        return _list_all(context, _list_shown)
+        return
     for name, why in ask_each(context, sorted(names), end_part).failures.items():
         text = add_next(f"{name}: {why}", f"labctl orphans --provider {name} --terminate")
         context.reporter.emit(Note(text=text, level="warning"))
-    return _list_all(context, _list_shown)
+
+
+def _note_ended(before: Orphans, after: Orphans) -> Orphans:
+    """Return `after` with what was listed `before` and is gone."""
+    left = {server.id for server in (*after.servers, *after.others)}
+    kept = {resource.id for resource in after.resources}
+    gone = [one for one in (*before.servers, *before.others) if one.id not in left]
+    return msgspec.structs.replace(
+        after,
+        terminated=(*before.terminated, *gone),
+        removed=(
+            *before.removed,
+            *(one for one in before.resources if one.id not in kept),
+        ),
+    )
+
+
+def describe_server(context: LabContext, server: Server) -> str:
+    """Name a server with its lab, its state, and the runs that this machine knows on it."""
+    active = [
+        f"run {run.id} was {run.state} {_age_text(run.seen_at or run.created_at)}"
+        for run in context.state.list_runs(server.lab_id)
+        if run.server_id == server.id and not run.has_ended
+    ]
+    is_recorded = context.state.get_server(server.id) is not None
+    unknown = "no active run on record" if is_recorded else "its runs are not on record here"
+    return f"{server.id} ({server.lab}, {server.state}): {', '.join(active) or unknown}"
+
+
+def _age_text(moment: float) -> str:
+    return f"{elapsed_text(time.time() - moment)} ago"
 
 
 def _confirm(context: LabContext, servers: Sequence[Server], removable: Sequence[Resource]) -> None:
-    names = {server.lab for server in servers}
-    names |= {resource.lab or resource.lab_id for resource in removable}
-    labs = ", ".join(sorted(names - {""}))
+    lines = [f"  {describe_server(context, server)}" for server in servers]
+    lines += [
+        f"  {resource.kind} {resource.id} ({resource.lab or resource.lab_id or 'of no lab'})"
+        for resource in removable
+    ]
     other = "other resource" if servers else "resource"
     actions = [
         *([f"terminate {count_text(len(servers), 'server')}"] if servers else []),
@@ -192,7 +240,9 @@ def _confirm(context: LabContext, servers: Sequence[Server], removable: Sequence
     ]
     decision = Question(
         question=f"{' and '.join(actions)}?",
-        detail=f"labs: {labs}\nResults found only there are lost; labctl down saves them first.",
+        detail="\n".join(
+            [*lines, "Results found only there are lost; labctl down saves them first."]
+        ),
     )
     if not context.reporter.confirm(decision):
         raise PolicyError(
@@ -206,11 +256,11 @@ def _end_all(context: LabContext, servers: Sequence[Server], *, kept_too: bool) 
     """Terminate these servers of one provider, and remove what is not needed there."""
     for server in servers:
         cost.record_start(context.state, server)
-    end_server.end(context, servers)
+    end_server.end(context, servers, by=COMMAND)
 
     def list_removable() -> list[Resource]:
         # Provider lists lag: more servers may appear, and resources that they were using.
-        end_server.end(context, _list_shown(context).servers)
+        end_server.end(context, _list_shown(context).servers, by=COMMAND)
         return [one for one in _list_shown(context).resources if kept_too or _is_unneeded(one)]
 
     end_server.remove_resources(context, list_removable(), list_removable)
@@ -220,17 +270,17 @@ def end_others(context: LabContext, listed: Orphans) -> Orphans:
     """Terminate the servers of each other user whose name is typed; return what is left."""
     for provider, owner in sorted({(server.provider, server.owner) for server in listed.others}):
         servers = [one for one in listed.others if (one.provider, one.owner) == (provider, owner)]
-        lines = [f"  {server.id} ({server.lab}, {server.state})" for server in servers]
+        lines = [f"  {describe_server(context, server)}" for server in servers]
         decision = Question(
             question=f"to terminate the servers of {owner}, type {owner}",
             detail="\n".join([f"{_describe_creator(context, owner)}:", *lines, OTHERS_LOSS]),
             typed=owner,
         )
         if context.reporter.confirm(decision):
-            end_server.end(select_provider(context, provider), servers)
+            end_server.end(select_provider(context, provider), servers, by=COMMAND)
         else:
             context.reporter.emit(Note(text=f"the servers of {owner} were not terminated"))
-    return _list_all(context, _list_shown)
+    return _note_ended(listed, _list_all(context, _list_shown))
 
 
 def _describe_creator(context: LabContext, owner: str) -> str:

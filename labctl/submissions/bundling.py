@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from labctl.servers.context import LabContext
 from labctl.submissions import ASSIGNMENT_FILE, freshness, manifest
 from labctl.submissions.assignment import Assignment
 from labctl.submissions.bundle import BundleSource, packed_bytes
+from labctl.submissions.lost_results import describe_loss, explain_missing_results
 from labctl.submissions.manifest import BundleFile, BundleManifest, CodeCommit
 from labctl.submissions.run_files import (
     find_best_checkpoint,
@@ -31,6 +33,8 @@ LARGEST_NAMED = 5
 # Larger files are no code that a student merges.
 MOST_CONFLICT_BYTES = 1024**2
 SUBMIT = "labctl submit"
+# the parts that a pull brings
+PULLED_PARTS = ("model", "logs")
 SUBMIT_THE_END = "labctl pull --follow && labctl submit --fresh"
 SUBMIT_ELSEWHERE = "labctl -C DIR submit   # in the lab's directory"
 # The evaluation by the run itself; `labctl eval` writes its own file next to it.
@@ -97,15 +101,17 @@ def collect_contents(
     run = on_server.run
     home = context.config.root / "runs" / run.id
     if not home.is_dir():
-        raise NotFoundError(
-            f"the results of run {run.id} are not on this machine", hint=f"labctl pull {run.id}"
-        )
+        other = _find_other(context, run.id, needs_model=needs_model)
+        raise explain_missing_results(context, run, other)
     chosen = checkpoint or find_best_checkpoint(home)
     code = _read_commit(context)
     result = assemble_contents(context, rules, student, most_bytes, run, chosen, code, beside)
     stale = freshness.find_stale_results(on_server, home, chosen)
     has_all_files = freshness.has_final_files(run, home) and not on_server.new_checkpoints
-    other = _find_other_with_model(context, run.id)
+    other = _find_other(context, run.id)
+    loss = describe_loss(context, run)
+    if loss is not None and not has_all_files and find_missing_part(rules, result) in PULLED_PARTS:
+        raise explain_missing_results(context, run, other)
     _check_required(rules, result, run, has_all_files, other)
     notes = result.notes
     if not run.has_ended:
@@ -320,11 +326,15 @@ def find_missing_part(rules: Assignment, result: BundleContents) -> str:
     return ""
 
 
-def _find_other_with_model(context: LabContext, run_id: str) -> str:
-    """Return the latest other run whose model is on this machine; "" without one."""
+def _find_other(context: LabContext, run_id: str, *, needs_model: bool = True) -> str:
+    """Return the latest other run whose model, or log, is on this machine; "" without one."""
     others = [run.id for run in context.state.list_runs(context.lab_id) if run.id != run_id]
-    home = context.config.root / "runs"
-    return next((one for one in reversed(others) if find_best_checkpoint(home / one)), "")
+    homes = context.config.root / "runs"
+
+    def has_results(home: Path) -> bool:
+        return bool(find_best_checkpoint(home)) if needs_model else (home / "logs").is_dir()
+
+    return next((one for one in reversed(others) if has_results(homes / one)), "")
 
 
 def _check_required(

@@ -14,7 +14,7 @@ from typing import Literal
 from labctl.errors import NotFoundError, PolicyError, UsageError
 from labctl.model import Value
 from labctl.submissions import posting, receipt
-from labctl.submissions.assignment import Assignment
+from labctl.submissions.assignment import Assignment, DeadlineStatus
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Receipt, Signed
 from labctl.submissions.receiver_host import ReceiverHost
@@ -27,6 +27,14 @@ class Verified(Value, frozen=True):
     receipt: Receipt
     path: str
     bundle: Literal["same", "changed", "absent"]
+
+
+class StoredReceipt(Value, frozen=True):
+    """A receipt stored at `path`, and what the rules and extensions of now say (None: unknown)."""
+
+    path: Path
+    receipt: Receipt
+    standing: DeadlineStatus | None = None
 
 
 def submissions_directory(root: Path, name: str) -> Path:
@@ -67,22 +75,27 @@ def store_receipt(root: Path, rules: Assignment, signed: Signed, *, sha256: str 
 
 def fetch(
     root: Path, rules: Assignment, host: ReceiverHost | None
-) -> tuple[list[tuple[Path, Receipt]], list[str]]:
+) -> tuple[list[StoredReceipt], list[str]]:
     """Fetch, verify and store all receipts; return them, and the refusals with their reasons.
 
     `host` is None for an assignment that is submitted through a bucket.
     """
     refused: list[str] = []
+    receipts: list[tuple[Signed, DeadlineStatus | None]]
     if host is not None:
         receipts = host.receipts()
     else:
         assert rules.ticket is not None
         answers = posting.fetch_answers(rules.ticket)
-        receipts = list(answers.receipts)
+        receipts = [(signed, None) for signed in answers.receipts]
         refused = [
             f"{refusal.at} {refusal.sha256[:12]}: {refusal.why}" for refusal in answers.refused
         ]
-    return [(store_receipt(root, rules, signed), signed.receipt) for signed in receipts], refused
+    stored = [
+        StoredReceipt(store_receipt(root, rules, signed), signed.receipt, standing)
+        for signed, standing in receipts
+    ]
+    return stored, refused
 
 
 class FetchedFeedback(Value, frozen=True):

@@ -208,6 +208,13 @@ class Receiver:
         paths = sorted(folder.glob(f"[0-9]*/{RECEIPT}"))
         return [receipt.decode(path.read_bytes()) for path in paths]
 
+    def judge_receipt(self, accepted: Receipt) -> DeadlineStatus:
+        """Judge a submission by its arrival time and the extension that counts now.
+
+        The receipt itself keeps what was true when it was signed.
+        """
+        return self.standing(accepted.assignment, accepted.student, accepted.received_at)
+
     def feedback(self, name: str, student: str) -> Feedback | None:
         """Return the feedback released to a student, or None before the release."""
         return feedback.read(self.feedback_file(name, student))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import msgspec
 
-from labctl.config import Paths, student_key
+from labctl.config import Paths, load_lab, student_key
 from labctl.decoding import convert_value
 from labctl.errors import (
     AuthenticationError,
@@ -19,11 +20,13 @@ from labctl.errors import (
 )
 from labctl.errors.replies import decode_reply
 from labctl.model import Endpoint, Value, parse_record
+from labctl.providers import course
 from labctl.retry import retry_on
 from labctl.servers.context import LabContext
 from labctl.servers.host_keys import ensure_key_pair
+from labctl.servers.provider_traits import read_provider_traits
 from labctl.submissions import REQUEST
-from labctl.submissions.assignment import SSH_PLACE, Assignment
+from labctl.submissions.assignment import SSH_PLACE, Assignment, DeadlineStatus
 from labctl.submissions.feedback import Feedback
 from labctl.submissions.receipt import Signed
 from labctl.submissions.receiver import Hello
@@ -99,11 +102,19 @@ class ReceiverHost:
         except MessageError as error:
             raise self.make_protocol_error(str(error)) from None
 
-    def receipts(self) -> list[Signed]:
-        """Return the student's own receipts of this assignment."""
+    def receipts(self) -> list[tuple[Signed, DeadlineStatus | None]]:
+        """Return the student's receipts of this assignment, each with what counts now.
+
+        That is None from a receiver of an earlier version.
+        """
         request = ListReceiptsRequest(self.rules.name)
         reply = self.send_request(LIST_RECEIPTS, request)
-        return [self._convert(signed, Signed) for signed in reply.receipts]
+        try:
+            standings = [parse_record(DeadlineStatus, one) for one in reply.standings]
+        except MessageError as error:
+            raise self.make_protocol_error(str(error)) from None
+        signed = [self._convert(one, Signed) for one in reply.receipts]
+        return list(zip_longest(signed, standings[: len(signed)]))
 
     def feedback(self) -> tuple[Feedback | None, ReadFeedbackReply]:
         """Return the student's released feedback (None before that), and the complete reply."""
@@ -170,9 +181,23 @@ class ReceiverHost:
             hint="tell your instructor",
         )
 
+    def _is_keeper_of_course(self) -> bool:
+        """Whether the lab's course and the assignment have the same machine.
+
+        The commands around submissions do not read the settings of providers otherwise.
+        """
+        try:
+            config = load_lab(self.context.config.root, find_provider=read_provider_traits)
+        except LabError:
+            return False
+        settings = config.server.provider_settings.get(course.PROVIDER)
+        return course.is_keeper_of(settings, self.rules.host_key)
+
     def _with_hint(self, error: LabError) -> LabError:
         """Return the error with a hint for students."""
         if isinstance(error, AuthenticationError):
+            if self._is_keeper_of_course():
+                return course.make_unknown_key_error(self.rules.hand_in)
             return AuthenticationError(
                 f"{self.rules.hand_in} does not know your key",
                 why=error.why,

@@ -41,6 +41,7 @@ from labctl.wire.receiver import (
     AskRegradeRequest,
     BeginUploadReply,
     BeginUploadRequest,
+    DeadlineRecord,
     FinishUploadReply,
     GreetReceiverReply,
     GreetReceiverRequest,
@@ -162,7 +163,11 @@ def _answer_request(
         hello = _add_free_days(receiver.hello(name, student), name, student, course)
         return GreetReceiverReply(make_record(ReceiverGreetingRecord, hello))
     if isinstance(request, ListReceiptsRequest):
-        return ListReceiptsReply(tuple(receiver.receipts(name, student)))
+        receipts = receiver.receipts(name, student)
+        standings = [receiver.judge_receipt(one.receipt) for one in receipts]
+        return ListReceiptsReply(
+            tuple(receipts), tuple(make_record(DeadlineRecord, one) for one in standings)
+        )
     if isinstance(request, ReadFeedbackRequest):
         feedback = receiver.feedback(name, student)
         if course is None:
@@ -220,7 +225,7 @@ def _make_disk_error(error: OSError) -> LabError:
 
 
 def _send_reply(sink: BinaryIO, reply: NamedTuple) -> None:
-    """Write a reply as JSON. What an upload or feedback does not have is left out."""
-    left_out = isinstance(reply, BeginUploadReply | ReadFeedbackReply)
+    """Write a reply as JSON. What an upload, feedback or a list does not have is left out."""
+    left_out = isinstance(reply, BeginUploadReply | ListReceiptsReply | ReadFeedbackReply)
     sink.write(msgspec.json.encode(to_json(reply, drop_defaults=left_out)) + b"\n")
     sink.flush()

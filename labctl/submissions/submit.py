@@ -94,7 +94,8 @@ class Terms(Value, frozen=True):
 class SubmitResult(Value, frozen=True):
     """A submission. `signed` is None if it was posted to a bucket and is not collected yet.
 
-    `stale` says which results were not up to date.
+    `stale` says which results were not up to date. `standing` is, for a bundle that had arrived
+    before, what the rules and extensions of now say of it.
     """
 
     signed: Signed | None
@@ -103,6 +104,7 @@ class SubmitResult(Value, frozen=True):
     sha256: str
     terms: Terms
     stale: tuple[str, ...] = ()
+    standing: DeadlineStatus | None = None
 
 
 def submit(
@@ -327,7 +329,17 @@ def _pack_and_send(
         sha256=sha256,
         terms=terms,
         stale=result.stale,
+        standing=_judge_repeated(host, signed, terms),
     )
+
+
+def _judge_repeated(
+    host: ReceiverHost | None, signed: Signed | None, terms: Terms
+) -> DeadlineStatus | None:
+    """Return what counts now of a bundle that was submitted before; None for a new one."""
+    if host is None or signed is None or signed.receipt.number > (terms.number or 0):
+        return None
+    return next((standing for one, standing in host.receipts() if one == signed), None)
 
 
 def _send(

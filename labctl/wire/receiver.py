@@ -92,7 +92,13 @@ class ListReceiptsRequest(NamedTuple):
 
 
 class ListReceiptsReply(NamedTuple):
+    """The receipts as they were signed, and for each what the rules and extensions of now say.
+
+    `standings` is empty from a receiver of an earlier version.
+    """
+
     receipts: Tuple[object, ...]
+    standings: Tuple[DeadlineRecord, ...] = ()
 
 
 class ReadFeedbackRequest(NamedTuple):

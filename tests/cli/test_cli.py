@@ -933,6 +933,13 @@ def test_orphans_counts_the_servers_of_others_and_lists_them_only_when_asked(
     assert (
         "1 server of another user is not listed; to list all: labctl orphans --everyone" in said.err
     )
+    everyone = labctl("orphans", "--everyone")
+    assert everyone.code == 0, "another user's server is not one to remove"
+    assert "labctl-words-1" in everyone.out
+    own = msgspec.structs.replace(server, id="labctl-mine-1", owner="")
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [server, own])
+    assert labctl("orphans", "--everyone").code == 1
+    monkeypatch.setattr(LocalProvider, "servers", lambda self: [server])
     assert json.loads(labctl("orphans", "--json").out)["orphans"]["others"] == []
     said = labctl("orphans", "--everyone", "--terminate", "--yes")
     assert "to terminate the servers of ann, type ann: no (not a terminal" in said.err

@@ -92,6 +92,29 @@ def test_lines_of_code_are_whole_on_a_narrow_terminal(monkeypatch: pytest.Monkey
     assert broken == []
 
 
+def test_links_name_the_command_that_shows_the_page() -> None:
+    text = (
+        "See [models](models.md#where), [your own](#my-own-repository),\n"
+        "[the `lab.yaml`\nreference](lab.yaml), [stores.md](stores.md), [README](../README.md#a)\n"
+        "and [uv](https://docs.astral.sh/uv/). Not `[a](b.md)`.\n\n```sh\n[x](models.md)\n```\n"
+    )
+    shown = " ".join(_render(text).split())
+    assert shown == (
+        "See models (labctl docs models), your own, the lab.yaml reference (labctl docs lab.yaml), "
+        "labctl docs stores, README and uv (https://docs.astral.sh/uv/). Not [a](b.md). "
+        "[x](models.md)"
+    )
+
+
+def test_no_page_on_a_terminal_has_the_target_of_a_link_in_it() -> None:
+    noise = re.compile(r"\((?:#[\w-]+|[\w./-]+\.md(?:#[\w-]+)?)\)")
+    shown = {
+        file.name: noise.findall(_render(file.read_text()))
+        for file in sorted((ROOT / "docs").glob("*.md"))
+    }
+    assert {name: links for name, links in shown.items() if links} == {}
+
+
 def list_texts() -> Iterator[tuple[str, str]]:
     """List the strings, but no docstrings, of the code that names pages, with their places."""
     for file in sorted((ROOT / "labctl").rglob("*.py")):

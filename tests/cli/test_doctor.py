@@ -356,6 +356,18 @@ def test_a_lab_without_a_keeper_does_not_deny_that_of_its_course(labctl: Any, ho
     assert "ok  keeper: none for this lab; " in labctl("-C", str(home / "digits"), "doctor").out
 
 
+def test_the_keeper_of_a_course_is_not_denied_in_its_lab(labctl: Any, home: Path) -> None:
+    key = f"ssh-ed25519 {'A' * 68}"
+    keeper = f"keeper: 'ssh://course@127.0.0.1:9', host_key: {key}"
+    course = f"course: {{{keeper}, course: ml, student: alice, seat: '0f1e2d3c4b5a'}}"
+    (home / "digits" / "lab.yaml").write_text(
+        f"lab: digits\nserver: {{provider: course, {course}}}\n"
+    )
+    said = labctl("-C", str(home / "digits"), "doctor")
+    assert "ssh://course@127.0.0.1:9" in said.out
+    assert "none for this lab" not in said.out
+
+
 def test_a_version_in_lab_yaml_does_not_mask_that_of_python(labctl: Any, home: Path) -> None:
     version = platform.python_version().rpartition(".")[0]
     lab_file = f'lab: digits\nimage: {{python: "{version}", requirements: requirements.txt}}\n'

@@ -270,7 +270,7 @@ import msgspec
 from labctl.cli.submit_output import print_feedback
 from labctl.submissions.feedback import Feedback
 feedback = msgspec.json.decode({msgspec.json.encode(feedback)!r}, type=Feedback)
-print_feedback(feedback, Path("feedback.html"), Path("."))
+print_feedback(feedback, Path("feedback.html"))
 """
     (tmp_path / "show.py").write_text(show)
     environ = {"HOME": str(tmp_path), "PATH": f"{make_program(tmp_path)}:/usr/bin:/bin"}

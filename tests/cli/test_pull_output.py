@@ -50,6 +50,21 @@ def test_a_pull_without_news_says_so(labctl: Labctl, monkeypatch: pytest.MonkeyP
     assert labctl("pull").out == "runs/r1: Nothing new; everything is up to date.\n"
 
 
+def test_the_place_of_a_pull_can_be_typed_in_any_directory(
+    labctl: Labctl, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = PulledRun(run="r1", directory="runs/r1", complete=True)
+    monkeypatch.setattr(Lab, "pull", lambda *_, **__: [result])
+    (home / "digits" / "src").mkdir()
+    for directory, place in (
+        (home, "digits/runs/r1"),
+        (home / "digits" / "src", str(home / "digits" / "runs" / "r1")),
+    ):
+        monkeypatch.chdir(directory)
+        said = labctl("-C", str(home / "digits"), "pull")
+        assert said.out == f"{place}: Nothing new; everything is up to date.\n"
+
+
 def test_of_many_files_the_directories_are_suggested(
     labctl: Labctl, pulled: Callable[..., None], home: Path
 ) -> None:

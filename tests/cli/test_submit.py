@@ -99,6 +99,35 @@ def assigned(home: Path, run: Path, labctl: Labctl) -> Callable[..., Assignment]
     return make
 
 
+def test_a_run_that_was_lost_with_its_server_names_one_that_can_be_submitted(
+    assigned: Callable[..., Assignment], home: Path, labctl: Labctl
+) -> None:
+    assigned()
+    why = "`labctl orphans` terminated it at 2026-11-29 10:31"
+    lab = Lab.load(home / "digits", environ={"HOME": str(home)})
+    state, now = lab.context.state, time.time()
+    state.record("terminated", lab_id=lab.id, server_id="gone", detail={"why": why})
+    state.save_run(
+        Run(id="night", lab_id=lab.id, server_id="gone", state="running", created_at=now)
+    )
+    alone = labctl("submit", "--dry-run")
+    state.save_run(
+        Run(id=RUN, lab_id=lab.id, server_id="gone", state="exited", created_at=now - 60)
+    )
+    said = labctl("submit", "--dry-run")
+    (home / "digits" / "runs" / "night").mkdir()
+    partial = labctl("submit", "--dry-run")
+    state.close()
+    for each in (alone, said, partial):
+        assert each.code == 4
+        assert "the results of run night are not on this machine" in each.err
+        assert "they were on the server that ended, and no copy was saved" in each.err
+        assert why in each.err
+    assert "next: labctl run --up" in alone.err
+    for each in (said, partial):
+        assert f"next: labctl submit {RUN}\n        (the latest run whose results" in each.err
+
+
 def test_a_refused_assignment_leaves_the_students_file_as_it_was(
     labctl: Labctl, home: Path
 ) -> None:

@@ -272,6 +272,36 @@ def test_caches_of_others_are_not_ours(local_provider: LocalProvider) -> None:
             volume.remove()
 
 
+@pytest.mark.engine
+def test_the_same_login_name_with_another_home_has_other_caches(
+    local_provider: LocalProvider, server_image: str, tmp_path: Path
+) -> None:
+    """In containers that share an engine, everybody may be root."""
+
+    def make(home: str, pool: str = "") -> LocalProvider:
+        changes = {"home": tmp_path / home, "cache_pool": pool}
+        context = msgspec.structs.replace(local_provider.context, **changes)
+        return LocalProvider(LocalSettings(), context)
+
+    def list_caches(provider: LocalProvider) -> list[str]:
+        return [one.id for one in provider.leftovers() if one.id.startswith("labctl-cache-")]
+
+    shared = f"contract-{secrets.token_hex(4)}"
+    ann, bob = make("ann"), make("bob")
+    with engine.connect() as docker:
+        claimed = Pool(docker, ann.context.cache_owner, server_image).claim()
+        claimed.remove(force=True)
+        volume = docker.volumes.create(f"labctl-cache-{shared}", labels={cache.LABEL: shared})
+        try:
+            assert list_caches(ann) == [cache.get_volume(claimed)]
+            assert list_caches(bob) == []
+            assert list_caches(make("ann", shared)) == [volume.name]
+            assert list_caches(make("bob", shared)) == [volume.name]
+        finally:
+            volume.remove()
+            docker.volumes.get(cache.get_volume(claimed)).remove()
+
+
 def list_removed_volumes(owner: str) -> list[str]:
     """The volumes that the command of `doctor` for a full disk names."""
     info = EngineInfo(version="28.2.2", os="linux", root="/")

@@ -269,7 +269,7 @@ def make_lab(folder: Path, name: str, base_image: str, local: str = "") -> LabDi
     environ = {key: os.environ[key] for key in kept if key in os.environ}
     environ |= {"HOME": str(home), "LABCTL_BASE_IMAGE": base_image, "E2E_TOKEN": TOKEN}
     # Whose cached image layers are used: those of the other test servers.
-    environ["LOGNAME"] = "tests"
+    environ["LOGNAME"] = environ["LABCTL_CACHE_POOL"] = "tests"
     environ["PYTHONFAULTHANDLER"] = "1"
     return LabDirectory(root, name, environ)
 

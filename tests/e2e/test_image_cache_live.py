@@ -58,7 +58,8 @@ def labs(
     local = f"  local: {{image: {server_image}}}\n"
     first = make_lab(tmp_path_factory.mktemp("images"), "e2e-images", small_image, local)
     owner = f"tests-{secrets.token_hex(4)}"
-    first.environ["LOGNAME"] = owner  # a pool of its own: its servers start without images
+    # a pool of its own: its servers start without images
+    first.environ["LOGNAME"] = first.environ["LABCTL_CACHE_POOL"] = owner
     dockerfile = (first.root / "Dockerfile").read_text() + f"RUN echo {owner} > /owner\n{REPLACED}"
     (first.root / "Dockerfile").write_text(dockerfile)
     second = copy_lab(first, "e2e-images-2")

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -135,6 +135,56 @@ def test_received_is_written_in_the_time_zone_of_the_course(
     listed, _ = student.submit("--receipts")
     assert f"{moment:%d %b %Y %H:%M:%S}" in listed
     assert "Times are in Europe/Berlin." in listed
+
+
+def test_an_extension_counts_for_a_submission_that_arrived_before(
+    machine: Machine, student: Student
+) -> None:
+    due = datetime.now(ZoneInfo("UTC")) - timedelta(hours=11)
+    text = machine.assignment(due=f"{due:%Y-%m-%d %H:%M} UTC", late="any", penalty="10")
+    (student.lab / "assignment.yaml").write_text(text)
+
+    def list_rows() -> str:
+        words = ["receive", "list", str(machine.receiver.directory), "hw3"]
+        argv = [sys.executable, "-m", "labctl", *words]
+        listed = subprocess.run(
+            argv, env=student.environ, capture_output=True, text=True, check=True
+        )
+        [row] = [line for line in listed.stdout.splitlines() if student.name in line]
+        return row
+
+    try:
+        assert "late, 10% off)" in student.submit("--yes")[0]
+        assert "late  10%" in list_rows()
+        machine.receiver.extend("hw3", student.name, 3 * 86400)
+        assert "on time" in list_rows()
+        assert "on time" in student.submit("--receipts")[0]
+        again, _ = student.submit("--yes")
+        words = " ".join(again.split())
+        assert "already submitted: same bundle" in words
+        assert "counts as on time, with your extension; 11 h late, 10% off when it was" in words
+        [signed] = machine.receiver.receipts("hw3", student.name)
+        assert signed.receipt.penalty == 10
+        machine.receiver.extend("hw3", student.name, 0)
+        assert "late  10%" in list_rows()
+    finally:
+        machine.assignment()
+
+
+def test_a_student_of_a_course_whose_key_was_revoked_is_led_to_a_join_file(
+    machine: Machine, student: Student
+) -> None:
+    machine.expel(student.name)
+    _, elsewhere = student.submit("--grade", code=1)
+    assert "next: labctl submit --key" in elsewhere
+    keeper = f"keeper: ssh://course@127.0.0.1:{machine.wire.port}"
+    section = f"{{{keeper}, host_key: '{machine.host_key}', course: ml, student: alice}}"
+    text = f"lab: digits\nserver: {{provider: course, course: {section}}}\n"
+    (student.lab / "lab.yaml").write_text(text)
+    _, said = student.submit("--grade", code=3)
+    assert "your instructor has revoked the key" in said
+    assert "labctl join FILE" in said
+    assert "--key" not in said
 
 
 def test_a_grade_comes_back_once_it_was_released(machine: Machine, student: Student) -> None:

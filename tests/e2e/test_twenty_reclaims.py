@@ -106,7 +106,7 @@ def stored(
         made = make_lab(folder, "unused", base_image)
         made.environ["SSH_AUTH_SOCK"] = socket
         # The next server gets the layers of the one before it, and nobody else's.
-        made.environ["LOGNAME"] = OWNER
+        made.environ["LOGNAME"] = made.environ["LABCTL_CACHE_POOL"] = OWNER
         if wheels := os.environ.get("LABCTL_WHEELHOUSE", ""):
             made.environ["LABCTL_WHEELHOUSE"] = wheels
         made.labctl("init", "twenty", "--provider", "local")

@@ -37,7 +37,10 @@ def pulled(lab: World) -> World:
     return lab
 
 
-def test_a_pull_after_down_says_that_everything_is_here(pulled: World, labctl: Labctl) -> None:
+def test_a_pull_after_down_says_that_everything_is_here(
+    pulled: World, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pulled.home / "lab")
     nothing_new = "runs/night: Nothing new; everything is up to date.\n"
     text = "the server of night was removed after everything on it had been downloaded\n"
     for words in (("pull",), ("pull", "night"), ("pull", "--follow")):

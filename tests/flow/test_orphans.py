@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 from lab_world import LAB_ID, Labctl, Recorded, World
 
 from labctl.events import Question
+from labctl.lifecycle import up
+from labctl.model import Run
 from labctl.servers import context as context_module
 from labctl.servers.leftovers import Orphans, end_orphans, end_others, find_orphans
 
@@ -85,3 +89,55 @@ def test_only_the_typed_users_servers_are_terminated(lab: World) -> None:
     assert [one.typed for one in reporter.asked] == ["ann", "root"]
     assert "srv-ann (letters, running)" in reporter.asked[0].detail
     assert "the servers of root were not terminated" in reporter.said
+
+
+def put_run(lab: World, server_id: str, run_id: str = "night", **fields: object) -> None:
+    run = Run(id=run_id, lab_id=LAB_ID, server_id=server_id, state="running", **fields)  # type: ignore[arg-type]
+    lab.context().state.save_run(run)
+
+
+def test_terminate_names_each_server_and_its_run_before_and_after(
+    lab: World,
+) -> None:
+    server = up.up(lab.context())
+    put_run(lab, server.id, created_at=time.time() - 600, seen_at=time.time() - 180)
+    lab.cloud.add("srv-other", "birds", "b1b2b3b4b5b6")
+    reporter = Recorded()
+    context = lab.context(reporter)
+    left = end_orphans(context, find_orphans(context), kept_too=False)
+    [question] = reporter.asked
+    assert question.question == "terminate 2 servers?"
+    lines = question.detail.splitlines()
+    assert f"  {server.id} (digits, running): run night was running 3 min ago" in lines
+    assert "  srv-other (birds, running): its runs are not on record here" in lines
+    assert {one.id for one in left.terminated} == {server.id, "srv-other"}
+
+
+def test_the_command_says_what_it_terminated(lab: World, labctl: Labctl) -> None:
+    server = up.up(lab.context())
+    said = labctl(lab, "orphans", "--terminate", "--yes")
+    assert (said.code, said.out) == (
+        0,
+        f"terminated {server.id} (digits)\nNow there is nothing at cloud that labctl created.\n",
+    )
+
+
+def test_what_orphans_terminated_is_named_by_the_commands_that_miss_it(
+    lab: World, labctl: Labctl
+) -> None:
+    server = up.up(lab.context())
+    put_run(lab, server.id, created_at=time.time() - 60)
+    labctl(lab, "orphans", "--terminate", "--yes")
+    ended = "`labctl orphans` terminated it at 20"
+    status = labctl(lab, "status").out
+    assert f"its last server ended: {ended}" in status
+    assert f"its server ended: {ended}" in status
+    pulled = labctl(lab, "pull")
+    assert "the results of night were on the server that ended, and no copy was saved" in pulled.err
+    assert ended in pulled.err
+    assert "next: labctl run --up" in pulled.err
+    (lab.home / "lab" / "runs" / "night").mkdir(parents=True)
+    (lab.home / "lab" / "runs" / "night" / "run.json").write_bytes(
+        msgspec.json.encode(Run(id="night", lab_id=LAB_ID, server_id=server.id, state="running"))
+    )
+    assert "what night had written before the last pull is in runs/night" in labctl(lab, "pull").err

@@ -476,10 +476,12 @@ def test_switches_of_the_machine(lab_home: LabHome) -> None:
     lab_home.write_user_file("wheelhouse: ~/wheels\nbase_image: debian:12\n")
     lab_home.environ["LABCTL_PACKAGE_INDEX"] = "https://me:pw@index.example/simple"
     lab_home.environ["LABCTL_BASE_IMAGE"] = "mirror.example:5000/debian:12"
+    lab_home.environ["LABCTL_CACHE_POOL"] = "ann"
     lab = lab_home.load("lab: a")
     assert lab.wheelhouse == str(lab_home.home / "wheels")
     assert lab.base_image == "mirror.example:5000/debian:12"
     assert lab.package_index == "https://me:pw@index.example/simple"
+    assert lab.cache_pool == "ann"
     assert "pw@" not in str(list_settings(lab))
 
 

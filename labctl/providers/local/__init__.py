@@ -31,7 +31,6 @@ from labctl.providers import ProviderContext
 from labctl.providers.local import cache, checks, engine, image
 from labctl.providers.local.container import (
     OFFER,
-    OWNER_LABEL,
     SERVER_LABEL,
     STOP_TIMEOUT_S,
     TOKEN_LABEL,
@@ -107,7 +106,7 @@ class LocalProvider:
                     engine.inspect_engine(docker),
                     built=built,
                     base_problem="" if built else image.find_base_problem(docker, base),
-                    owner=self.context.owner,
+                    owner=self.context.cache_owner,
                 )
         except EngineError as error:
             return checks.make_no_engine_checks(error)
@@ -160,9 +159,9 @@ class LocalProvider:
         An abandoned claim is a container of a `create` that was killed halfway.
         """
         with engine.connect() as docker:
-            owner = self.context.owner
+            owner = self.context.cache_owner
             every = list_labeled(docker, SERVER_LABEL)
-            owned = [one for one in every if one.labels.get(OWNER_LABEL, owner) == owner]
+            owned = [one for one in every if one.labels.get(cache.CLAIM_LABEL, owner) == owner]
             claims = [container for container in owned if cache.is_claim(container)]
             images = image.list_unused_images(docker)
         return [
@@ -232,7 +231,7 @@ class LocalProvider:
     def _claim_volume(self, docker: DockerClient, request: CreateServerRequest) -> Container:
         """Create the container under the name of its claim, with the best volume for its image."""
         server_image = self._ensure_image(docker)
-        owner, wanted = self.context.owner, request.image
+        owner, wanted = self.context.cache_owner, request.image
         suitable = list_volumes_with(docker, server_image, owner, wanted) if wanted else []
 
         def make(name: str, volume: str) -> Container:
@@ -242,7 +241,7 @@ class LocalProvider:
                 name,
                 volume,
                 request,
-                make_labels(request, owner),
+                make_labels(request, self.context.owner, owner),
                 capabilities=self.settings.extra_capabilities,
                 memory_bytes=self.settings.memory_bytes,
                 cpus=self.settings.cpus,
@@ -263,7 +262,7 @@ class LocalProvider:
     def _list_free_volumes(self) -> list[str]:
         with engine.connect(LIST_VOLUMES_S) as docker:
             try:
-                return cache.list_free_volumes(docker, self.context.owner)
+                return cache.list_free_volumes(docker, self.context.cache_owner)
             except exceptions.ReadTimeout:
                 busy = "Docker Engine is busy, for example deleting a volume"
                 self.context.note(f"image caches, which are free, are not listed: {busy}")

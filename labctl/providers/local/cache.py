@@ -1,6 +1,7 @@
 """Docker layers that outlive a server: a pool of volumes, each used by one server at a time.
 
-Every owner has a separate pool, since layers may hold private data.
+Every owner has a separate pool, since layers may hold private data. `owner` is
+`ProviderContext.cache_owner`: a login name alone would give all containers' root users one pool.
 
 The engine is the only thing that all labs, users and processes on this machine share. Container
 names are unique in it, so they serve as locks: a server is created under the name of the claim on
@@ -28,6 +29,8 @@ with lazy_imports(__name__):
 LABEL = "labctl.cache"
 # A container with this label reads volumes and never starts, so it does not use them.
 READER_LABEL = "labctl.cache-reader"
+# On every container that claims a volume: the owner of the pool.
+CLAIM_LABEL = "labctl.cache-owner"
 MOUNT_POINT = "/var/lib/docker"
 CLAIM_SUFFIX = "-claim"
 

@@ -63,7 +63,7 @@ def make_server_id(request: CreateServerRequest) -> str:
     return f"labctl-{request.lab}-{request.lab_id[:6]}-{request.token[:4]}"
 
 
-def make_labels(request: CreateServerRequest, owner: str) -> dict[str, str]:
+def make_labels(request: CreateServerRequest, owner: str, cache_owner: str) -> dict[str, str]:
     return {
         **request.tags,
         SERVER_LABEL: make_server_id(request),
@@ -71,6 +71,7 @@ def make_labels(request: CreateServerRequest, owner: str) -> dict[str, str]:
         LAB_LABEL: request.lab,
         LAB_ID_LABEL: request.lab_id,
         OWNER_LABEL: owner,
+        cache.CLAIM_LABEL: cache_owner,
         IDENTITY_LABEL: request.identity,
         CREATED_AT_LABEL: f"{time.time():.3f}",
     }

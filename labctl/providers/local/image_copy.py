@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from labctl.lazy import lazy_imports
 from labctl.providers.local import cache, engine
-from labctl.providers.local.container import CREATED_AT_LABEL, OWNER_LABEL, SERVER_LABEL
+from labctl.providers.local.container import CREATED_AT_LABEL, SERVER_LABEL
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -80,7 +80,7 @@ def copy_images(
     volume, or if the copy fails, return False; there are no images in it then. A note says why a
     copy failed.
     """
-    helper = _create_helper(docker, helper_image, context.owner, name, source, volume)
+    helper = _create_helper(docker, helper_image, context.cache_owner, name, source, volume)
     if helper is None:
         return False
     context.progress(_STEP, 0, 1)
@@ -117,7 +117,7 @@ def _create_helper(
 
     None if another process has a container of that name, and so the volume.
     """
-    labels = {SERVER_LABEL: name, OWNER_LABEL: owner, CREATED_AT_LABEL: str(time.time())}
+    labels = {SERVER_LABEL: name, cache.CLAIM_LABEL: owner, CREATED_AT_LABEL: str(time.time())}
     try:
         return docker.containers.create(
             image,

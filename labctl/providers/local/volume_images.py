@@ -16,7 +16,6 @@ from labctl.lazy import lazy_imports
 from labctl.providers.local import cache
 from labctl.providers.local.container import (
     CREATED_AT_LABEL,
-    OWNER_LABEL,
     SERVER_LABEL,
     age_s,
     list_labeled,
@@ -75,7 +74,7 @@ def _create_reader(docker: DockerClient, image: str, owner: str, volumes: list[s
         labels={
             cache.READER_LABEL: owner,
             SERVER_LABEL: name,
-            OWNER_LABEL: owner,
+            cache.CLAIM_LABEL: owner,
             CREATED_AT_LABEL: str(time.time()),
         },
         network_mode="none",
