@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         TurnedAwayError,
         UnguardedCostError,
         UnknownHostKeyError,
+        UnknownNameError,
         UnreachableError,
         UsageError,
     )
@@ -93,6 +94,7 @@ __all__ = [
     "TurnedAwayError",
     "UnguardedCostError",
     "UnknownHostKeyError",
+    "UnknownNameError",
     "UnreachableError",
     "UsageError",
     "__version__",

@@ -49,7 +49,7 @@ class Progress(Event, frozen=True):
 
 
 class Part(Event, frozen=True):
-    """A part of the way to a run's first line began, or ended (`done`). The screen ignores it.
+    """A part of the way to a run's first line began, or ended (`done`). The screen shows none.
 
     `name` is "boot", "prepare", "image", "code", "data" or "start". Parts may overlap.
     """

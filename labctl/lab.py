@@ -38,11 +38,12 @@ from labctl.config import (
 from labctl.errors import ConfigError, PolicyError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
-from labctl.model import BANDWIDTH_PREFIX, Need, Run, Server
+from labctl.model import Need, Run, Server
 from labctl.servers import provider_choice
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import check_settings, read_provider_traits
 from labctl.state import State
+from labctl.wire.run_ids import BANDWIDTH_PREFIX
 
 if TYPE_CHECKING:
     from labctl.insight.bandwidth import Bandwidth
@@ -361,12 +362,15 @@ class Lab:
         With `starts`, servers that the lab lacks are started first, and those that are lost
         replaced.
         """
-        sweep_plan = plan.build_plan(self.config, options or plan.SweepOptions())
+        options = options or plan.SweepOptions()
+        sweep_plan = plan.build_plan(self.config, options)
         study.require_optuna()
         self.require_approval()
         check_files(self.config)
         self._warn_of_command(sweep_plan.command, push=True)
-        return sweep.run_sweep(self.context, sweep_plan, starts=starts, version=__version__)
+        return sweep.run_sweep(
+            self.context, sweep_plan, options, starts=starts, version=__version__
+        )
 
     def measure_bandwidth(self) -> Bandwidth:
         """Measure how fast the GPUs, or the servers, of the lab exchange data, by a short run."""

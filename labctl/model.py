@@ -16,11 +16,10 @@ from msgspec import UNSET, UnsetType
 from labctl.decoding import convert_value
 from labctl.wire.codec import Message, MessageError, from_json, to_json
 from labctl.wire.node_access import NodeAccess
+from labctl.wire.run_ids import AUXILIARY_PREFIXES
 
 # Valid names of labs, runs, data sets and services.
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,38}$")
-# How the names of auxiliary runs begin.
-PROFILE_PREFIX, PROBE_PREFIX, BANDWIDTH_PREFIX = "profile-", "probe-", "bandwidth-"
 
 GIB = 1024**3
 
@@ -372,7 +371,7 @@ class Run(Value, frozen=True):
     @property
     def is_auxiliary(self) -> bool:
         """Whether labctl measures something with it, so that it never counts as the latest run."""
-        return self.id.startswith((PROFILE_PREFIX, PROBE_PREFIX, BANDWIDTH_PREFIX))
+        return self.id.startswith(AUXILIARY_PREFIXES)
 
 
 class FileEntry(Value, frozen=True):

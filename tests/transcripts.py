@@ -34,7 +34,9 @@ FIGURE = re.compile(r"\d+")
 GAP = re.compile(r"(?:\\ ){2,}")
 # What a command says about a part that lasts more than ten seconds, as on a busy machine.
 WAIT = re.compile(
-    r"^  (?:canceling|checking|listing|looking for|reading|removing|stopping) .*\n", re.MULTILINE
+    r"^  (?:canceling|checking|connecting|extending|finishing|listing|loading|looking for|reading"
+    r"|removing|starting the run|stopping|waiting)\b.*\n",
+    re.MULTILINE,
 )
 DEADLINE_S = 300.0
 

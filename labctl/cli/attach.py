@@ -20,11 +20,13 @@ from labctl.wire.runs import OPEN_SESSION, RunRequest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from labctl.model import Run, ServerFacts
+    from labctl.model import Run, Server
+    from labctl.servers.context import LabContext
 
 with lazy_imports(__name__):
     from labctl.lifecycle import reconcile
     from labctl.runs import runs
+    from labctl.servers import gpus
 
 # programs that show the same on the server as in a container
 _ABOUT_THE_SERVER = frozenset(
@@ -131,22 +133,31 @@ def exec_command(
     server = lab.context.get_server()
     runs.refresh(lab.context, server)
     run = runs.find_run(lab.context, run.id)
+    _require_gpu_for(command, lab.context, server)
     if run.has_ended:
         others = [one for one in lab.context.state.list_runs(lab.id) if one.state == "running"]
         hint = suggest_after_end(command, others)
         raise NotFoundError(f"run {run.id} has ended", why=run.summary, hint=hint)
-    _require_gpu_for(command, lab.context.load_facts(server))
     replace_with_exec(lab.context, run, command)
 
 
-def _require_gpu_for(command: Sequence[str], facts: ServerFacts) -> None:
-    # Without an `up` on this machine, nothing is known about the server.
-    if command[0] in ABOUT_THE_GPU and facts.os and not facts.gpus:
-        raise NotFoundError(
-            "this server has no GPU",
-            why=f"{command[0]} comes with the driver of an NVIDIA GPU",
-            hint="labctl top   # the use of processors and memory",
-        )
+def _require_gpu_for(command: Sequence[str], context: LabContext, server: Server) -> None:
+    """NotFoundError if the command shows GPUs, and the record says that the server has none.
+
+    Without an `up` on this machine, nothing is known about the server. On a cluster, the record is
+    about the login node, and a run may have the GPUs of another machine.
+    """
+    if command[0] not in ABOUT_THE_GPU or context.config.submits_jobs:
+        return
+    facts = context.load_facts(server)
+    if not facts.os or facts.gpus:
+        return
+    top = "labctl top   # the use of processors and memory"
+    raise NotFoundError(
+        "this server has no GPU",
+        why=f"{command[0]} comes with the driver of an NVIDIA GPU",
+        hint="\n".join([*gpus.suggest_other_server(context), top]),
+    )
 
 
 def suggest_after_end(command: Sequence[str], running: Sequence[Run]) -> str:

@@ -72,8 +72,8 @@ def print_comparison(comparison: ComparisonResult) -> None:
         click.echo()
         _print_values("BEST VALUE", labels, [(row.name, *row.values) for row in curves])
     click.echo()
-    for pair in comparison.pairs:
-        print_message(clean(_fit(wording.describe_pair(pair, comparison))), err=False)
+    for text in wording.describe_pairs(comparison.pairs):
+        print_message(clean(_fit(text)), err=False)
     for hint in dict.fromkeys(pair.hint for pair in comparison.pairs if pair.hint):
         click.echo(f"  next: {clean(hint)}")
     for note in comparison.notes:

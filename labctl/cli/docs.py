@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from io import StringIO
+from typing import ClassVar
 
 import click
 
@@ -19,6 +21,7 @@ from labctl.lazy import lazy_imports
 with lazy_imports(__name__):
     from rich import console as rich_console
     from rich import markdown as rich_markdown
+    from rich import text as rich_text
 
 # columns of a page on a wider terminal
 MOST_COLUMNS = 100
@@ -57,9 +60,35 @@ def docs_command(page: str) -> None:
 
 
 def _render(text: str) -> str:
-    """Return Markdown as text for a terminal. Not every pager passes colors on."""
+    """Return Markdown as text for a terminal. Not every pager passes colors on.
+
+    Lines of code are whole, so that they can be copied: the pager or the terminal folds them.
+    """
     written = StringIO()
     width = min(read_output_width(), MOST_COLUMNS)
     console = rich_console.Console(file=written, color_system=None, width=width)
-    console.print(rich_markdown.Markdown(text, hyperlinks=False))
-    return written.getvalue()
+    console.print(_parse(text), crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in written.getvalue().splitlines())
+
+
+def _parse(text: str) -> rich_markdown.Markdown:
+    class WholeCodeBlock(rich_markdown.CodeBlock):
+        """A block of code whose lines are whole, except in a list, where rich would cut them."""
+
+        def __rich_console__(
+            self, console: rich_console.Console, options: rich_console.ConsoleOptions
+        ) -> Iterator[rich_text.Text]:
+            lines = str(self.text).rstrip().split("\n")
+            code = "\n".join(f" {line}".rstrip() for line in lines)
+            is_in_list = options.max_width < console.width
+            block = rich_text.Text(f"\n{code}\n", no_wrap=not is_in_list)
+            block.overflow = "fold" if is_in_list else "ignore"
+            yield block
+
+    class PageMarkdown(rich_markdown.Markdown):
+        elements: ClassVar[dict[str, type[rich_markdown.MarkdownElement]]] = {
+            **rich_markdown.Markdown.elements,
+            "fence": WholeCodeBlock,
+        }
+
+    return PageMarkdown(text, hyperlinks=False)

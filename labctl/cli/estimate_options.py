@@ -9,7 +9,7 @@ import click
 
 from labctl.cli.number_range import NumberRange
 from labctl.config import scalars
-from labctl.estimate.constants import Optimizer, Precision
+from labctl.estimate.constants import MOST_GPUS, Optimizer, Precision
 from labctl.estimate.plan import LINKS, Attention, Compression, Kind, parse_count
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,7 +59,8 @@ SIZE = _make_parser(_defer_scalar_parser("parse_size"), "SIZE")
 PRICE = _make_parser(_defer_scalar_parser("parse_price"), "USD", default=None)
 DURATION = _make_parser(_defer_scalar_parser("parse_duration"), "TIME")
 SHAPE = _make_parser(lambda: _parse_shape, "SHAPE", default=())
-AT_LEAST_ONE = NumberRange(2, min=1)
+GPU_COUNT = NumberRange(2, 1, MOST_GPUS)
+REPETITIONS = NumberRange(2, 1, 1_000_000)
 
 
 def _combine(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -108,28 +109,28 @@ model_options = _combine(
     ),
     click.option(
         "--accumulate",
-        type=AT_LEAST_ONE,
+        type=REPETITIONS,
         default=1,
         metavar="N",
         help="Accumulate gradients over N smaller batches.",
     ),
     click.option(
         "--data-parallel",
-        type=AT_LEAST_ONE,
+        type=GPU_COUNT,
         default=1,
         metavar="N",
         help="Copy the model to N GPUs.",
     ),
     click.option(
         "--tensor-parallel",
-        type=AT_LEAST_ONE,
+        type=GPU_COUNT,
         default=1,
         metavar="N",
         help="Split each layer over N GPUs.",
     ),
     click.option(
         "--pipeline-parallel",
-        type=AT_LEAST_ONE,
+        type=GPU_COUNT,
         default=1,
         metavar="N",
         help="Split the layers into N groups.",
@@ -163,7 +164,7 @@ model_options = _combine(
 amount_options = _combine(
     click.option("--tokens", **COUNT, help="Training tokens per epoch."),
     click.option("--items", **COUNT, help="Training items per epoch, for a model from code."),
-    click.option("--epochs", type=AT_LEAST_ONE, default=1, metavar="N", help="Number of epochs."),
+    click.option("--epochs", type=REPETITIONS, default=1, metavar="N", help="Number of epochs."),
     click.option(
         "--tokens-per-second",
         type=float,
@@ -188,7 +189,7 @@ amount_options = _combine(
     ),
     click.option(
         "--replicas",
-        type=AT_LEAST_ONE,
+        type=GPU_COUNT,
         metavar="N",
         help="Copies of the model that answer requests.",
     ),

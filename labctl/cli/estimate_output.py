@@ -15,7 +15,7 @@ from labctl.cli.estimate_tables import (
     print_ways,
 )
 from labctl.cli.tables import print_table
-from labctl.estimate.constants import BYTES, STATE_BYTES, STATES
+from labctl.estimate.constants import BYTES, MOST_GPUS, STATE_BYTES, STATES
 from labctl.estimate.memory import TERMS
 from labctl.estimate.plan import ModelPlan, is_mixed
 from labctl.text import (
@@ -249,7 +249,8 @@ def _print_replicas(replicas: int, load: Load) -> None:
         return
     if load.busy_share > 1:
         few = "1 replica is" if replicas == 1 else f"{replicas} replicas are"
-        print_text(f"{few} too few: use --replicas {load.gpus}.")
+        more = f": use --replicas {load.gpus}" if load.gpus <= MOST_GPUS else ""
+        print_text(f"{few} too few{more}.")
     else:
         are = "1 replica is" if replicas == 1 else f"{replicas} replicas are"
         print_text(f"{are} busy for {load.busy_share:.0%} of the time.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,6 +15,7 @@ from labctl.errors import (
     LabError,
     NotFoundError,
     SchedulerBusyError,
+    UnknownNameError,
 )
 from labctl.lazy import lazy_imports
 
@@ -24,7 +25,7 @@ with lazy_imports(__name__):
 
     from labctl import config
     from labctl import text as texts
-    from labctl.cli import wrapping
+    from labctl.cli import usage_errors, wrapping
 
 INTERRUPTED = 130
 BUG = 70
@@ -40,6 +41,11 @@ WITHOUT_SERVER = {
     *("course excuse", "course grades", "course init", "course invite", "course mark"),
     *("course plan", "course regrades", "course roster", "course similarity"),
     "course statistics",
+}
+# These do what is left to do if they are typed again.
+CONTINUED = {
+    *("down", "move", "pull", "push", "start", "stop"),
+    *("course bake", "course down", "course up"),
 }
 
 
@@ -94,8 +100,12 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
             click.echo(err=True)
         _print_interrupted(_parse_command_name(sys.argv[1:]))
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()  # it is the help of a group of commands
+        return error.exit_code
     except click.ClickException as error:
-        _explain_global_option(error).show()
+        words = sys.argv[1:]
+        print_error(usage_errors.convert_error(error, words, _parse_command_name(words)))
         return _own_code(error.exit_code)
     except InterruptError as error:
         leave_interrupted_line()
@@ -104,8 +114,13 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
     except SchedulerBusyError as error:
         print_error(error)
         return error.exit_code
-    except NotFoundError as error:
-        error.hint = _correct_name(sys.argv[1:], error) or error.hint
+    except (NotFoundError, UnknownNameError) as error:
+        error.hint = _correct_words(sys.argv[1:], {error.typed: error.near}) or error.hint
+        print_error(error)
+        return _own_code(error.exit_code)
+    except ConfigError as error:
+        slips = {problem.typed: problem.near for problem in error.problems}
+        error.hint = _correct_words(sys.argv[1:], slips) or error.hint
         print_error(error)
         return _own_code(error.exit_code)
     except LabError as error:
@@ -121,25 +136,31 @@ def run_and_exit(cli: Callable[..., Any]) -> int:
         return _own_code(_report_bug(error))
 
 
-def _explain_global_option(error: click.ClickException) -> click.ClickException:
-    """Return the error; of a `-C` behind the command, one that says where it belongs."""
-    if not isinstance(error, click.NoSuchOption) or error.option_name != "-C" or not error.ctx:
-        return error
-    # what follows the program's name, which may be `python -m labctl`
-    command = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path).strip()
-    return click.UsageError(f"-C comes before the command: labctl -C DIR {command}", error.ctx)
+def read_typed_command() -> str:
+    """Return the command line as the user typed it, to be typed again."""
+    return shlex.join(["labctl", *sys.argv[1:]])
 
 
-def _correct_name(words: Sequence[str], error: NotFoundError) -> str:
-    """Return the command line with the name that was probably meant; "" if that is unclear.
+def _correct_words(words: Sequence[str], slips: Mapping[str, str]) -> str:
+    """Return the command line with the names that were probably meant; "" if that is unclear.
 
-    Words after `--` are the user's own command.
+    `slips` has the name that was meant by each typed one. Words after `--` are the user's own
+    command.
     """
     own = list(words).index("--") if "--" in words else len(words)
-    places = [at for at, word in enumerate(words[:own]) if word == error.typed]
-    if not error.near or len(places) != 1:
-        return ""
-    return shlex.join(["labctl", *words[: places[0]], error.near, *words[places[0] + 1 :]])
+    corrected = list(words)
+    for typed, near in slips.items():
+        places = [at for at, word in enumerate(words[:own]) if _get_value(word) == typed]
+        if not near or len(places) != 1:
+            return ""
+        place = places[0]
+        corrected[place] = words[place].removesuffix(typed) + near
+    return shlex.join(["labctl", *corrected]) if slips else ""
+
+
+def _get_value(word: str) -> str:
+    """Return the value in `--option=value`, or the word itself."""
+    return word.partition("=")[2] if word.startswith("--") and "=" in word else word
 
 
 def leave_interrupted_line(*, has_output: bool = False) -> None:
@@ -153,11 +174,15 @@ def leave_interrupted_line(*, has_output: bool = False) -> None:
 
 def _print_interrupted(command: str) -> None:
     """Print that the command was interrupted and, if it may have left a server, how to go on."""
+    course = command.startswith("course ")
+    program = "labctl course" if course else "labctl"
+    if command in CONTINUED:
+        hint = f"{read_typed_command()}   # continues\n{program} status   # shows what is running"
+        print_error(InterruptError("interrupted", hint=hint))
+        return
     click.echo("labctl: interrupted", err=True)
     if command in WITHOUT_SERVER:
         return
-    course = command.startswith("course ")
-    program = "labctl course" if course else "labctl"
     left = "all servers" if course else "the server, if there is one"
     click.echo(f"  {program} status    show what is running", err=True)
     effect = f"download new results and remove {left}"

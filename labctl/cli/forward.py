@@ -9,6 +9,7 @@ import click
 from labctl.cli.browser import open_in_browser
 from labctl.cli.completion_values import complete_services
 from labctl.cli.interrupt import close_at_interrupt, wait_until_interrupted
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import SCREEN, SERVER, json_option, open_lab, yes_option
 from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
@@ -34,7 +35,12 @@ _HOLDERS = {
 
 @click.command("forward")
 @click.argument("services", nargs=-1, shell_complete=complete_services)
-@click.option("--port", default=0, help="Use this local port; only with a single service.")
+@click.option(
+    "--port",
+    type=NumberRange(8000, 0, 65535),
+    default=0,
+    help="Use this local port; only with a single service.",
+)
 @click.option("--detach", "-d", is_flag=True, help="Keep the forward open in the background.")
 @click.option("--open", "open_", is_flag=True, help="Open the service in the browser.")
 @click.option("--list", "list_", is_flag=True, help="List the background forwards of all labs.")
@@ -66,7 +72,8 @@ def forward_command(
     """Forward a local port to each of SERVICES on the server.
 
     A service is tensorboard, jupyter, mlflow, a service from lab.yaml, or a port of the server.
-    labctl starts the service if it does not run.
+    labctl starts the service if it does not run. What labctl serve has started is serve,
+    serve-model, or serve-PORT for an image.
 
     \b
     labctl forward tensorboard jupyter

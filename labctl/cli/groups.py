@@ -15,6 +15,7 @@ with lazy_imports(__name__):
 
     from click import shell_completion
 
+    from labctl import errors
     from labctl.cli import exit_codes
     from labctl.config import installation
 
@@ -121,11 +122,14 @@ class LazyCommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name not in self.list_commands(ctx) and not name.startswith("-"):
-            similar = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            advice = (
-                f"Did you mean {similar[0]}?" if similar else f"See labctl {self.prefix}--help."
+            near = next(iter(difflib.get_close_matches(name, self.list_commands(ctx), n=1)), "")
+            question = f"; did you mean {near}?" if near else ""
+            raise errors.UnknownNameError(
+                f"there is no command {self.prefix + name!r}{question}",
+                typed=name,
+                near=near,
+                hint=f"labctl {self.prefix}--help   # lists the commands",
             )
-            raise click.UsageError(f"There is no command {self.prefix}{name!r}. {advice}", ctx)
         return super().resolve_command(ctx, args)
 
 

@@ -18,7 +18,7 @@ from labctl.state.disks import find_stopped_disk
 from labctl.text import add_next, count_text, dollars_text, list_text, price_or_free_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from labctl.model import Resource, Server
     from labctl.servers.context import LabContext
@@ -46,8 +46,8 @@ with lazy_imports(__name__):
 @click.option(
     "--everyone",
     is_flag=True,
-    help="Include servers of other users of the same Docker Engine. With --terminate: terminate "
-    "those of each user whose name you type.",
+    help="Include servers of other users of the same Docker Engine, and of other home directories. "
+    "With --terminate: terminate those of each user whose name you type.",
 )
 @yes_option
 @json_option
@@ -65,8 +65,9 @@ def orphans_command(
     """List everything at the provider that labctl created, including servers in use.
 
     That includes what was created on other machines and for other labs. Servers of other users of
-    the same Docker Engine are counted, and listed only with --everyone. --provider auto searches
-    all providers that this machine has credentials for.
+    the same Docker Engine, or of your login name with another home directory, are counted, and
+    listed only with --everyone. --provider auto searches all providers that this machine has
+    credentials for.
 
     Exits with 1 if a server is left, or anything else that costs money, and with 75 if the list is
     incomplete, since a provider could not be asked.
@@ -113,7 +114,7 @@ def _print_orphans(
 ) -> None:
     others = orphans.others if everyone else ()
     if orphans.others and not everyone:
-        _print_others_count(len(orphans.others))
+        _print_others_count(context, orphans.others)
     if not orphans.servers and not orphans.resources and not others:
         if orphans.failures:
             return
@@ -147,7 +148,7 @@ def _print_billing_table(
             _price_text(context.state, server),
             age_text(server.created_at, now),
             f"{server.state}{' (on record)' if server.id in orphans.here else ''}"
-            f"{f', of {server.owner}' if server in others else ''}",
+            f"{_describe_owner(context, server) if server in others else ''}",
         )
         for server in (*orphans.servers, *others)
     ]
@@ -167,6 +168,11 @@ def _print_billing_table(
     if rows:
         place = ("PROVIDER",) if has_several else ()
         print_table(rows, (*place, "KIND", "ID", "LAB", "PRICE", "AGE", "STATE"), cut=False)
+
+
+def _describe_owner(context: LabContext, server: Server) -> str:
+    is_namesake = server.owner == context.owner_name
+    return f", of {server.owner}{' with another home' if is_namesake else ''}"
 
 
 def _price_text(state: State, server: Server) -> str:
@@ -197,6 +203,16 @@ def _print_failures(orphans: Orphans) -> None:
         print_message(f"The list is incomplete: {count} could not be asked.")
 
 
-def _print_others_count(count: int) -> None:
-    others = "1 server of another user is" if count == 1 else f"{count} servers of other users are"
-    print_message(f"{others} not listed; to list all: labctl orphans --everyone")
+def _print_others_count(context: LabContext, others: Sequence[Server]) -> None:
+    """Count the servers that are not listed; those of the own login name may be the user's too."""
+    name = context.owner_name
+    namesakes = sum(server.owner == name for server in others)
+    strangers = len(others) - namesakes
+    parts = []
+    if strangers:
+        whose = "another user" if strangers == 1 else "other users"
+        parts.append(f"{count_text(strangers, 'server')} of {whose}")
+    if namesakes:
+        parts.append(f"{count_text(namesakes, 'server')} of {name} with another home directory")
+    text = f"{' and '.join(parts)} {'is' if len(others) == 1 else 'are'} not listed"
+    print_message(f"{clean(text)}; to list all: labctl orphans --everyone")

@@ -11,15 +11,16 @@ import click
 from labctl.cli.browser import open_in_browser, relative_path
 from labctl.cli.exit_codes import clean
 from labctl.cli.findings_output import INDENT, print_finding
-from labctl.cli.interrupt import wait_until_interrupted
+from labctl.cli.interrupt import close_at_interrupt, wait_until_interrupted
 from labctl.cli.memory_output import print_memory
+from labctl.cli.number_range import NumberRange
 from labctl.cli.options import RUN, json_option, open_lab, stop_drawing
 from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message, wrap_lines
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
-from labctl.model import PROFILE_PREFIX
 from labctl.text import bytes_text, count_text, timing_text
+from labctl.wire.run_ids import PROFILE_PREFIX
 
 if TYPE_CHECKING:
     from labctl.insight.nsight import NsightResult
@@ -36,7 +37,9 @@ with lazy_imports(__name__):
 @RUN
 @click.option("--steps", default=5, show_default=True, help="Trace this many optimizer steps.")
 @click.option("--warmup", default=10, show_default=True, help="Skip this many steps first.")
-@click.option("--port", default=0, help="Show the page on this local port.")
+@click.option(
+    "--port", type=NumberRange(8000, 0, 65535), default=0, help="Show the page on this local port."
+)
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser.")
 @click.option("--no-page", is_flag=True, help="Download the page without showing it.")
 @click.option("--memory", is_flag=True, help="Also show what memory holds, beside the estimate.")
@@ -88,7 +91,8 @@ def profile_command(
     # latter has the estimate of this machine.
     has_service = profiled.there and lab.config.uses_containers and profiled.predicted is None
     if has_service and not no_page:
-        _show_page(lab, profiled, port, open_)
+        with close_at_interrupt(ctx):
+            _show_page(lab, profiled, port, open_)
         return
     click.echo(f"page: {_find_page(profiled)}")
     if open_ and not no_page:

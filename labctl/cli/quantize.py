@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from labctl.cli.completion_values import complete_runs
 from labctl.cli.exit_codes import clean
 from labctl.cli.options import json_option, open_lab
 from labctl.cli.tables import print_json, print_table
 from labctl.cli.wrapping import print_message
+from labctl.insight.compare.wording import describe_pairs
 from labctl.insight.quantization.comparison import quantize
+from labctl.insight.quantization.paired_tests import compare_rows
+from labctl.insight.report.formatting import SPACE
 from labctl.runs.evaluation import confidence_interval
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
+    from labctl.insight.compare.pairs import PairComparison
     from labctl.insight.quantization.measurements import QuantizedModel, QuantizedRow
 
 KINDS = ("int8", "int4", "fp8")
@@ -39,7 +45,8 @@ def quantize_command(
 
     The project's quantize.py does it on this machine, with the checkpoints that you pulled. For a
     language model, DIRECTORY has its config.json and safetensors. The table shows size, latency and
-    accuracy with its 95% interval, before and after.
+    accuracy with its 95% interval, before and after. If quantize.py writes its predictions,
+    McNemar's test decides whether the accuracies differ.
 
     \b
     labctl pull && labctl quantize --to int8
@@ -47,13 +54,17 @@ def quantize_command(
     """
     lab = open_lab(ctx, quiet=json_)
     result = quantize(lab.context, target, kind, text)
+    pairs = compare_rows(result)
     if json_:
-        print_json({"quantized": result})
+        rows = [replace(row, predictions=None) for row in result.rows]
+        print_json({"quantized": replace(result, rows=tuple(rows)), "pairs": pairs})
         return
-    rows = [_build_row(row) for row in result.rows]
     click.echo(clean(result.model))
-    print_table(rows, ("WEIGHTS", "SIZE", "LATENCY", "ACCURACY", "95% INTERVAL"), cut=False)
-    print_message(_describe_difference(result))
+    cells = [_build_row(row) for row in result.rows]
+    print_table(cells, ("WEIGHTS", "SIZE", "LATENCY", "ACCURACY", "95% INTERVAL"), cut=False)
+    print_message(_describe_difference(result, pairs))
+    for sentences in describe_pairs(pairs):
+        print_message(clean(sentences.replace(SPACE, " ")))
 
 
 def _build_row(row: QuantizedRow) -> tuple[str, ...]:
@@ -67,13 +78,17 @@ def _build_row(row: QuantizedRow) -> tuple[str, ...]:
     )
 
 
-def _describe_difference(result: QuantizedModel) -> str:
-    """Say how much smaller the model is, and whether its accuracy differs beyond chance."""
+def _describe_difference(result: QuantizedModel, pairs: Sequence[PairComparison]) -> str:
+    """Say how much smaller the model is, and how its accuracy differs.
+
+    Without a paired test, the interval must tell whether that is chance.
+    """
     before, after = result.rows[0], result.rows[-1]
+    points = (after.accuracy - before.accuracy) * 100
+    times = before.size_bytes / after.size_bytes
+    text = f"{times:.1f} times smaller; accuracy {points:+.2f} points"
+    if pairs:
+        return text
     low, high = confidence_interval(before.correct, before.total) or (0.0, 1.0)
     within = "within" if low <= after.accuracy <= high else "outside"
-    points = (after.accuracy - before.accuracy) * 100
-    return (
-        f"{before.size_bytes / after.size_bytes:.1f} times smaller; accuracy {points:+.2f} points, "
-        f"{within} the interval of the original"
-    )
+    return f"{text}, {within} the interval of the original"

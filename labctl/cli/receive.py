@@ -13,7 +13,7 @@ from typing import TextIO
 
 import click
 
-from labctl.cli.exit_codes import clean
+from labctl.cli.exit_codes import clean, read_typed_command
 from labctl.cli.number_range import NumberRange
 from labctl.cli.options import AUTHORIZED_KEYS, PROFILE, json_option
 from labctl.cli.tables import print_json, print_table
@@ -148,7 +148,7 @@ def _write_assignment(
         text = receive.write_assignment(_open_receiver(directory), name, place, options)
     except ConnectError as error:
         error.hint = (
-            f'{shlex.join(["labctl", *sys.argv[1:]])} --host-key "$(cat {HOST_KEY_FILE})"   '
+            f'{read_typed_command()} --host-key "$(cat {HOST_KEY_FILE})"   '
             "# on that SSH server; elsewhere, copy the content of this file"
         )
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
@@ -20,8 +20,9 @@ from labctl.cli.exit_codes import (
     clean,
     leave_interrupted_line,
     print_error,
+    read_typed_command,
 )
-from labctl.cli.options import list_timings, stop_drawing
+from labctl.cli.options import SCREEN, list_timings, stop_drawing
 from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message
 from labctl.errors import BuildError, InterruptError, LabError, UsageError
@@ -110,7 +111,7 @@ def run_with_server(
         except (KeyboardInterrupt, click.Abort) as interrupt:
             if not options.down:
                 raise
-            _exit_interrupted(lab, interrupt)
+            _exit_interrupted(lab, interrupt, started_runs)
         except InterruptError as interrupt:
             if options.down:
                 run_server.record_interrupted_down(lab.context, "", interrupt.what)
@@ -269,9 +270,11 @@ def _discard_output(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _exit_interrupted(lab: Lab, interrupt: BaseException) -> NoReturn:
+def _exit_interrupted(lab: Lab, interrupt: BaseException, started_runs: Sequence[Run]) -> NoReturn:
     """Exit after an interruption before the run began or after it ended."""
     note_interrupt(lab, "", interrupt)
+    if not started_runs and not click.get_current_context().meta[SCREEN].awaits_start:
+        print_message(f"  the run had not started; to continue: {read_typed_command()}")
     _print_server_left(lab)
     print_message("  labctl status    show what is running")
     raise click.exceptions.Exit(INTERRUPTED) from interrupt

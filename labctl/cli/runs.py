@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from labctl.cli.completion_values import complete_files, complete_runs
-from labctl.cli.exit_codes import INTERRUPTED, OWN_FAILURE, clean, leave_interrupted_line
+from labctl.cli.exit_codes import (
+    INTERRUPTED,
+    OWN_FAILURE,
+    clean,
+    leave_interrupted_line,
+    read_typed_command,
+)
 from labctl.cli.from_trial import FROM_TRIAL, choose_command
 from labctl.cli.log_silence import LogSilenceLine, describe_activity
 from labctl.cli.number_range import NumberRange
@@ -33,7 +39,7 @@ from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message, wrap_lines
-from labctl.errors import LabError
+from labctl.errors import InterruptError, LabError
 from labctl.events import Step
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
@@ -195,8 +201,10 @@ def _start_and_follow(
     except KeyboardInterrupt as interrupt:
         waiting.stop()
         stop_drawing(ctx)
-        if not started_runs:
+        if not started_runs and options.down:
             raise
+        if not started_runs:
+            raise _make_interrupt_error(lab, awaits_start=screen.awaits_start) from None
         leave_interrupted_line(has_output=waiting.is_line_open)
         if options.down:
             run_server.note_interrupt(lab, started_runs[0].id, interrupt)
@@ -209,6 +217,22 @@ def _start_and_follow(
     if options.tty and not run.has_ended:
         return _attach(ctx, lab, run)
     return run
+
+
+def _make_interrupt_error(lab: Lab, *, awaits_start: bool) -> InterruptError:
+    """Make the error of a Ctrl-C before the server has confirmed the run's start."""
+    down = f"labctl down   # instead, to {adoption.describe_down(lab.context)}"
+    if awaits_start:
+        return InterruptError(
+            "interrupted while the run started",
+            why="the server may have started it",
+            hint=f"labctl status --refresh   # shows whether it runs\n{down}",
+        )
+    return InterruptError(
+        "interrupted before the run started",
+        why="the server keeps the finished build steps and the files that it has",
+        hint=f"{read_typed_command()}   # continues\n{down}",
+    )
 
 
 def _attach(ctx: click.Context, lab: Lab, run: Run) -> Run:

@@ -21,6 +21,7 @@ from labctl.events import (
     BlockerNote,
     Event,
     Note,
+    Part,
     Progress,
     Question,
     RepeatedNote,
@@ -72,7 +73,8 @@ class Screen:
 
     `bars` holds the bar of each progress, `begun` the start of each step in seconds of the
     monotonic clock, `waits` the timer of each brief step, `repeated` when each RepeatedNote and
-    UniqueNote was last printed, `has_blocker` whether one was a BlockerNote. Bars end when done.
+    UniqueNote was last printed, `has_blocker` whether one was a BlockerNote, `awaits_start` whether
+    a server was asked to start a run and has not answered. Bars end when done.
     """
 
     def __init__(self, *, yes: bool = False, quiet: bool = False) -> None:
@@ -83,6 +85,7 @@ class Screen:
         self.waits: dict[str, Timer] = {}
         self.repeated: dict[str, float] = {}
         self.has_blocker = False
+        self.awaits_start = False
         # when something was shown last, or this began
         self._shown_s = time.monotonic()
         # The timers of brief steps draw from their own threads.
@@ -93,6 +96,8 @@ class Screen:
             if isinstance(event, Note):
                 self.has_blocker |= isinstance(event, BlockerNote)
                 self._print_note(event)
+            elif isinstance(event, Part):
+                self.awaits_start = event.name == "start" and not event.done
             elif self.quiet:
                 return
             elif isinstance(event, Step):

@@ -38,13 +38,13 @@ LONGEST_LOADING_S = 24 * 3600
 
 
 class ServeOptions(NamedTuple):
-    """The options of the command; 0 and "" mean not given."""
+    """The options of the command; None and "" mean not given."""
 
     checkpoint: str = ""
     push: bool = False
-    batch: int = 0
+    batch: int | None = None
     image: str = ""
-    port: int = 0
+    port: int | None = None
     env: tuple[str, ...] = ()
     local_port: int = 0
     load_time: int = 600
@@ -70,10 +70,15 @@ class ServeCommand(click.Command):
 @click.option("--checkpoint", default="", metavar="NAME", help="Serve this checkpoint of the run.")
 @click.option("--push", is_flag=True, help="Use the code on this machine instead of the run's.")
 @click.option(
-    "--batch", default=0, metavar="N", help="Largest batch of images (32); 1: no batching."
+    "--batch",
+    type=NumberRange(32, 1, 4096),
+    metavar="N",
+    help="Largest batch of images (32); 1: no batching.",
 )
 @click.option("--image", default="", help="Serve this Docker image instead of a model.")
-@click.option("--port", default=0, metavar="N", help="Port that --image listens on.")
+@click.option(
+    "--port", type=NumberRange(8000, 1, 65535), metavar="N", help="Port that --image listens on."
+)
 @click.option(
     "--env", "-e", multiple=True, metavar="NAME=VALUE", help="Set a variable in the container."
 )
@@ -175,7 +180,7 @@ def _build_request(
 ) -> ServiceRequest:
     env = dict(_parse_assignment(text) for text in options.env)
     if options.image:
-        if not 0 < options.port < 65536:
+        if not options.port:
             hint = f"labctl serve --image {options.image} --port 8000"
             raise UsageError("--image needs --port, the port that it listens on", hint=hint)
         return model_serving.request_image(

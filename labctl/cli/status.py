@@ -170,7 +170,7 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     if status.why:
         print_message(f"  {clean(status.why)}", err=False)
     if status.reachable is False:
-        _print_reconnection(server)
+        _print_reconnection(server, has_several=bool(status.servers))
     servers: list[Server] = [server, *status.servers]
     price = sum(one.offer.price_usd_per_hour for one in servers)
     own_usd = sum(
@@ -190,7 +190,8 @@ def _print_server(status: LabStatus, server: Server, is_current: bool) -> None:
     if interrupted is not None:
         run = f" while it followed {interrupted.run}" if interrupted.run else ""
         text = f"`labctl run --down` was interrupted ({interrupted.why}){run}"
-        ends = "end your lease" if adoption.is_leased_by(server.provider) else "remove the server"
+        removed = "the servers" if status.servers else "the server"
+        ends = "end your lease" if adoption.is_leased_by(server.provider) else f"remove {removed}"
         print_message(f"  {clean(text)}; to {ends}: labctl down", err=False)
     if server.state == "stopped":
         if status.stop_reasons:
@@ -225,9 +226,9 @@ def _cost_text(spent_usd: float, own_usd: float, price: float) -> str:
     return f"{dollars_text(spent_usd)} so far{earlier} at {price_text(price)}"
 
 
-def _print_reconnection(server: Server) -> None:
+def _print_reconnection(server: Server, *, has_several: bool) -> None:
     """Print what to do about a server that does not answer."""
-    down, action = "labctl down", "remove the server"
+    down, action = "labctl down", "remove the servers" if has_several else "remove the server"
     if adoption.is_leased_by(server.provider):
         # A plain `down` would first download its results.
         down, action = "labctl down --discard", "end your lease, without its results"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from labctl.cli.exit_codes import print_next
+from labctl.cli.exit_codes import print_next, read_typed_command
 from labctl.cli.options import RUN, json_option, open_lab, yes_option
 from labctl.cli.submit_output import (
     print_bundle_contents,
@@ -169,8 +167,9 @@ def _submit(lab: Lab, choice: submit.SubmissionChoice, json_: bool) -> None:
     try:
         result = submit.submit(lab.context, choice, on_terms=show_terms, on_contents=show_contents)
     except (KeyboardInterrupt, click.Abort):  # from packing on, it is an InterruptError
-        hint = shlex.join(["labctl", *sys.argv[1:]])
-        raise InterruptError("interrupted; nothing was submitted", hint=hint) from None
+        raise InterruptError(
+            "interrupted; nothing was submitted", hint=read_typed_command()
+        ) from None
     if json_:
         print_json({"handed_in": result})
     else:
@@ -211,7 +210,7 @@ def _suggest_again() -> Iterator[None]:
     try:
         yield
     except BusyError as error:
-        error.hint = f"{shlex.join(['labctl', *sys.argv[1:]])}   # again later"
+        error.hint = f"{read_typed_command()}   # again later"
         raise
 
 

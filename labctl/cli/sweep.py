@@ -9,7 +9,12 @@ import click
 
 from labctl import __version__
 from labctl.cli.browser import open_in_browser, relative_path
-from labctl.cli.exit_codes import INTERRUPTED, clean, leave_interrupted_line
+from labctl.cli.exit_codes import (
+    INTERRUPTED,
+    clean,
+    leave_interrupted_line,
+    read_typed_command,
+)
 from labctl.cli.number_range import NumberRange
 from labctl.cli.options import json_option, open_lab, stop_drawing, yes_option
 from labctl.cli.own_command import EXAMPLE, OwnCommand, require_program
@@ -168,12 +173,11 @@ def _print_still_running(lab: Lab, study: str) -> None:
     if not running:
         return
     cost = price_or_free_text(gang.sum_prices(lab.context))
-    option = "" if study == DEFAULT_STUDY else f" --study {study}"
     verb = "is" if len(running) == 1 else "are"
     print_message(f"{', '.join(running)} {verb} still running ({cost})")
-    lines = ((f"labctl sweep{option}", "continue the sweep"), ("labctl down", "stop everything"))
-    for line, effect in lines:
-        print_message(f"  {line:<{len(lines[0][0]) + 3}}{effect}")
+    call = clean(read_typed_command())
+    for line, effect in ((call, "continue the sweep"), ("labctl down", "stop everything")):
+        print_message(f"  {line:<{len(call) + 3}}{effect}")
 
 
 def print_result(result: SweepResult) -> None:

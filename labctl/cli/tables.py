@@ -27,6 +27,8 @@ with lazy_imports(__name__):
 _NAMES = {"NAME", "TEST"}
 _NAME_WIDTH = 12
 _LAST_WIDTH = 24
+# columns before the last column below a row, if that has no room below the second column
+_SMALL_INDENT = 2
 
 
 def shorten(text: str, width: int) -> str:
@@ -81,12 +83,13 @@ def print_table(
     if is_terminal:
         widths = _narrow_names(widths, headings, width)
     room = width - sum(w + 2 for w in widths[:-1])
+    indent = _choose_indent([row[-1] for row in cells], widths[0] + 2, room, width)
     for index, row in enumerate([headings, *cells]):
         lines = [row[-1]]
         if cut and is_terminal:
             lines = [shorten(row[-1], room)]
         elif is_terminal and len(row[-1]) > room:
-            lines = _fold_last(row[-1], room, widths[0] + 2, width)
+            lines = _fold_last(row[-1], room, indent, width)
         columns = (shorten(c, w).ljust(w) for c, w in zip(row[:-1], widths, strict=False))
         # Spaces at the end of a line would wrap in a narrow terminal.
         line = "  ".join([*columns, lines[0]]).rstrip()
@@ -129,14 +132,24 @@ def _drop_column(
     )
 
 
+def _measure_longest_word(text: str) -> int:
+    """Return the columns that a folded last column needs at least."""
+    return max([_LAST_WIDTH, *map(len, text.split())])
+
+
+def _choose_indent(texts: Sequence[str], second: int, room: int, width: int) -> int:
+    """Return the indent of all lines below their rows: that of the `second` column if they fit."""
+    needed = [need for text in texts if (need := _measure_longest_word(text)) > room]
+    spare = width - max(needed, default=0)
+    return next((indent for indent in (second, _SMALL_INDENT) if indent <= spare), 0)
+
+
 def _fold_last(text: str, room: int, indent: int, width: int) -> list[str]:
     """Fold the last column of a row: its part of the row, then the lines below it.
 
     A word that does not fit, such as a path, is on a line of its own, whatever its length.
     """
-    longest = max(map(len, text.split()), default=0)
-    indent = min(indent, max(0, width - max(longest, _LAST_WIDTH)))
-    if room < max(_LAST_WIDTH, longest):
+    if room < _measure_longest_word(text):
         return ["", *(" " * indent + line for line in wrap_text(text, indent, width))]
     first, *others = wrap_text(text, width - room, width)
     return [first, *(" " * (width - room) + line for line in others)]

@@ -6,7 +6,8 @@ This is separate from loading, so that `down` and `status` work when a data set 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import re
+from pathlib import Path, PurePosixPath
 
 from labctl.config.document import escape, quote
 from labctl.config.reader import LAB_FILE
@@ -17,6 +18,10 @@ from labctl.wire.containment import is_inside
 
 with lazy_imports(__name__):
     from labctl.config import packages
+
+
+# what makes a part of a path a pattern of names for a shell
+PATTERN = re.compile(r"[*?\[]")
 
 
 def check_files(config: LabConfig) -> None:
@@ -69,7 +74,7 @@ def _check_data(config: LabConfig) -> list[Problem]:
             continue
         message = ""
         if not source.path.exists():
-            message = f"there is no directory {quote(source.written)}"
+            message = _describe_missing_directory(source.written)
         elif not source.path.is_dir():
             message = f"{quote(source.written)} is not a directory"
         elif source.inside_lab and not is_inside(source.path, config.root):
@@ -83,6 +88,20 @@ def _check_data(config: LabConfig) -> list[Problem]:
             key = f"data.{name}"
             problems.append(Problem(key, config.lines.get(key, 0), message))
     return problems
+
+
+def _describe_missing_directory(written: str) -> str:
+    """Say what is wrong with a path; for a pattern such as images/*.png, what to write instead."""
+    parts = PurePosixPath(written).parts
+    first = next((n for n, part in enumerate(parts) if PATTERN.search(part)), None)
+    if first is None:
+        return f"there is no directory {quote(written)}"
+    directory = str(PurePosixPath(*parts[:first]))
+    action = "move the files to a directory" if first == 0 else f"write {quote(directory)}"
+    return (
+        f"{quote(written)} is a pattern of names, and data: takes a directory; {action}, "
+        "and let your code choose the files"
+    )
 
 
 def _check_wheelhouse(config: LabConfig) -> list[Problem]:

@@ -18,7 +18,7 @@ from labctl.config.schema import (
     ProviderTraits,
     ServerFile,
 )
-from labctl.errors import NotFoundError, Problem, UsageError
+from labctl.errors import NotFoundError, Problem, UnknownNameError, UsageError
 
 # Returns the traits of the provider with a name; None, or an error, if it is not installed.
 ProviderFinder = Callable[[str], ProviderTraits | None]
@@ -27,7 +27,8 @@ ProviderFinder = Callable[[str], ProviderTraits | None]
 class LabProviders:
     """The providers of one lab. `split_server` reads their settings, and so learns their traits.
 
-    `installed` says which providers are installed, once an unknown one was named.
+    `installed` says which providers are installed, once an unknown one was named, and `near` which
+    of them was probably meant.
     """
 
     def __init__(self, values: LabValues, find_provider: ProviderFinder | None) -> None:
@@ -35,6 +36,7 @@ class LabProviders:
         self.find_provider = find_provider
         self.traits: dict[str, ProviderTraits] = {}
         self.installed = ""
+        self.near = ""
 
     def is_on_this_machine(self, provider: str) -> bool:
         return provider in self.traits and self.traits[provider].on_this_machine
@@ -108,6 +110,7 @@ class LabProviders:
             return None
         except (UsageError, NotFoundError) as error:
             self.installed = error.why
+            self.near = error.near if isinstance(error, UnknownNameError) else ""
             return None
 
     def add_default_settings(
@@ -124,7 +127,9 @@ class LabProviders:
         if not self.read_settings(name, Node({}, selected.line, selected.origin), settings):
             message = f"there is no provider called {quote(name)}"
             message = f"{message}; {self.installed}" if self.installed else message
-            self.values.problems.append(make_problem(selected, "server.provider", message))
+            self.values.problems.append(
+                make_problem(selected, "server.provider", message, self.near)
+            )
 
 
 def _read_section(

@@ -45,11 +45,16 @@ class _Unreadable(Exception):
     """A value cannot be read; its problem was already reported."""
 
 
-def make_problem(node: Node, path: str, message: str) -> Problem:
-    """Return a Problem at `node`; for a node that is not from lab.yaml it names the origin."""
+def make_problem(node: Node, path: str, message: str, near: str = "") -> Problem:
+    """Return a Problem at `node`; for a node that is not from lab.yaml it names the origin.
+
+    `near` is the name that was probably meant by the node's value.
+    """
     if node.origin == LAB_FILE or not node.origin:
         return Problem(path, node.line, message)
-    return Problem(path, 0, f"{message} (from {escape(node.location)})", escape(node.origin))
+    typed = str(node.value) if near else ""
+    message = f"{message} (from {escape(node.location)})"
+    return Problem(path, 0, message, escape(node.origin), typed, near)
 
 
 def find_nearest(word: str, known: Iterable[str]) -> str:

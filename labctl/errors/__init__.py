@@ -2,6 +2,7 @@
 
     LabError                     1    something failed
     ├── UsageError               2    the command or call is not valid as typed
+    │   └── UnknownNameError     2    no command or provider has that name
     ├── ConfigError              2    lab.yaml (or another file) is wrong; holds every Problem
     ├── PolicyError              3    refused on purpose: budget, overwrite, trust
     │   ├── BudgetError          3    the rest of the budget does not pay for one hour
@@ -101,16 +102,30 @@ class UsageError(LabError):
     exit_code = 2
 
 
+class UnknownNameError(UsageError):
+    """No command or provider is called `typed`; `near` is what was probably meant, or ""."""
+
+    def __init__(
+        self, what: Text, *, why: str = "", hint: Text = "", typed: str = "", near: str = ""
+    ) -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.typed = typed
+        self.near = near
+
+
 class Problem(NamedTuple):
     """One mistake in a file: where (dotted path of the key, line from 1) and what.
 
     `origin` is the option, variable or other file that the value came from, "" for the file itself.
+    `near` is the existing name that was probably meant by `typed`, the value; or "".
     """
 
     path: str
     line: int
     message: str
     origin: str = ""
+    typed: str = ""
+    near: str = ""
 
 
 class ConfigError(LabError):

@@ -87,6 +87,8 @@ DAYS_A_MONTH = 30
 # without extra payment.
 CHECKPOINT_BYTES_PER_S = 125e6
 
+# The largest clusters for training have about as many; more is a slip.
+MOST_GPUS = 100_000
 # Cards with GDDR memory: a sixteenth of it goes to error correction (nvidia-smi shows 15,360 MiB on
 # a T4, 23,034 MiB on an L4). HBM has separate memory for it.
 SOFT_ECC = frozenset({"K80", "M60", "T4", "T4G", "A10G", "L4", "L40S"})

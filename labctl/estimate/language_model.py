@@ -6,7 +6,6 @@ refused. `count_parameters` has the formula that was compared with published fig
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -129,37 +128,11 @@ def parse_shape(text: bytes) -> ModelShape:
         config = decode_json(text, _Config)
         if config.text_config is not None and config.hidden_size is None:
             config = decode_json(msgspec.json.encode(config.text_config), _Config)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(_describe_error(error)) from None
+    except msgspec.ValidationError as error:  # names the field
+        raise ValueError(str(error)) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise ValueError("it is damaged: not valid JSON") from None
     return _build_shape(config)
-
-
-_PROBLEM = re.compile(r"(.+) - at `\$\.(.+)`", re.DOTALL)
-_WORDS = {
-    "`int | null`": "a whole number",
-    "`int`": "a whole number",
-    "`float`": "a number",
-    "`str | null`": "a text",
-    "`str`": "a text",
-    "`bool | null`": "true or false",
-    "`bool`": "true or false",
-    "`object | null`": "an object",
-    "`object`": "an object",
-    "`array`": "a list",
-    " <= ": " of at most ",
-    " >= ": " of at least ",
-}
-
-
-def _describe_error(error: Exception) -> str:
-    """Describe a problem of the file without the words of the library that found it."""
-    if not isinstance(error, msgspec.ValidationError):
-        return "it is damaged: not valid JSON"
-    match = _PROBLEM.fullmatch(str(error))
-    text, field = match.groups() if match else (str(error), "the config")
-    for word, plain in _WORDS.items():
-        text = text.replace(word, plain)
-    return f"{field}: {text[:1].lower()}{text[1:]}"
 
 
 def _build_shape(config: _Config) -> ModelShape:

@@ -23,7 +23,7 @@ from labctl.insight.model_measurement import suggest_target
 from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
-from labctl.model import PROFILE_PREFIX, Run, Value
+from labctl.model import Run, Value
 from labctl.servers.context import LabContext
 from labctl.sync.ignore import (
     NEVER_AT_TOP,
@@ -34,6 +34,7 @@ from labctl.sync.ignore import (
     rule_text,
 )
 from labctl.wire.containment import is_contained
+from labctl.wire.run_ids import PROFILE_PREFIX
 
 with lazy_imports(__name__):
     from labctl.insight import profile

@@ -23,6 +23,8 @@ from labctl.estimate import measure
 from labctl.estimate.plan import FitMeasurement, ModelMeasurement, ModelPlan
 from labctl.events import Reporter, Step
 from labctl.model import Value
+from labctl.services.language_models.source import CONFIG, GGUF_SUFFIX
+from labctl.shell import command
 
 MARK = "labctl-measured:"
 TIME_LIMIT_S = 120
@@ -59,6 +61,12 @@ def parse_target(text: str, root: Path) -> tuple[Path, str]:
 
     The file is absolute, or relative to the current directory if that is in the lab, or to the lab.
     """
+    if text.endswith(GGUF_SUFFIX) or (Path(text) / CONFIG).is_file():
+        raise UsageError(
+            f"{text} is a language model, not a function",
+            why="the memory of one is computed before it is served, and before anything is started",
+            hint=command("labctl", "serve", "--model", text).render(),
+        )
     name, colon, function = text.rpartition(":")
     if not colon or not name or not function.isidentifier():
         raise UsageError(

@@ -10,26 +10,30 @@ import base64
 import io
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from labctl.config import find_data_dir
 from labctl.errors import LabError, NotFoundError, UsageError
-from labctl.events import Event, Note, Progress, Step
+from labctl.events import Event, Note, Progress, Step, report_wait
 from labctl.insight import profiler
 from labctl.insight.explain.evidence import Finding
 from labctl.insight.explain.memory_profile import MemorySizes
 from labctl.insight.explain.profile import Profile, advise, read_profile
-from labctl.model import PROFILE_PREFIX, Run, Server, Service, Value
+from labctl.model import Run, Server, Service, Value
 from labctl.runs import images, outputs, run_specs, runs
 from labctl.runs.active_runs import describe_runs_beside_profile
 from labctl.servers.adoption import renew
 from labctl.servers.context import LabContext
-from labctl.services import lab_services
+from labctl.services import lab_services, services
 from labctl.services.port_forward import Forwarding
+from labctl.state import uses
 from labctl.sync import lab_files, transfer_lock
+from labctl.wire.run_ids import PROFILE_PREFIX
 from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest
 
@@ -50,7 +54,7 @@ WRAP = UNPACK + 'exec "$@"'
 NAME = "labctl-profile"
 # In the page, replaced by the figures.
 PAGE_MARK = "PROFILE_AS_JSON"
-SERVICE = "profile"
+SERVICE: Literal["profile"] = "profile"
 PORT = 8765
 SHOW = 'exec "$(command -v python3 || command -v python)" -c "$0"'
 TAIL_BYTES = 2000
@@ -263,8 +267,36 @@ def _load_profile(
     )
 
 
-def open_page(context: LabContext, found: ProfileResult, port: int = 0) -> Forwarding:
-    """Open a forward to the profile's page on the server."""
+@contextmanager
+def open_page(context: LabContext, found: ProfileResult, port: int = 0) -> Iterator[Forwarding]:
+    """Open a forward to the profile's page on the server until the block ends.
+
+    Then the service that shows the pages ends too, unless another process shows one.
+    """
+    state, lab_id = context.state, context.lab_id
+    try:
+        with (
+            uses.hold_use(state, lab_id, "forward"),
+            uses.hold_use(state, lab_id, SERVICE),
+            _forward_page(context, found, port) as forward,
+        ):
+            yield forward
+    finally:
+        if not uses.is_used(state, lab_id, SERVICE):
+            _stop_page_service(context)
+
+
+def _stop_page_service(context: LabContext) -> None:
+    """Stop the service that shows profiles. It ends with its server anyway, if that is gone."""
+    with (
+        suppress(LabError, KeyboardInterrupt),
+        report_wait(context.reporter, "stopping the page of the profile"),
+    ):
+        remote = context.open_agent(context.get_server())
+        services.stop_service(remote, context.config.name, context.lab_id, SERVICE)
+
+
+def _forward_page(context: LabContext, found: ProfileResult, port: int) -> Forwarding:
     server = context.get_server()
     wanted = build_request(context)
 

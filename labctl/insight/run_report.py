@@ -38,6 +38,7 @@ from labctl.insight.speedup import Speedup, read_speedup
 from labctl.insight.telemetry import TELEMETRY_FILE, Sample, read_samples
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import provenance, runs
+from labctl.runs.checkpointed_runs import NONE_HAS_ANY, has_saved_none, suggest_other_run
 from labctl.runs.evaluate import ON_SERVER, read_server_accuracy
 from labctl.runs.evaluation import FILE, Evaluation, read_evaluation
 from labctl.runs.evaluation_script import SCRIPT
@@ -113,9 +114,7 @@ def collect_facts(
     run = _find_run(context, runs_dir, run_id)
     directory = runs_dir / run.id
     if not directory.is_dir():
-        raise NotFoundError(
-            f"run {run.id} was not pulled to this machine", hint=f"labctl pull {run.id}"
-        )
+        raise _make_not_pulled_error(context, run, is_latest=not run_id)
     notes: list[str] = []
     newest = _read_evaluation(directory / FILE, notes)
     on_server = _read_evaluation(directory / ON_SERVER, notes)
@@ -148,6 +147,20 @@ def collect_facts(
         made_at=time.time(),
         labctl=version,
     )
+
+
+def _make_not_pulled_error(context: LabContext, run: Run, *, is_latest: bool) -> LabError:
+    """Make the error for a run without files here.
+
+    The latest run, if it has no checkpoints, is rarely the one that is meant.
+    """
+    what, pull = f"run {run.id} was not pulled to this machine", f"labctl pull {run.id}"
+    if not (is_latest and has_saved_none(run)):
+        return NotFoundError(what, hint=pull)
+    other = suggest_other_run(context, run.id, "labctl", "report", on_server=False)
+    why = "it saved no checkpoints" if other else f"it saved no checkpoints; {NONE_HAS_ANY}"
+    hint = f"{other}\n{pull}   # its logs and curves" if other else pull
+    return NotFoundError(what, why=why, hint=hint)
 
 
 def _find_run(context: LabContext, runs_dir: Path, run_id: str) -> Run:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from labctl.errors import ConnectError, LabError, NotFoundError, UsageError
+from labctl.events import Part
 from labctl.lifecycle import gang, gang_network, restore
 from labctl.lifecycle.fleet import run_for_each
 from labctl.model import Run, Server
@@ -127,7 +128,9 @@ def start(
                 provenance.record_origin(first, runs.find_run(first, run_id), spec, git)
             return reply.member or member
 
+        context.reporter.emit(Part(name="start"))
         run = start_parts(members, by_id, create)
+        context.reporter.emit(Part(name="start", done=True))
     on_start(run, replies[first.lab_id].found)
     return run
 

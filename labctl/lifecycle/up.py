@@ -120,11 +120,13 @@ def _make_interrupt_error(context: LabContext) -> InterruptError:
     offers = [attempt.offer for attempt in open_attempts] + ([server.offer] if server else [])
     is_free = bool(offers) and not any(offer.price_usd_per_hour for offer in offers)
     state = "exist" if not is_leased(context) else "be leased"
+    has_several = gang.has_several_servers(context)
+    what, verb, them = ("servers", "were", "them") if has_several else ("server", "was", "it")
     return InterruptError(
-        "interrupted before the server was ready",
-        why=f"the server may already {state}{'' if is_free else ' and cost money'}",
+        f"interrupted before the {what} {verb} ready",
+        why=f"the {what} may already {state}{'' if is_free else ' and cost money'}",
         hint=f"{context.subject.up}   # continues\n"
-        f"{context.subject.down}   # instead, to remove it",
+        f"{context.subject.down}   # instead, to remove {them}",
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from labctl.errors import UsageError
+from labctl.errors import UnknownNameError
 from labctl.errors.subject import LAB, Subject
 from labctl.lazy import import_alone, lazy_imports
 from labctl.model import (
@@ -553,7 +553,7 @@ def describe_provider(name: str) -> str:
 
 
 def get_provider_class(name: str) -> type[Provider]:
-    """Return the class that is registered as `name`; UsageError lists the installed ones."""
+    """Return the class that is registered as `name`; the error lists the installed ones."""
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         built_in: type[Provider] = getattr(import_alone(module), attribute)
@@ -563,8 +563,10 @@ def get_provider_class(name: str) -> type[Provider]:
         return loaded
     names = list_provider_names()
     near = reader.find_nearest(name, names)
-    raise UsageError(
+    raise UnknownNameError(
         f"there is no provider called {name!r}",
+        typed=name,
+        near=near,
         why=f"{f'did you mean {near}? ' if near else ''}installed: {', '.join(names)}",
         hint="labctl config",
     )

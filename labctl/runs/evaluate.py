@@ -19,6 +19,7 @@ from labctl.errors import LabError, NotFoundError, UsageError
 from labctl.events import Note, Step
 from labctl.model import NAME_PATTERN, Run, Value
 from labctl.runs import images, outputs, runs
+from labctl.runs.checkpointed_runs import suggest_other_run
 from labctl.runs.evaluation import FILE, Evaluation, parse_evaluation, read_evaluation
 from labctl.runs.evaluation_script import (
     SCRIPT,
@@ -149,7 +150,8 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     if not _has_files(path):
         if _has_more_checkpoints_on_server(context, choice.run):
             raise make_not_pulled_error(choice.run)
-        raise make_no_local_checkpoints_error(choice.run, choice.directory)
+        other = suggest_other_run(context, choice.run.id, "labctl", "eval", on_server=False)
+        raise make_no_local_checkpoints_error(choice.run, choice.directory, other)
     on_server = command("labctl", "eval", "--on-server", *([which] if which else [])).render()
     refuse_pickles(path, hint=f"{on_server}   # runs in a sandbox there, without network")
     context.reporter.emit(Step(name="evaluating", detail=str(choice.path)))
@@ -250,8 +252,10 @@ def _call_server(context: LabContext, choice: EvaluationTarget, time_limit_s: in
         raise make_no_script_error()
     if reply.lacks:
         runs.refresh(context, server, remote)
+        words = ("labctl", "eval", "--on-server")
+        other = suggest_other_run(context, choice.run.id, *words, on_server=True)
         raise make_no_server_checkpoints_error(
-            runs.find_run(context, choice.run.id), choice.directory
+            runs.find_run(context, choice.run.id), choice.directory, other
         )
     return reply
 

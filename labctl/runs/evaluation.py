@@ -6,6 +6,7 @@ The file may come from an untrusted run, so it is refused if its parts are incon
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import Counter
 from pathlib import Path
@@ -50,6 +51,10 @@ class Predictions(Value, frozen=True):
     order_sha256: str
     truth: tuple[int, ...]
     predicted: tuple[int, ...] = msgspec.field(name="said")
+
+    @property
+    def correct(self) -> int:
+        return sum(map(operator.eq, self.truth, self.predicted))
 
 
 class Evaluation(Value, frozen=True):

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from labctl.errors import LabError, NotFoundError
 from labctl.model import Run
+from labctl.runs.checkpointed_runs import NONE_HAS_ANY, has_saved_none
 from labctl.shell import Command, command
 
 MODEL_SUFFIXES = frozenset(
@@ -65,18 +66,21 @@ def make_not_pulled_error(run: Run) -> LabError:
     )
 
 
-def make_no_local_checkpoints_error(run: Run, home: Path) -> LabError:
-    """Make the error for a run that has no checkpoints on this machine."""
-    if not home.is_dir():
+def make_no_local_checkpoints_error(run: Run, home: Path, other: str) -> LabError:
+    """Make the error for a run that has no checkpoints on this machine.
+
+    `other` is the line of a hint that evaluates another run, "" if none has checkpoints.
+    """
+    if not home.is_dir() and not has_saved_none(run):
         return make_not_pulled_error(run)
     follow = command("labctl", "pull", "--follow", run.id)
-    return _make_no_checkpoints_error(run, home, "this machine", follow)
+    return _make_no_checkpoints_error(run, home, "this machine", follow, other)
 
 
-def make_no_server_checkpoints_error(run: Run, home: Path) -> LabError:
-    """Make the error for a run that has saved no checkpoints on its server."""
+def make_no_server_checkpoints_error(run: Run, home: Path, other: str) -> LabError:
+    """Make the error for a run that has saved no checkpoints on its server; `other` as above."""
     follow = command("labctl", "logs", "-f", run.id)
-    return _make_no_checkpoints_error(run, home, "the server", follow)
+    return _make_no_checkpoints_error(run, home, "the server", follow, other)
 
 
 def make_ended_server_error(run: Run) -> LabError:
@@ -89,26 +93,30 @@ def make_ended_server_error(run: Run) -> LabError:
     )
 
 
-def _make_no_checkpoints_error(run: Run, home: Path, where: str, follow: Command) -> LabError:
+def _make_no_checkpoints_error(
+    run: Run, home: Path, where: str, follow: Command, other: str
+) -> LabError:
     what = f"run {run.id} has no checkpoints on {where}"
     if not run.has_ended:
         return NotFoundError(
             what,
             why="it has not ended (last known), and may save its first one later",
-            hint=follow.render(),
+            hint="\n".join(filter(None, [follow.render(), other])),
         )
     needs = "`labctl eval` needs what the run saves in the directory $LABCTL_CHECKPOINT_DIR"
     model = _find_model_elsewhere(run, home)
     if model is None and (run.exit_code != 0 or run.state != "exited"):
         return NotFoundError(
             what,
-            why=f"it ended before it saved one: {run.summary or run.state_text}",
-            hint="labctl status   # lists the runs\nlabctl eval RUN   # another one",
+            why=f"it ended before it saved one: {run.summary or run.state_text}"
+            + ("" if other else f"; {NONE_HAS_ANY}"),
+            hint=other or command("labctl", "explain", run.id).render(),
         )
     if model is None:
-        return NotFoundError(
-            what, why=needs, hint="save the model there in your code, then:\nlabctl run"
-        )
+        save = "save the model there in your code, then:\nlabctl run"
+        if not other:
+            return NotFoundError(what, why=f"{needs}; {NONE_HAS_ANY}", hint=save)
+        return NotFoundError(what, why=needs, hint="\n".join([other, f"or {save}"]))
     options = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
     evaluate = command("labctl", "eval", *options, f"runs/{run.id}/{model.parent}")
     if (home / model).is_file():

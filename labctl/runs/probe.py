@@ -14,7 +14,7 @@ from labctl.errors import BusyError, LabError, NoOfferError, NotFoundError, Usag
 from labctl.estimate.cards import find_peak_speed
 from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
 from labctl.events import Note, Progress
-from labctl.model import PROBE_PREFIX, Offer, Run, Server, Value
+from labctl.model import Offer, Run, Server, Value
 from labctl.runs import first_run, run_specs, runs
 from labctl.runs.active_runs import describe_runs_beside_probe
 from labctl.servers.context import LabContext
@@ -22,6 +22,7 @@ from labctl.servers.watch_reports import parse_watch
 from labctl.state.measured_runs import record_measured
 from labctl.sync import lab_files, transfer_lock
 from labctl.text import duration_text
+from labctl.wire.run_ids import PROBE_PREFIX
 from labctl.wire.runs import STATUS, StatusRequest
 from labctl.wire.watchdog import WatchRecord
 

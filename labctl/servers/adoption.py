@@ -26,7 +26,7 @@ from labctl.providers import (
     get_provider_class,
 )
 from labctl.retry import poll_until
-from labctl.servers import accounts, cost
+from labctl.servers import accounts, cost, gang
 from labctl.servers.context import LabContext
 from labctl.servers.members import list_servers
 from labctl.text import price_text
@@ -231,10 +231,13 @@ def suggest_other_machine(context: LabContext, error: LabError) -> None:
 
 
 def describe_down(context: LabContext) -> str:
-    """Say in a few words what `labctl down` does with the lab's server."""
+    """Say in a few words what `labctl down` does with the lab's servers."""
     if isinstance(context.provider, SubmitsJobs):
         return "cancel your jobs"
-    return "end your lease" if is_leased(context) else "remove the server"
+    has_several = gang.has_several_servers(context)
+    if is_leased(context):
+        return "end your leases" if has_several else "end your lease"
+    return "remove the servers" if has_several else "remove the server"
 
 
 def renew(context: LabContext, server: Server) -> None:

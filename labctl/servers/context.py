@@ -154,6 +154,11 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     @property
+    def owner_name(self) -> str:
+        """The owner that the provider records for the servers created here."""
+        return self.owner or find_user_name()
+
+    @property
     def is_on_this_machine(self) -> bool:
         """Whether the lab's servers are on this machine, so that nobody else controls them."""
         return isinstance(self.provider, OnThisMachine)
@@ -166,7 +171,7 @@ class LabContext(msgspec.Struct, frozen=True, dict=True):
     def _build_provider_context(self, name: str) -> ProviderContext:
         return ProviderContext(
             data_dir=self.paths.data_dir,
-            owner=self.owner or find_user_name(),
+            owner=self.owner_name,
             place=self.place,
             connect=self.connections.connect,
             settle_host_key=self._settle_host_key,

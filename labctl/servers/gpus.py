@@ -13,6 +13,7 @@ from labctl.errors.subject import Subject
 from labctl.estimate.cards import suggest_model
 from labctl.events import Note
 from labctl.model import GpuNeed, Need, Server, ServerFacts
+from labctl.providers import Guarded
 from labctl.text import bytes_text
 
 if TYPE_CHECKING:
@@ -89,6 +90,16 @@ def select_gpus(facts: ServerFacts, count: int) -> str:
         )
     is_all = count == len(facts.gpus)
     return "all" if is_all else ",".join(gpu.uuid for gpu in facts.gpus[:count])
+
+
+def suggest_other_server(context: LabContext) -> list[str]:
+    """Return the commands that get a server with a GPU; [] if a course chooses the server."""
+    if isinstance(context.provider, Guarded):
+        return []
+    return [
+        "labctl offers --provider auto --gpu any   # servers with a GPU, and their prices",
+        "labctl move --provider NAME --gpu any   # gets one of them, with your results",
+    ]
 
 
 def load_usable_facts(context: LabContext, server: Server) -> ServerFacts:

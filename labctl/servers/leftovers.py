@@ -31,9 +31,9 @@ class Orphans(Value, frozen=True):
 
     `elsewhere` names what this machine has on record in other accounts of the provider: servers,
     and what interrupted `up`s may have created. `others` are servers of other users who share the
-    provider without accounts, as on one Docker Engine. `caches` are free and never removed.
-    `failures` says, by provider, why it could not be asked: what it has is not in this list.
-    `asked` are the providers that answered.
+    provider without accounts, as on one Docker Engine, or of this user with another home directory.
+    `caches` are free and never removed. `failures` says, by provider, why it could not be asked:
+    what it has is not in this list. `asked` are the providers that answered.
     """
 
     servers: tuple[Server, ...]
@@ -223,7 +223,7 @@ def end_others(context: LabContext, listed: Orphans) -> Orphans:
         lines = [f"  {server.id} ({server.lab}, {server.state})" for server in servers]
         decision = Question(
             question=f"to terminate the servers of {owner}, type {owner}",
-            detail="\n".join([f"Another user, {owner}, created:", *lines, OTHERS_LOSS]),
+            detail="\n".join([f"{_describe_creator(context, owner)}:", *lines, OTHERS_LOSS]),
             typed=owner,
         )
         if context.reporter.confirm(decision):
@@ -231,6 +231,12 @@ def end_others(context: LabContext, listed: Orphans) -> Orphans:
         else:
             context.reporter.emit(Note(text=f"the servers of {owner} were not terminated"))
     return _list_all(context, _list_shown)
+
+
+def _describe_creator(context: LabContext, owner: str) -> str:
+    if owner == context.owner_name:
+        return f"{owner}, your login name too, created with another home directory"
+    return f"Another user, {owner}, created"
 
 
 def _wait_for_attempts(context: LabContext) -> bool:

@@ -29,13 +29,13 @@ from labctl.model import Forward, Value
 from labctl.retry import poll_until
 from labctl.servers.agent import AgentClient
 from labctl.services.port_forward import (
+    EndedForwardError,
     Forwarding,
     ForwardSpec,
     Refresh,
-    ReplacedForwardError,
     build_url,
 )
-from labctl.services.services import ensure_service
+from labctl.services.services import ensure_service, is_served
 from labctl.transports.openssh import OpenSshTransport
 from labctl.wire.codec import MessageError, encode
 from labctl.wire.services import BackgroundForwardReply, ServiceRequest
@@ -231,9 +231,8 @@ def _make_refresh(spec: BackgroundForwardSpec, get_port: Callable[[], int]) -> R
         if spec.refresh_argv:
             server = _read_server(_run(spec.refresh_argv, "refresh the server's address"))
             if spec.reopen_argv and server is not None and server.id != forward.server_id:
-                # The new server has another ssh_config, and its service is started there first.
-                _run((*spec.reopen_argv, "--port", str(get_port())), "open the forward again")
-                raise ReplacedForwardError(f"the forward leads to the new server {server.id}")
+                _reopen(spec, server.id, get_port())
+                raise EndedForwardError(f"the forward leads to the new server {server.id}")
         if spec.request is None:
             return forward
         transport = OpenSshTransport(
@@ -243,6 +242,23 @@ def _make_refresh(spec: BackgroundForwardSpec, get_port: Callable[[], int]) -> R
         return msgspec.structs.replace(forward, service=service)
 
     return refresh
+
+
+def _reopen(spec: BackgroundForwardSpec, server_id: str, port: int) -> None:
+    """Open the forward again at the new server, which has another ssh_config.
+
+    `labctl forward` starts the service there first, but not what `labctl serve` starts:
+    EndedForwardError if the new server does not have it.
+    """
+    try:
+        _run((*spec.reopen_argv, "--port", str(port)), "open the forward again")
+    except NotFoundError:
+        if not is_served(spec.forward.service.name):
+            raise
+        raise EndedForwardError(
+            f"the forward ends, because it does not run on the new server {server_id}; "
+            "labctl serve starts it there"
+        ) from None
 
 
 def _read_server(status: bytes) -> RefreshedServer | None:
@@ -256,8 +272,10 @@ def _read_server(status: bytes) -> RefreshedServer | None:
 
 
 def _run(argv: Sequence[str], what: str) -> bytes:
-    """Run labctl and return its output; ConnectError if it fails."""
+    """Run labctl and return its output; NotFoundError or ConnectError if it fails."""
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == NotFoundError.exit_code:
+        raise NotFoundError(f"cannot {what}", hint="labctl status --refresh")
     if done.returncode != 0:
         raise ConnectError(f"cannot {what}", hint="labctl status --refresh")
     return done.stdout

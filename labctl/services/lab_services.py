@@ -55,6 +55,8 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
     config = context.config
     own = config.services.get(name)
     port = require_service(config, name)
+    if own is None and services.is_served(name):
+        return ServiceRequest(lab=config.name, lab_id=context.lab_id, name=name, image="")
     if config.job_image and (own or name in KNOWN_SERVICE_PORTS):
         raise UsageError(
             f"the service {name} cannot run in {config.job_image} on a cluster",
@@ -79,14 +81,14 @@ def build_request(context: LabContext, server: Server, name: str) -> ServiceRequ
 
 
 def require_service(config: LabConfig, name: str, beside: Sequence[str] = ()) -> int:
-    """Return the port of a service of lab.yaml or of a number, 0 for one that labctl knows.
+    """Return the port of a service of lab.yaml or of a number, 0 for one that labctl starts.
 
     UsageError if there is no such service. Its hint is a command with all names of `beside`, in
     which the nearest service replaces `name`.
     """
     if own := config.services.get(name):
         return own.port
-    if name in KNOWN_SERVICE_PORTS:
+    if name in KNOWN_SERVICE_PORTS or services.is_served(name):
         return 0
     try:
         return parse_port(name)
@@ -125,8 +127,12 @@ def _replace(name: str, other: str, names: Sequence[str]) -> list[str]:
 def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
     """Start a service in the lab's image if needed; provide the image if the server lacks it.
 
+    NotFoundError for one that only `labctl serve` starts, if it does not run.
     If another process of this machine is starting it, name that one and wait for it.
     """
+    if is_found_only(wanted):
+        remote = context.open_agent(server)
+        return services.find_served(remote, wanted.lab, wanted.lab_id, wanted.name)
     key = hashlib.sha256(f"{server.id}\0{server.lab_id}\0{wanted.name}".encode()).hexdigest()
     name, what = f"service-{key[:24]}", f"starting {wanted.name}"
     with report_lock_wait(
@@ -143,6 +149,11 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
         share = functools.partial(context.state.note_progress, name)
         shared = context.replace_reporter(SharedProgress(context.reporter, share))
         return _ensure_alone(shared, server, wanted)
+
+
+def is_found_only(wanted: ServiceRequest) -> bool:
+    """Whether the request has nothing to start: `labctl serve` alone starts the service."""
+    return services.is_served(wanted.name) and not wanted.command and not wanted.image
 
 
 def _ensure_alone(context: LabContext, server: Server, wanted: ServiceRequest) -> Service:
@@ -193,20 +204,18 @@ def detach_forward(
     service: Service,
     request: ServiceRequest,
     port: int,
-    *,
-    follows: bool = False,
 ) -> Forward:
     """Open a local port to `service` in a background process, which outlives this one.
 
-    If it `follows`, `labctl forward` opens it again at a server that replaces this one. In a lab
-    with several servers, it stays at this one.
+    `labctl forward` opens it again at a server that replaces this one. In a lab with several
+    servers, it stays at this one.
     """
     labctl = (sys.executable, "-m", "labctl", "-C", str(context.config.root))
-    reopens = follows and context.config.server.count == 1
+    reopens = context.config.server.count == 1
     spec = BackgroundForwardSpec(
         forward=_forward_spec(context, server, service, port),
         log_path=str(context.paths.log_dir / f"forward-{server.id}-{service.name}.log"),
-        request=request,
+        request=None if is_found_only(request) else request,
         refresh_argv=(*labctl, "status", "--refresh", "--json"),
         reopen_argv=(*labctl, "forward", "--detach", request.name) if reopens else (),
     )

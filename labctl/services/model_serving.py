@@ -11,23 +11,35 @@ from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lazy import lazy_imports
 from labctl.model import Forward, Run, Server, Service, Value
 from labctl.runs import image_sources, images, runs, wheelhouse
+from labctl.runs.checkpointed_runs import NONE_HAS_ANY, has_saved_none, suggest_other_run
 from labctl.servers.context import LabContext
 from labctl.servers.gpus import choose_container_gpus_option
 from labctl.services import lab_services
 from labctl.services.background_forwards import list_forwards, stop_forward
 from labctl.services.port_forward import Forwarding
-from labctl.services.services import ensure_service, list_services, stop_service
+from labctl.services.services import (
+    SERVED_PORT,
+    ensure_service,
+    is_served,
+    list_services,
+    stop_service,
+)
 from labctl.sync import lab_files
 from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
-from labctl.wire.services import NEEDS_PREDICT, WRITE_PREDICT, ServedModel, ServiceRequest
+from labctl.wire.services import (
+    NEEDS_CHECKPOINT,
+    NEEDS_PREDICT,
+    WRITE_PREDICT,
+    ServedModel,
+    ServiceRequest,
+)
 
 with lazy_imports(__name__):
     from labctl.services.model_server import checkpoint, refusals
 
 NAME = "serve"
-PORT = 8000
 # Packages of the server program, installed into the run's image if it lacks one of them.
 PACKAGES = "fastapi uvicorn python-multipart prometheus-client pillow"
 # default limit in seconds for loading a model
@@ -127,7 +139,7 @@ def forward(
         context,
         server,
         ensure(context, server, wanted),
-        port or wanted.port or PORT,
+        port or wanted.port or SERVED_PORT,
         lambda now: ensure(context, now, later),
     )
 
@@ -142,7 +154,7 @@ def forward_detached(
         if old.service == service.name and old.remote_port != service.port:
             stop_forward(context.state, old)
     later = wanted._replace(replace=False)
-    port = port or wanted.port or PORT
+    port = port or wanted.port or SERVED_PORT
     return lab_services.detach_forward(context, server, service, later, port)
 
 
@@ -150,11 +162,11 @@ def stop(context: LabContext, server: Server) -> list[str]:
     """Stop all that `serve` started on the server, and the forwards; return the services' names."""
     remote = context.open_agent(server)
     for background in list_forwards(context.state, server.id):
-        if _is_ours(background.service):
+        if is_served(background.service):
             stop_forward(context.state, background)
     stopped: list[str] = []
     for service in list_services(remote, context.config.name, context.lab_id):
-        if _is_ours(service.name):
+        if is_served(service.name):
             stopped += stop_service(remote, context.config.name, context.lab_id, service.name)
     return stopped
 
@@ -173,10 +185,6 @@ def check_health(port: int) -> Health:
     if reply.status != 200:
         raise LabError("the model server is not healthy", why=body.status, hint=NEXT)
     return body.model
-
-
-def _is_ours(name: str) -> bool:
-    return name == NAME or name.startswith(f"{NAME}-")
 
 
 def _base_request(
@@ -222,15 +230,26 @@ def ensure(context: LabContext, server: Server, wanted: ServiceRequest) -> Servi
     )
 
 
+def _make_missing_run_error(context: LabContext, run: Run) -> NotFoundError:
+    """Make the error for a run whose checkpoints are neither on the server nor here."""
+    other = suggest_other_run(context, run.id, "labctl", "serve", on_server=True)
+    if has_saved_none(run):
+        why = NEEDS_CHECKPOINT if other else f"{NEEDS_CHECKPOINT}; {NONE_HAS_ANY}"
+        return NotFoundError(
+            f"run {run.id} has no checkpoints", why=why, hint=other or "labctl run"
+        )
+    return NotFoundError(
+        f"run {run.id} is neither on this server nor on this machine",
+        why="serve needs the checkpoints on the server that the run was on, or a pulled copy",
+        hint="\n".join(filter(None, [f"labctl pull {run.id}", other])),
+    )
+
+
 def _send_checkpoints(context: LabContext, server: Server, run: Run) -> None:
     """Send the pulled checkpoints to a server that does not have the run."""
     checkpoints = context.config.root / "runs" / run.id / "checkpoints"
     if not checkpoints.is_dir():
-        raise NotFoundError(
-            f"run {run.id} is neither on this server nor on this machine",
-            why="serve needs the checkpoints on the server that the run was on, or a pulled copy",
-            hint=f"labctl pull {run.id}",
-        )
+        raise _make_missing_run_error(context, run)
     try:
         checkpoint.check(checkpoints)
     except refusals.ModelError as error:

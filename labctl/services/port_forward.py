@@ -52,12 +52,12 @@ IGNORE_INTERRUPT = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 PortState = Literal["closed", "refused", "answering"]
 
 
-class ReplacedForwardError(LabError):
-    """Another forward has taken the place of this one."""
+class EndedForwardError(LabError):
+    """Another forward has taken the place of this one, or the new server has no such service."""
 
 
 # Errors for which a retry is useless.
-FATAL = (HostKeyError, AuthenticationError, ReplacedForwardError)
+FATAL = (HostKeyError, AuthenticationError, EndedForwardError)
 
 
 class ForwardSpec(Value, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,9 @@ NAMES = {
     "serve": "the model server",
     "serve-model": "the language model",
 }
+# What `labctl serve` starts; with a number, an image that listens on this port.
+_SERVED = re.compile(r"serve(?:-model|-([0-9]{1,5}))?")
+SERVED_PORT = 8000
 # Services that start side by side need the same image: the first one provides it, the others wait.
 _image_lock = threading.Lock()
 
@@ -147,9 +151,28 @@ def stop_service(
     return list(remote.call(STOP_SERVICES, request).stopped)
 
 
+def is_served(name: str) -> bool:
+    """Whether `labctl serve` starts the service of this name, and nothing else does."""
+    return _SERVED.fullmatch(name) is not None
+
+
 def usual_port(name: str, service: Service) -> int:
     """Return the local port that a service usually has."""
+    if match := _SERVED.fullmatch(name):
+        return int(match[1] or SERVED_PORT)
     return KNOWN_SERVICE_PORTS.get(name, service.port)
+
+
+def find_served(remote: AgentClient, lab: str, lab_id: str, name: str) -> Service:
+    """Find what `labctl serve` has started; NotFoundError if it does not run."""
+    services = list_services(remote, lab, lab_id)
+    if (found := next((one for one in services if one.name == name), None)) is None:
+        raise NotFoundError(
+            f"{NAMES.get(name, name)} is not running on the server",
+            why="labctl forward does not start it",
+            hint="labctl serve --help",
+        )
+    return found
 
 
 def _to_service(reply: ServiceReply | ServiceRecord) -> Service:

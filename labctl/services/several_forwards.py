@@ -43,7 +43,7 @@ def detach_forwards(
 
     def open_one(request: ServiceRequest) -> None:
         service = lab_services.ensure(context, server, request)
-        forward = lab_services.detach_forward(context, server, service, request, port, follows=True)
+        forward = lab_services.detach_forward(context, server, service, request, port)
         usual = port or usual_port(service.name, service)
         if forward.local_port != usual:
             at = build_url(service, forward.local_port, token=False)

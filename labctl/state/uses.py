@@ -10,8 +10,9 @@ from typing import Literal
 
 from labctl.state import State
 
-# A `labctl run` that starts or follows a run; a `forward` or `serve` that is open in a terminal.
-Use = Literal["run", "forward"]
+# A `labctl run` that starts or follows a run; a `forward` or `serve` that is open in a terminal; a
+# `profile` that shows its page.
+Use = Literal["run", "forward", "profile"]
 
 
 @contextmanager

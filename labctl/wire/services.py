@@ -12,6 +12,7 @@ NEEDS_PREDICT = (
     "predict.py loads the model: it must define load(checkpoints), which returns an object with "
     "`classes` and predict(images)"
 )
+NEEDS_CHECKPOINT = "`labctl serve` loads what a run saves in the directory $LABCTL_CHECKPOINT_DIR"
 WRITE_PREDICT = "labctl serve --push   # once predict.py is beside lab.yaml"
 
 

@@ -89,6 +89,7 @@ class ImageFolder(Dataset[Batch]):
     """
 
     def __init__(self, split: Path, shape: Shape) -> None:
+        self.split = split
         self.shape = shape
         index = {name: number for number, name in enumerate(shape.classes)}
         self.files: list[tuple[Path, int]] = []

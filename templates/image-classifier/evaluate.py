@@ -129,7 +129,7 @@ def examine(
     result = Evaluation(
         **asdict(_score(answers)), checkpoint=checkpoint.path.resolve().name, split=split
     )
-    return result, findings(answers, images, data / split, checkpoint, str(device))
+    return result, findings(answers, images, checkpoint, str(device))
 
 
 def main() -> None:

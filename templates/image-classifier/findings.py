@@ -39,7 +39,7 @@ class Answers:
 
 
 def findings(
-    answers: Answers, images: ImageFolder, split: Path, checkpoint: Checkpoint, device: str
+    answers: Answers, images: ImageFolder, checkpoint: Checkpoint, device: str
 ) -> dict[str, object]:
     """Build the body of evaluation.json, without `where`."""
     classes = images.shape.classes
@@ -47,18 +47,18 @@ def findings(
         "version": 1,
         "checkpoint": checkpoint.path.resolve().name,
         "checkpoint_sha256": checkpoint.files["model.safetensors"]["sha256"],
-        "data_sha256": sha256_of(images, split),
-        "split": split.name,
+        "data_sha256": sha256_of(images),
+        "split": images.split.name,
         "classes": classes,
         "confusion": confusion(answers, len(classes)),
         "accuracy": answers.correct / len(images),
         "items": len(images),
-        "baseline_accuracy": baseline(images, split.parent / "train"),
+        "baseline_accuracy": baseline(images, images.split.parent / "train"),
         "loss": answers.loss,
         "device": device,
         "at": round(time.time(), 3),
-        "worst": worst(answers, images, split),
-        "predictions": predictions(answers, images, split),
+        "worst": worst(answers, images),
+        "predictions": predictions(answers, images),
     }
 
 
@@ -69,12 +69,12 @@ def confusion(answers: Answers, classes: int) -> list[list[int]]:
     return table
 
 
-def predictions(answers: Answers, images: ImageFolder, split: Path) -> dict[str, object]:
+def predictions(answers: Answers, images: ImageFolder) -> dict[str, object]:
     """List the true and the predicted class of each image, with a hash of the images' order.
 
-    labctl compare needs them to decide whether two runs differ by more than chance.
+    labctl needs them to decide whether two models differ by more than chance.
     """
-    names = [path.relative_to(split).as_posix() for path, _ in images.files]
+    names = [path.relative_to(images.split).as_posix() for path, _ in images.files]
     order = "".join(f"{name}\n" for name in names).encode()
     return {
         "order_sha256": hashlib.sha256(order).hexdigest(),
@@ -92,14 +92,14 @@ def baseline(images: ImageFolder, train: Path) -> float | None:
     return sum(label == usual for _, label in images.files) / len(images)
 
 
-def worst(answers: Answers, images: ImageFolder, split: Path) -> list[dict[str, object]]:
+def worst(answers: Answers, images: ImageFolder) -> list[dict[str, object]]:
     """List the most confident mistakes, with their pictures as data URIs."""
     classes = images.shape.classes
     wrong = (answers.said != answers.truth).nonzero().flatten().tolist()
     wrong.sort(key=lambda number: -float(answers.probability[number]))
     return [
         {
-            "item": images.files[number][0].relative_to(split).as_posix(),
+            "item": images.files[number][0].relative_to(images.split).as_posix(),
             "truth": classes[int(answers.truth[number])],
             "said": classes[int(answers.said[number])],
             "probability": float(answers.probability[number]),
@@ -119,12 +119,12 @@ def thumbnail(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def sha256_of(images: ImageFolder, split: Path) -> str:
+def sha256_of(images: ImageFolder) -> str:
     """One hash for all images of a split and their names, the same as this prints there:
 
     find . -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
     """
-    names = {f"./{path.relative_to(split).as_posix()}": path for path, _ in images.files}
+    names = {f"./{path.relative_to(images.split).as_posix()}": path for path, _ in images.files}
     digest = hashlib.sha256()
     for name in sorted(names, key=str.encode):
         with names[name].open("rb") as file:

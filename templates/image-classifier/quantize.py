@@ -27,7 +27,7 @@ import places
 import quantization
 from checkpoints import CheckpointError
 from dataset import ImageFolder, locate
-from evaluate import Score
+from findings import predictions
 from model import Classifier, from_json
 from prepare_data import SPLITS, DatasetError
 
@@ -39,7 +39,10 @@ train_rounded = quantization.train_rounded
 
 @dataclass(frozen=True)
 class Row:
-    """One way to store the weights. `low` and `high` are the accuracy's 95% interval."""
+    """One way to store the weights. `low` and `high` are the accuracy's 95% interval.
+
+    `predictions` of each image let labctl test the difference of two rows in pairs.
+    """
 
     name: str
     size_bytes: int
@@ -49,13 +52,7 @@ class Row:
     accuracy: float
     low: float
     high: float
-
-
-def describe(name: str, model: nn.Module, size: int, score: Score, latency_ms: float) -> Row:
-    low, high = quantization.interval(score.correct, score.total)
-    return Row(
-        name, size, round(latency_ms, 4), score.correct, score.total, score.accuracy, low, high
-    )
+    predictions: dict[str, object]
 
 
 def size_of(model: nn.Module) -> int:
@@ -80,16 +77,24 @@ def measure_latency(model: nn.Module, images: ImageFolder, device: torch.device)
     return sorted(times[WARM_UP:])[TRIALS // 2]
 
 
+def measure(
+    name: str, model: nn.Module, size: int, images: ImageFolder, device: torch.device
+) -> Row:
+    answers = evaluate.answer(model, images, device)
+    correct, total = answers.correct, len(images)
+    low, high = quantization.interval(correct, total)
+    latency_ms = round(measure_latency(model, images, device), 4)
+    predicted = predictions(answers, images)
+    return Row(name, size, latency_ms, correct, total, correct / total, low, high, predicted)
+
+
 def compare(
     model: nn.Module, kind: str, images: ImageFolder, device: torch.device
 ) -> tuple[Row, Row]:
     """Measure a model before and after rounding; its weights are the rounded ones afterwards."""
-    rows = []
-    for name in ("float32", f"{kind} (PTQ)"):
-        size = size_of(model) if not rows else quantization.quantize(model, kind)
-        found = evaluate.score(model, images, device)
-        rows.append(describe(name, model, size, found, measure_latency(model, images, device)))
-    return rows[0], rows[1]
+    before = measure("float32", model, size_of(model), images, device)
+    size = quantization.quantize(model, kind)
+    return before, measure(f"{kind} (PTQ)", model, size, images, device)
 
 
 def save_weights(model: nn.Module, path: Path) -> None:

@@ -75,8 +75,9 @@ def test_the_help_of_a_command_shows_how_to_call_it(name: str) -> None:
 def test_a_word_misspelt(labctl: Any) -> None:
     said = labctl("statsu")
     assert said.code == 2
-    assert "Did you mean status?" in said.err
-    assert "See labctl --help" in labctl("qqq").err
+    assert "did you mean status?" in said.err
+    assert "  next: labctl status --all\n" in labctl("statsu", "--all").err
+    assert "  next: labctl --help\n" in labctl("qqq").err
     assert labctl("up", "--no-such-option").code == 2
 
 
@@ -289,7 +290,8 @@ def test_exec_of_nvidia_smi_without_a_gpu_says_so(
     assert bool(executed) == found
     assert (said.code == 255) != found
     assert ("this server has no GPU" in said.err) != found
-    assert ("next: labctl top" in said.err) != found
+    assert ("next: labctl offers --provider auto --gpu any\n" in said.err) != found
+    assert ("labctl move --provider NAME --gpu any\n" in said.err) != found
 
 
 def test_an_option_of_openssh_is_sent_to_ssh(labctl: Any) -> None:
@@ -1059,6 +1061,19 @@ def test_what_may_be_lost_is_not_shown_as_ok(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "!   instance profile: it is not set\n"
 
 
+@pytest.mark.parametrize(("columns", "indent"), [(80, 2), (90, 10), (60, 0)])
+def test_lines_below_the_rows_of_a_table_have_one_indent(
+    capsys: pytest.CaptureFixture[str], columns: int, indent: int
+) -> None:
+    """As the URLs with a token of `labctl forward --list`, which are of several lengths."""
+    urls = [f"http://127.0.0.1:8888/{path}?token={'a' * 48}" for path in ("", "x", "")]
+    rows = [("c70152aa", "digits", "jupyter", url) for url in (*urls, "http://127.0.0.1:6006/")]
+    print_table(rows, ("ID", "LAB", "SERVICE", "URL"), columns, cut=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "token" in line] == [" " * indent + url for url in urls]
+    assert lines[-1].endswith("jupyter  http://127.0.0.1:6006/")
+
+
 def test_drawing(capsys: pytest.CaptureFixture[str]) -> None:
     assert clean("a\x00\tb\n\x9bé") == "a\\x00\tb\n\\x9bé"
     print_table([("a", "x" * 200), ("b\n\x1b", "y")], ("ONE", "TWO"), width=40)
@@ -1320,6 +1335,23 @@ def test_an_interruption_names_down_only_if_there_may_be_a_server(
     assert "labctl: interrupted" in shown
     assert ("labctl down " in shown) == is_down_named
     assert ("the server, if there is one" in shown) == is_down_named
+
+
+def test_a_command_that_goes_on_when_typed_again_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["labctl", "course", "up", "--only", "bob"])
+    assert run_and_exit(interrupt) == 130
+    assert capsys.readouterr().err == (
+        "\nlabctl: interrupted\n"
+        "  next: labctl course up --only bob\n"
+        "        (continues)\n"
+        "        labctl course status\n"
+        "        (shows what is running)\n"
+    )
 
 
 @pytest.mark.parametrize("is_question", [True, False])

@@ -411,4 +411,4 @@ def test_the_help_shows_what_there_is_and_near_words(labctl: Labctl, home: Path)
         assert f"  {name} " in said.out
         assert "labctl course" in labctl("course", name, "--help").out
     assert "door" not in said.out
-    assert "Did you mean plan?" in labctl("course", "plam").err
+    assert "did you mean plan?" in labctl("course", "plam").err

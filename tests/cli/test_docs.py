@@ -12,6 +12,8 @@ import pytest
 from terminal import open_terminal
 from transcripts import make_program
 
+from labctl.cli.docs import _render
+
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"labctl docs ([a-z][\w.-]*[a-z])")
 
@@ -69,7 +71,25 @@ def test_a_terminal_shows_a_page_in_the_pager(environ: dict[str, str], columns: 
     assert "labctl up" in shown
     assert "<!--" not in shown
     assert "](" not in shown
-    assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
+    code = {line.strip() for line in (ROOT / "docs" / "student.md").read_text().splitlines()}
+    wide = {line.strip() for line in shown.splitlines() if len(line.rstrip()) > columns}
+    assert wide <= code, "only lines of code are wider, so that they can be copied"
+
+
+def test_lines_of_code_are_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a user can copy a command from any page."""
+    monkeypatch.setenv("COLUMNS", "80")
+    broken = []
+    for file in sorted((ROOT / "docs").glob("*.md")):
+        blocks = re.findall(r"^( *)```.*\n((?:.*\n)*?) *```$", file.read_text(), re.MULTILINE)
+        page = "".join(
+            f"{'1. A list:' if indent else 'No list:'}\n\n{indent}```\n{code}{indent}```\n\n"
+            for indent, code in blocks
+        )
+        shown = {line.strip() for line in _render(page).splitlines()}
+        lines = [line.strip() for _, code in blocks for line in code.splitlines()]
+        broken += [f"{file.name}: {line}" for line in lines if line not in shown]
+    assert broken == []
 
 
 def list_texts() -> Iterator[tuple[str, str]]:

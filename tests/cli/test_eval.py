@@ -136,8 +136,8 @@ def test_a_run_that_was_canceled_before_its_first_checkpoint(
     save(home, run, state="cancelled", exit_code=143, summary="canceled (SIGTERM)")
     said = labctl("eval")
     assert said.code == 4
-    assert "  it ended before it saved one: canceled (SIGTERM)\n" in said.err
-    assert "        labctl eval RUN\n" in said.err
+    why = "canceled (SIGTERM); no other run has any (last known)"
+    assert f"  it ended before it saved one: {why}\n  next: labctl explain r1\n" in said.err
     assert "save the model there" not in said.err
 
 
@@ -170,7 +170,31 @@ def test_a_run_without_checkpoints_is_not_pulled_once_more(
 def test_a_run_that_is_not_here_is_pulled(labctl: Labctl, run: Run, home: Path) -> None:
     (home / "digits" / "runs" / "r1" / "logs").rmdir()
     (home / "digits" / "runs" / "r1").rmdir()
-    assert "next: labctl pull r1" in labctl("eval").err
+    assert "no checkpoints on this machine" in labctl("eval").err, "there is nothing to pull"
+    for state, has_checkpoints in (("exited", True), ("running", False), ("lost", False)):
+        save(home, run, state=state, has_checkpoints=has_checkpoints or msgspec.UNSET)
+        assert "next: labctl pull r1" in labctl("eval").err
+
+
+def test_the_latest_run_with_checkpoints_is_named(labctl: Labctl, run: Run, home: Path) -> None:
+    """The latest run was a shell, as of `labctl run -it -- bash`, which saves none."""
+    for name, created_at in (("trained", 1.0), ("profile-x", 2.0), ("shell", 3.0)):
+        save(home, run, id=name, created_at=created_at, has_checkpoints=name != "shell")
+        (home / "digits" / "runs" / name / "checkpoints").mkdir(parents=True)
+    (home / "digits" / "runs" / "trained" / "checkpoints" / "weights.txt").touch()
+    hint = "{} trained\n        (the latest run with checkpoints)\n"
+    said = labctl("eval")
+    assert said.code == 4
+    assert f"  next: {hint.format('labctl eval')}" in said.err
+    assert labctl("eval", "trained").code == 0
+    assert f"  next: {hint.format('labctl eval')}" in labctl("eval", "r1").err
+    assert labctl("report", "trained").code == 0
+    (home / "digits" / "runs" / "shell" / "checkpoints").rmdir()
+    (home / "digits" / "runs" / "shell").rmdir()
+    said = labctl("report")
+    assert said.code == 4
+    assert f"  it saved no checkpoints\n  next: {hint.format('labctl report')}" in said.err
+    assert "next: labctl pull shell\n" in labctl("report", "shell").err
 
 
 def test_a_pickle_is_evaluated_on_the_server_at_the_same_path(

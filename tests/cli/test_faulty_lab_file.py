@@ -178,3 +178,20 @@ def test_what_can_be_read_of_a_faulty_section_is_used(home: Path) -> None:
     lab = Lab.load(home / "digits", environ={"HOME": str(home)}, skips_faults=True)
     settings: Any = lab.config.server.provider_settings["aws"]
     assert msgspec.to_builtins(settings)["profile"] == "work"
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("./images/*.png", "write 'images', and let your code choose the files"),
+        ("sets/[ab]/x", "write 'sets', and let your code choose the files"),
+        ("'*.png'", "move the files to a directory, and let your code choose the files"),
+    ],
+)
+def test_a_pattern_of_data_says_which_directory_to_write(
+    home: Path, labctl: Labctl, path: str, advice: str
+) -> None:
+    (home / "digits" / "lab.yaml").write_text(f"lab: digits\ndata:\n  pics: {path}\n")
+    output = labctl("up")
+    assert output.code == 2
+    assert f"is a pattern of names, and data: takes a directory; {advice}\n" in output.err

@@ -33,6 +33,9 @@ LLAMA = {
 }  # fmt: skip
 
 
+PREDICTIONS = {"order_sha256": "0" * 64, "truth": [0, 1], "said": [1, 1]}
+
+
 def row(name: str, size: int, correct: int, **more: Any) -> dict[str, Any]:
     return {
         "name": name, "size_bytes": size, "latency_ms": 0.5, "correct": correct, "total": 1000,
@@ -59,6 +62,26 @@ def test_both_stand_side_by_side_with_their_intervals(labctl: Any, pulled: Path)
     assert "4.0 times smaller; accuracy -0.40 points, within the interval" in said.err
     report = json.loads(labctl("quantize", "night", "--to", "int8", "--json").out)
     assert report["quantized"]["rows"][1]["correct"] == 958
+
+
+def test_predictions_of_each_item_are_tested_in_pairs(labctl: Any, pulled: Path) -> None:
+    def predict(correct: int) -> dict[str, Any]:
+        said = [1] * correct + [0] * (1000 - correct)
+        return {"order_sha256": "0" * 64, "truth": [1] * 1000, "said": said}
+
+    rows = [
+        row("float32", 400_000, 962, predictions=predict(962)),
+        row("int8 (PTQ)", 100_000, 950, predictions=predict(950)),
+    ]
+    write_script(pulled, json.dumps({"model": "step-00000400", "rows": rows}))
+    said = labctl("quantize", "--to", "int8")
+    assert said.code == 0, said.err
+    message = " ".join(said.err.split())
+    assert "4.0 times smaller; accuracy -1.20 points Only float32 is right on 12 items" in message
+    assert "only int8 (PTQ) on 0. McNemar's test (exact): p < 0.001. float32 is better" in message
+    report = json.loads(labctl("quantize", "--to", "int8", "--json").out)
+    assert report["pairs"][0]["is_significant"] is True
+    assert "said" not in json.dumps(report), "a table of results, not of each item"
 
 
 def test_a_script_that_fails_is_quoted(labctl: Any, pulled: Path) -> None:
@@ -114,6 +137,8 @@ def test_what_is_missing_is_named(labctl: Any, pulled: Path) -> None:
         {"model": "m", "rows": [row("a", 1, 1), row("b", 1, 0, total=0)]},
         {"model": "m", "rows": [row("a", 1, 1), row("b" * 100, 1, 1)]},
         {"model": "m", "rows": [row("a", 1, 1), row("b", 1, 1, latency_ms=-1)]},
+        {"model": "m", "rows": [row("a", 1, 1), row("b", 1, 1, predictions=PREDICTIONS)]},
+        {"model": "m", "rows": [row("a", 1, 1), row("b", 1, 2, total=2, predictions=PREDICTIONS)]},
     ],
 )
 def test_a_damaged_result_is_refused(body: Any) -> None:

@@ -11,12 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from labctl.cli.serve import ServeOptions, _build_request, _serve
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
+from labctl.runs import runs
 from labctl.services import model_serving, several_forwards
 
 
@@ -82,11 +84,17 @@ def test_what_makes_no_sense_is_refused_with_the_next_command(
 
 
 def test_a_run_that_is_neither_there_nor_here_must_be_pulled(lab: Lab) -> None:
+    old = runs.find_run(lab.context, "old")
+    lab.context.state.save_run(msgspec.structs.replace(old, has_checkpoints=True))
     with pytest.raises(
         NotFoundError, match="neither on this server nor on this machine"
     ) as missing:
         wanted(lab, "old")
     assert missing.value.hint == "labctl pull old"
+    lab.context.state.save_run(old)
+    with pytest.raises(NotFoundError, match="run old has no checkpoints") as missing:
+        wanted(lab, "old")
+    assert missing.value.hint == "labctl run", "there is nothing to pull"
     with pytest.raises(NotFoundError, match="there is no run"):
         wanted(lab, "never")
 

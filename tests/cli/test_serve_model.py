@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,23 @@ def test_a_context_too_long_names_both_ways(labctl: Any, home: Path, model: Path
     assert "it fits at 29,520, or quantized to int8" in " ".join(said.err.split())
     assert f"labctl serve --model {model} --quantize int8 --context 40000" in said.err
     assert said.out == ""
+
+
+def test_an_incomplete_file_is_refused_before_anything_is_built(labctl: Any, home: Path) -> None:
+    file = home / "digits" / "m.gguf"
+    # A header without entries, and one of two tensors.
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0))
+    said = labctl("serve", "--model", "m.gguf")
+    assert said.code == 2
+    assert "its header has no embedding_length" in said.err
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 40))
+    said = labctl("serve", "--model", "m.gguf")
+    assert said.code == 2
+    assert "m.gguf is incomplete" in said.err
+    assert "download it again, then:" in said.err
+    said = labctl("estimate", "m.gguf")
+    assert said.code == 2
+    assert "next: labctl serve --model m.gguf" in said.err
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_a_study_without_trials_takes_other_parameters(lab: Lab, labctl: Any) ->
     assert (told.code, "digits has no server" in told.err) == (4, True)
 
 
+def test_the_hint_of_a_new_study_has_the_options_that_were_typed(lab: Lab, labctl: Any) -> None:
+    write_study(lab, [0.5])
+    options = "--param lr=1..8 --metric acc --trials 9 --budget 2.5 -- python fit.py"
+    output = labctl("sweep", *options.split())
+    assert output.code == 3
+    new = f"labctl sweep --study sweep-2 {options}"
+    assert f"  next: {new}\n        (starts a new study)\n" in output.err
+    assert "labctl sweep --study sweep\n        (with the earlier settings again)\n" in output.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

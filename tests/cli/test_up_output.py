@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,15 @@ SERVER = Server(
     created_at=1.0,
     state="running",
 )
+
+
+@pytest.mark.parametrize(("count", "servers"), [(1, "the server"), (2, "the servers")])
+def test_down_is_said_to_remove_all_servers(
+    labctl: Any, monkeypatch: pytest.MonkeyPatch, count: int, servers: str
+) -> None:
+    Path("lab.yaml").write_text(f"lab: digits\nrun: python\nserver: {{count: {count}}}\n")
+    monkeypatch.setattr(Lab, "up", lambda lab, need: LabServer(lab, SERVER))
+    assert labctl("up").out.splitlines()[-1].endswith(f"  remove {servers} when you are done")
 
 
 @pytest.mark.parametrize("note", [Note(text="No GPU"), BlockerNote(text="no run can start yet")])

@@ -56,9 +56,18 @@ def aws_rehearsal() -> Iterator[Rehearsal]:
         yield rehearsal
 
 
+@pytest.fixture(scope="session")
+def aws_cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the prices are kept, which take a second to read."""
+    return tmp_path_factory.mktemp("aws-cache")
+
+
 @pytest.fixture
 def aws_case(
-    aws_rehearsal: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws_rehearsal: Rehearsal,
+    aws_cache_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Case]:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -82,7 +91,7 @@ def aws_case(
         connect=unexpected,
         settle_host_key=unexpected,
         progress=lambda text, done, total: None,
-        cache_dir=tmp_path / "cache",
+        cache_dir=aws_cache_dir,
     )
     settings = AwsSettings(address_from=aws_rehearsal.environment[ADDRESS])
     provider = AwsProvider(settings, around)

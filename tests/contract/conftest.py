@@ -7,7 +7,7 @@ everything away again, and import it here. A provider without one fails the suit
 from __future__ import annotations
 
 import pytest
-from aws_case import aws_case, aws_rehearsal
+from aws_case import aws_cache_dir, aws_case, aws_rehearsal
 from azure_case import azure_case, azure_rehearsal
 from case import Case
 from course_case import course_case, course_keeper
@@ -22,6 +22,7 @@ from vast_case import vast_case, vast_rehearsal
 from labctl.providers import Marketplace, get_provider_class, list_provider_names
 
 __all__ = [
+    "aws_cache_dir",
     "aws_case",
     "aws_rehearsal",
     "azure_case",

@@ -24,6 +24,15 @@ server: {provider: lambda, gpu: auto, ttl: 2h, executor: process,
 run: sh -c 'mkdir -p $LABCTL_CHECKPOINT_DIR && date > $LABCTL_CHECKPOINT_DIR/model.txt'
 """
 UP_S = 240.0
+PRICE_USD_PER_HOUR = 0.5
+# A trial of a sweep: all of them take as long.
+TRIAL_S = 20.0
+TRIAL = f"""\
+import json, os, sys, time
+time.sleep({TRIAL_S})
+with open(os.path.join(os.environ["LABCTL_LOG_DIR"], "progress.json"), "w") as file:
+    json.dump({{"step": 1, "loss": float(sys.argv[-1])}}, file)
+"""
 
 
 @dataclass
@@ -95,3 +104,38 @@ def test_without_any_state_the_server_is_found_and_ended(student: Student) -> No
     lab.labctl("orphans", "--terminate", "--yes")
     student.cloud.wait(instance, "ended")
     assert student.cloud.api.storage.keys == {}
+
+
+def test_a_sweep_on_a_paid_server_ends_within_its_budget(student: Student) -> None:
+    lab = student.lab
+    (lab.root / "trial.py").write_text(TRIAL)
+    student.up()
+    trial_usd = TRIAL_S / 3600 * PRICE_USD_PER_HOUR
+    budget_usd = 3.5 * trial_usd
+    words = (
+        "--param",
+        "lr=0.1,0.2",
+        "--metric",
+        "loss",
+        "--direction",
+        "minimize",
+        "--json",
+        "--yes",
+    )
+    budget = ("--budget", f"{budget_usd:.6f}")
+    done = lab.labctl("sweep", *words, *budget, "--", "python3", "trial.py")
+    result = json.loads(done.stdout)["sweep"]
+
+    # A slow machine starts fewer trials; only the last one may take longer than expected.
+    assert 1 <= len(result["trials"]) <= 3
+    assert "budget" in result["stopped"]
+    cost, ended = result["cost"], [one["seconds"] for one in result["trials"]]
+    assert cost["is_free"] is False
+    assert cost["spent_usd"] == pytest.approx(sum(ended) / 3600 * PRICE_USD_PER_HOUR, rel=0.01)
+    assert cost["spent_usd"] <= budget_usd
+    assert cost["spent_usd"] + cost["dearest_usd"] > budget_usd
+
+    # The budget of the study is that of all its trials: no other call starts one.
+    again = lab.labctl("sweep", *words, *budget, "--", "python3", "trial.py")
+    assert json.loads(again.stdout)["sweep"]["cost"]["spent_usd"] == cost["spent_usd"]
+    assert [one["state"] for one in result["trials"]] == ["complete"] * len(ended)

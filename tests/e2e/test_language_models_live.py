@@ -16,7 +16,12 @@ import tiny_llama
 from labctl.retry import poll_until
 from labctl.services.language_models.endpoint import ModelEndpoint, ModelPrompt, try_model
 from labctl.services.language_models.engines import choose_engine
-from labctl.services.language_models.launch import LaunchChoice, build_command
+from labctl.services.language_models.launch import (
+    ENGINE_PORT,
+    PORT,
+    LaunchChoice,
+    build_command,
+)
 from labctl.services.language_models.serving_plan import ServingMemory, plan_serving
 from labctl.services.language_models.source import find_source
 from labctl.services.port_forward import find_free_port
@@ -46,8 +51,10 @@ def served(model: Path) -> Iterator[tuple[ModelEndpoint, int]]:
     port = find_free_port(0)
     directory = str(model.parent if source.is_gguf else model)
     words = [word.replace("/lab/model", directory) for word in build_command(choice)]
-    words = [str(port) if word == "8000" else word for word in words]
-    words = [word.replace('"port": 8000', f'"port": {port}') for word in words]
+    ports = {str(PORT): str(port), str(ENGINE_PORT): str(find_free_port(0))}
+    words = [ports.get(word, word) for word in words]
+    inner = ports[str(ENGINE_PORT)]
+    words = [word.replace(f'"port": {ENGINE_PORT}', f'"port": {inner}') for word in words]
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environ["PATH"] = f"{PROGRAMS}:{environ['PATH']}"
     url = f"http://127.0.0.1:{port}"
@@ -64,7 +71,7 @@ def served(model: Path) -> Iterator[tuple[ModelEndpoint, int]]:
         assert poll_until(answers, pause_s=0.5, deadline_s=300)
         yield ModelEndpoint(url), plan.kv_bytes_per_token
     finally:
-        process.kill()
+        process.terminate()
         process.wait()
 
 
@@ -75,6 +82,8 @@ def test_two_engines_give_the_same_greedy_answer(models: tuple[Path, Path]) -> N
         with served(model) as (endpoint, estimated):
             # The same text for both, without a template that each reads in its own way.
             endpoint.has_chat = False
+            foreign = requests.get(endpoint.url, headers={"Host": "evil.example"}, timeout=60)
+            assert foreign.status_code == 400
             answers.append(
                 endpoint.send_prompt(ModelPrompt(text="hello world", most_tokens=8)).text
             )

@@ -129,6 +129,7 @@ def test_a_command_beside_a_run_its_measurements_and_its_cancel(
     assert "labctl: run long has ended" in refused.stderr
 
 
+@pytest.mark.long
 def test_a_run_killed_on_the_machine_is_reported(labctl: Labctl, machine: Sshd) -> None:
     labctl("run", "--detach", "--id", "killed", "--", "sleep", "600")
     wait_for(lambda: read_run(labctl, "killed")["state"] == "running")
@@ -137,6 +138,7 @@ def test_a_run_killed_on_the_machine_is_reported(labctl: Labctl, machine: Sshd) 
     assert (run["state"], run["told"]) == ("exited", "its process was killed from outside")
 
 
+@pytest.mark.long
 def test_a_run_with_a_terminal_asks_and_keeps_its_exit_code(
     labctl: Labctl, project: Path, environ: dict[str, str]
 ) -> None:

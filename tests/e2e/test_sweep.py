@@ -135,7 +135,7 @@ def test_an_unknown_option_is_told_after_the_first_trial(started: LabDirectory) 
     assert "trial 0 does not accept its options" in told.stderr
     assert "unrecognized arguments: --wide" in told.stderr
     assert "trial 1" not in told.stderr
-    assert "labctl sweep --study unknown-2" in told.stderr
+    assert "labctl sweep --study unknown-2 --param wide=1,2 --parallel 1\n" in told.stderr
     refused = started.labctl("sweep", "--study", "unknown", "--yes", code=3)
     assert "wide: 1,2 -> not there" in refused.stderr
 
@@ -144,7 +144,7 @@ def test_a_metric_that_no_run_reports_costs_no_trial(started: LabDirectory) -> N
     words = ("--study", "metric", "--trials", "2", "--parallel", "1", "--yes")
     told = started.labctl("sweep", "--metric", "val_los", *words, code=4)
     assert "run metric-0: it does not report val_los" in told.stderr
-    assert "labctl sweep --study metric\n" in told.stderr
+    assert "labctl sweep --study metric --trials 2 --parallel 1\n" in told.stderr
     assert "is still running" not in told.stderr
     assert "did you mean val_loss?" in told.stderr
     assert "trial 1 starts" not in told.stderr

@@ -39,7 +39,7 @@ def keep_going() -> None:
 class Engine(Machine):
     """Files are real. Images exist once they are built or pulled; runs end at once.
 
-    `on_build`, `on_data` and `on_pull` are called as the server begins with one of them.
+    `on_build`, `on_data`, `on_pull` and `on_start` are called as the server begins with it.
     """
 
     def __init__(self, home: Path) -> None:
@@ -49,6 +49,7 @@ class Engine(Machine):
         self.on_build: Callable[[], None] = keep_going
         self.on_data: Callable[[], None] = keep_going
         self.on_pull: Callable[[], None] = keep_going
+        self.on_start: Callable[[], None] = keep_going
         self.build_code = 0
         self.build_tail = ["no space"]
         self.code_at_build: list[str] = []
@@ -84,6 +85,7 @@ class Engine(Machine):
         return Result(code=0, stdout=encode({"log": "build.log"}), stderr=encode(end))
 
     def _start(self, verb: str, spec: dict[str, str]) -> Result:
+        self.on_start()
         if spec["image"] not in self.images:
             missing = encode({"missing": spec["image"]})
             return Result(code=0, stdout=missing, stderr=missing)
@@ -376,6 +378,39 @@ def test_an_interrupt_ends_all_parts(lab: World, engine: Engine) -> None:
         pass
     engine.on_build, engine.on_data = keep_going, keep_going
     assert run(lab) == "exited"
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_before_the_run_says_that_it_has_not_started(
+    lab: World, engine: Engine, labctl: Labctl
+) -> None:
+    engine.on_build = interrupt
+    output = labctl(lab, "run", "--id", "first")
+    assert (output.code, engine.verbs.count("run")) == (130, 0)
+    assert output.err.endswith(
+        "labctl: interrupted before the run started\n"
+        "  the server keeps the finished build steps and the files that it has\n"
+        "  next: labctl run --id first\n"
+        "        (continues)\n"
+        "        labctl down\n"
+        "        (instead, to remove the server)\n"
+    )
+    engine.on_build = keep_going
+    assert labctl(lab, "run", "--id", "first").code == 0
+
+
+def test_an_interrupt_while_the_run_starts_does_not_say_that_nothing_runs(
+    lab: World, engine: Engine, labctl: Labctl
+) -> None:
+    run(lab)
+    engine.on_start = interrupt
+    output = labctl(lab, "run", "--id", "second")
+    assert output.code == 130
+    assert "labctl: interrupted while the run started" in output.err
+    assert "next: labctl status --refresh\n" in output.err
 
 
 def test_other_processes_wait_until_all_transfers_have_ended(lab: World, engine: Engine) -> None:

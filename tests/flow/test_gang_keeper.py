@@ -40,10 +40,10 @@ from labctl.lifecycle import (
 from labctl.lifecycle.gang_watch import PartFailure
 from labctl.lifecycle.keeper_host import ANSWER_S
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.model import BANDWIDTH_PREFIX
 from labctl.runs import runs
 from labctl.state.ledgers import CANCELED
 from labctl.transports.fake import FakeTransport
+from labctl.wire.run_ids import BANDWIDTH_PREFIX
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from lab_world import LAB_ID, Recorded, World
+import pytest
+from lab_world import LAB_ID, Labctl, Recorded, World
 
 from labctl.events import Question
+from labctl.servers import context as context_module
 from labctl.servers.leftovers import Orphans, end_orphans, end_others, find_orphans
 
 
@@ -49,6 +51,29 @@ def test_terminate_leaves_the_servers_of_others(lab: World) -> None:
     left = end_orphans(context, find_orphans(context), kept_too=True)
     assert ids(left) == ([], ["srv-ann", "srv-bob"])
     assert not left.is_billing
+
+
+def test_a_server_of_the_same_login_name_is_not_called_another_users(
+    lab: World, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the user's own, created with another home directory."""
+    monkeypatch.setattr(context_module, "find_user_name", lambda: "root")
+    share_engine(lab)
+    counted = "1 server of another user and 1 server of root with another home directory are"
+    assert f"{counted} not listed" in labctl(lab, "orphans").err
+    rows = labctl(lab, "orphans", "--everyone").out.splitlines()
+    assert [row.split(", of ")[1] for row in rows if ", of " in row] == [
+        "ann",
+        "root with another home",
+    ]
+    reporter = Typing()
+    context = lab.context(reporter)
+    end_others(context, find_orphans(context))
+    details = [one.detail.splitlines()[0] for one in reporter.asked]
+    assert details == [
+        "Another user, ann, created:",
+        "root, your login name too, created with another home directory:",
+    ]
 
 
 def test_only_the_typed_users_servers_are_terminated(lab: World) -> None:

@@ -40,7 +40,7 @@ def test_a_token_gives_the_same_instance_even_after_its_end(setup: RehearsalSetu
 
 
 def test_a_new_instance_is_not_shown_at_once(setup: RehearsalSetup) -> None:
-    setup.rehearsal.change(delays=Delays(visible=0.6))
+    setup.rehearsal.change(delays=Delays(visible=3600))
     instance_id = setup.run()["InstanceId"]
     assert refused(setup.described, instance_id) == "InvalidInstanceID.NotFound"
     shown = (
@@ -51,22 +51,23 @@ def test_a_new_instance_is_not_shown_at_once(setup: RehearsalSetup) -> None:
     assert instance_id not in list(shown)
     code = refused(setup.ec2.terminate_instances, InstanceIds=[instance_id])
     assert code == "InvalidInstanceID.NotFound"
-    time.sleep(0.65)
+    setup.rehearsal.change(delays=Delays())
     assert setup.described(instance_id)["InstanceId"] == instance_id
 
 
 def test_states_are_shown_late(setup: RehearsalSetup) -> None:
-    setup.rehearsal.change(delays=Delays(state=0.6))
+    setup.rehearsal.change(delays=Delays(state=3600))
     instance_id = setup.run()["InstanceId"]
     setup.rehearsal.wait(instance_id, "running")
     early = setup.described(instance_id)
     assert early["State"]["Name"] == "pending"
     assert "PublicIpAddress" not in early
+    setup.rehearsal.change(delays=Delays(state=0.1))
     wait_for(lambda: setup.described(instance_id)["State"]["Name"] == "running")
 
 
 def test_delays_of_boot_and_end_show_as_states(setup: RehearsalSetup) -> None:
-    setup.rehearsal.change(delays=Delays(boot=0.3, terminate=0.4))
+    setup.rehearsal.change(delays=Delays(boot=2, terminate=2))
     instance_id = setup.run()["InstanceId"]
     assert setup.described(instance_id)["State"]["Name"] == "pending"
     setup.rehearsal.wait(instance_id, "running")
@@ -78,12 +79,11 @@ def test_delays_of_boot_and_end_show_as_states(setup: RehearsalSetup) -> None:
 
 
 def test_what_ended_is_forgotten(setup: RehearsalSetup) -> None:
-    setup.rehearsal.change(delays=Delays(forget=0.3))
     instance_id = setup.run()["InstanceId"]
     setup.ec2.terminate_instances(InstanceIds=[instance_id])
     setup.rehearsal.wait(instance_id, "terminated")
     assert setup.described(instance_id)["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
-    time.sleep(0.35)
+    setup.rehearsal.change(delays=Delays(forget=0))
     assert refused(setup.described, instance_id) == "InvalidInstanceID.NotFound"
 
 

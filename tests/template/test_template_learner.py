@@ -37,7 +37,7 @@ def test_accumulated_batches_count_as_one_even_when_uneven() -> None:
     torch.testing.assert_close(pieces.model.state_dict(), whole.model.state_dict())
 
 
-@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+@pytest.mark.parametrize("precision", [None, pytest.param(torch.bfloat16, marks=pytest.mark.long)])
 def test_it_learns_a_batch_by_heart(precision: object) -> None:
     one = learner(precision)
     first = one.step([batch(12)], 3e-3, clip=1.0).loss

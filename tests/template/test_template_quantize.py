@@ -80,6 +80,13 @@ def test_a_training_with_qat_reports_both(tmp_path: Path) -> None:
     for row in body["rows"]:
         assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
         assert row["correct"] / row["total"] == row["accuracy"]
+        predicted = row["predictions"]
+        pairs = zip(predicted["truth"], predicted["said"], strict=True)
+        assert sum(truth == said for truth, said in pairs) == row["correct"]
+    orders = {row["predictions"]["order_sha256"] for row in body["rows"]}
+    evaluation = json.loads((tmp_path / "logs" / "evaluation.json").read_text())
+    assert orders == {evaluation["predictions"]["order_sha256"]}
     after = json.loads(call("quantize.py", "--to", "int8").splitlines()[-1])
     assert [row["name"] for row in after["rows"]] == ["float32", "int8 (PTQ)"]
+    assert after["rows"][0]["predictions"] == evaluation["predictions"]
     assert after["rows"][1]["size_bytes"] * 3 < after["rows"][0]["size_bytes"]

@@ -19,7 +19,7 @@ from labctl.insight.compare.comparison import MOST_RUNS, compare_runs
 from labctl.insight.compare.mcnemar import MOST_EXACT, adjust_for_several, run_mcnemar_test
 from labctl.insight.compare.page import build_comparison_page, make_curve_rows
 from labctl.insight.compare.settings import parse_command
-from labctl.insight.compare.wording import describe_pair
+from labctl.insight.compare.wording import describe_pairs
 from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars
@@ -37,7 +37,7 @@ def ran(name: str, found: Evaluation | None, *words: str, **changes: Any) -> Rep
 
 def pair_text(first: Evaluation | None, second: Evaluation | None) -> str:
     comparison, _ = compare_runs([ran("one", first), ran("two", second)])
-    return describe_pair(comparison.pairs[0], comparison)
+    return describe_pairs(comparison.pairs)[0]
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (3, 12), (12, 3), (7, 7), (40, 61)])
@@ -196,9 +196,9 @@ def test_text_models_are_compared_by_their_losses_and_nothing_is_to_be_repeated(
     )
     comparison, _ = compare_runs([ran("one", text), ran("two", text)])
     (pair,) = comparison.pairs
-    assert describe_pair(pair, comparison) == (
+    assert describe_pairs(comparison.pairs) == (
         "A and B are not compared: A predicts text. McNemar's test needs items that do not depend "
-        "on each other, and each token depends on those before it; compare the losses instead."
+        "on each other, and each token depends on those before it; compare the losses instead.",
     )
     assert pair.hint == ""
     bare = msgspec.structs.replace(text, loss=None)

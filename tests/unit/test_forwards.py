@@ -21,7 +21,7 @@ from labctl.errors import ConnectError, HostKeyError, LabError, NotFoundError
 from labctl.errors.replies import as_reply
 from labctl.events import Event, Note, SilentReporter
 from labctl.model import Endpoint, Forward, Offer, Server, Service
-from labctl.services import background_forwards, lab_services
+from labctl.services import background_forwards, lab_services, services
 from labctl.services.background_forwards import (
     BackgroundForwardSpec,
     find_forwards,
@@ -30,10 +30,10 @@ from labctl.services.background_forwards import (
     stop_forward,
 )
 from labctl.services.port_forward import (
+    EndedForwardError,
     Forwarding,
     ForwardSpec,
     Refresh,
-    ReplacedForwardError,
     SshProcess,
     _PortTakenError,
     build_url,
@@ -58,6 +58,14 @@ def forward(pid: int, forward_id: str = "f1", service: str = "web") -> Forward:
         url="http://127.0.0.1:8000/",
         pid=pid,
     )
+
+
+def make_server(name: str) -> Server:
+    return Server(
+        id=name, provider="local", lab="digits", lab_id="l1", alias="digits", state="running",
+        endpoint=Endpoint(host="h"), offer=Offer(provider="local", type="container"),
+        created_at=1.0,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -175,14 +183,7 @@ def test_while_the_lab_has_no_server_the_lost_one_keeps_no_alias(
         connections=SimpleNamespace(write=write),
         reporter=SilentReporter(),
     )
-    lost, new = (
-        Server(
-            id=name, provider="local", lab="digits", lab_id="l1", alias="digits", state="running",
-            endpoint=Endpoint(host="h"), offer=Offer(provider="local", type="container"),
-            created_at=1.0,
-        )
-        for name in ("box-1", "box-2")
-    )  # fmt: skip
+    lost, new = make_server("box-1"), make_server("box-2")
     found: list[Server | None] = [None, new]
 
     def keep(spec: ForwardSpec, reporter: object, refresh: Refresh) -> SimpleNamespace:
@@ -221,13 +222,15 @@ def test_after_a_recovery_it_leads_to_the_new_server(monkeypatch: pytest.MonkeyP
     assert targets == ["box-1", "box-1", "box-2"]
 
 
-def make_background(tmp_path: Path, status: str, code: int) -> BackgroundForwardSpec:
+def make_background(
+    tmp_path: Path, status: str, code: int, service: Service = JUPYTER
+) -> BackgroundForwardSpec:
     """A background forward to box-1, where a shell stands for labctl.
 
     It prints `status`, and opens the forward with exit code `code`.
     """
     forward = ForwardSpec(
-        config="/old", server_id="box-1", endpoint=Endpoint(host="old"), service=JUPYTER
+        config="/old", server_id="box-1", endpoint=Endpoint(host="old"), service=service
     )
     script = f'echo "$@" > {tmp_path / "reopened"}; exit {code}'
     return BackgroundForwardSpec(
@@ -242,7 +245,7 @@ def test_a_background_forward_opens_again_at_a_server_that_replaced_its_own(
     tmp_path: Path,
 ) -> None:
     spec = make_background(tmp_path, '{"version": 1, "server": {"id": "box-2", "lab": "l"}}', 0)
-    with pytest.raises(ReplacedForwardError, match="box-2"):
+    with pytest.raises(EndedForwardError, match="box-2"):
         background_forwards._make_refresh(spec, lambda: 8123)()
     assert (tmp_path / "reopened").read_text() == "forward --port 8123\n"
 
@@ -268,6 +271,42 @@ def test_a_background_forward_that_cannot_open_again_goes_on_trying(
     spec = make_background(tmp_path, status, 75)
     with pytest.raises(ConnectError, match=message):
         background_forwards._make_refresh(spec, lambda: 8123)()
+
+
+SERVED = Service(name="serve-model", port=40002)
+
+
+def test_a_model_that_is_not_served_on_the_new_server_ends_its_background_forward(
+    tmp_path: Path,
+) -> None:
+    status = '{"server": {"id": "box-2"}}'
+    spec = make_background(tmp_path, status, 4, SERVED)
+    with pytest.raises(EndedForwardError, match="does not run on the new server box-2; labctl ser"):
+        background_forwards._make_refresh(spec, lambda: 8000)()
+    assert (tmp_path / "reopened").read_text() == "forward --port 8000\n"
+    spec = make_background(tmp_path, status, 0, SERVED)
+    with pytest.raises(EndedForwardError, match="leads to the new server box-2"):
+        background_forwards._make_refresh(spec, lambda: 8000)()
+    # labctl starts other services there: such a failure passes.
+    with pytest.raises(NotFoundError):
+        background_forwards._make_refresh(make_background(tmp_path, status, 4), lambda: 8000)()
+
+
+def test_what_labctl_serve_starts_is_found_and_never_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = SimpleNamespace(name="lab", submits_jobs=False, services={})
+    context = SimpleNamespace(config=config, lab_id="l1", open_agent=lambda server: None)
+    server = make_server("box-2")
+    running = [SERVED, Service(name="tensorboard", port=40003)]
+    monkeypatch.setattr(services, "list_services", lambda *words: running)
+    wanted = lab_services.build_request(context, server, "serve-model")  # type: ignore[arg-type]
+    assert lab_services.ensure(context, server, wanted) == SERVED  # type: ignore[arg-type]
+    running.pop(0)
+    with pytest.raises(NotFoundError, match="the language model is not running on the server"):
+        lab_services.ensure(context, server, wanted)  # type: ignore[arg-type]
+    ports = [usual_port(name, SERVED) for name in ("serve", "serve-model", "serve-11434")]
+    assert ports == [8000, 8000, 11434]
 
 
 RIVAL = """\

@@ -6,7 +6,7 @@ import io
 import json
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.services.language_models import source as sources
 from labctl.services.language_models.engines import choose_engine
-from labctl.services.language_models.gguf_header import read_shape
+from labctl.services.language_models.gguf_header import BLOCKS, read_shape
 from labctl.services.language_models.launch import LaunchChoice, build_command
 from labctl.services.language_models.serving_plan import ServingMemory, ServingPlan, plan_serving
 from labctl.services.language_models.source import LanguageModelSource, find_source
@@ -183,7 +183,11 @@ def test_commands_of_the_engines() -> None:
             "auto", form, is_gguf=model.is_gguf, published="", has_gpu=memory.gpus > 0
         )
         made = plan(model, memory, form)
-        return build_command(LaunchChoice(source=model, engine=chosen.engine, plan=made))
+        guarded = build_command(LaunchChoice(source=model, engine=chosen.engine, plan=made))
+        assert guarded[:2] == ("python3", "-c")
+        assert "0.0.0.0" not in "".join(guarded[5:]), "only the guard listens there"
+        assert guarded[4] in "".join(guarded[5:]), "the engine's port"
+        return guarded[5:]
 
     vllm = build(hub_model(), L4, "bnb-4bit")
     assert vllm[:3] == ("vllm", "serve", "meta-llama/Llama-3.1-8B")
@@ -314,6 +318,11 @@ def test_gguf_files_are_found_beside_the_model(hub: Hub) -> None:
         find_source("qwen/q", "gguf:Q2_K", "")
 
 
+# 256 values in Q4_K are a block of 144 bytes, 64 in Q8_0 two of 34; 64 in float32 have 256 bytes.
+TENSORS = (("q4", 256, 12, 0), ("q8", 64, 8, 160), ("f32", 64, 0, 256))
+TENSOR_BYTES = 256 + 256
+
+
 class Pairs:
     """The header of a GGUF file, written as its specification says."""
 
@@ -323,22 +332,29 @@ class Pairs:
     def text(self, value: str) -> bytes:
         return struct.pack("<Q", len(value.encode())) + value.encode()
 
-    def add(self, key: str, value: int | str | list[str]) -> Pairs:
+    def add(self, key: str, value: int | str | tuple[int, ...] | list[str]) -> Pairs:
         self.count += 1
         self.body += self.text(key)
         if isinstance(value, str):
             self.body += struct.pack("<I", 8) + self.text(value)
+        elif isinstance(value, tuple):
+            self.body += struct.pack(f"<IIQ{len(value)}I", 9, 4, len(value), *value)
         elif isinstance(value, list):
             self.body += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(self.text, value))
         else:
             self.body += struct.pack("<II", 4, value)
         return self
 
-    def build(self) -> bytes:
-        return b"GGUF" + struct.pack("<IQQ", 3, 0, self.count) + self.body
+    def build(self, tensors: Sequence[tuple[str, int, int, int]] = ()) -> bytes:
+        """Return the header; a tensor is its name, its number of values, its type, its offset."""
+        infos = b"".join(
+            self.text(name) + struct.pack("<IQIQ", 1, values, kind, offset)
+            for name, values, kind, offset in tensors
+        )
+        return b"GGUF" + struct.pack("<IQQ", 3, len(tensors), self.count) + self.body + infos
 
 
-def gguf_header(**more: int) -> bytes:
+def gguf_header(**more: int | tuple[int, ...]) -> bytes:
     numbers = {
         "context_length": 512, "embedding_length": 64, "block_count": 2, "feed_forward_length": 128,
         "attention.head_count": 4, "attention.head_count_kv": 2, **more,
@@ -346,12 +362,17 @@ def gguf_header(**more: int) -> bytes:
     pairs = Pairs().add("general.architecture", "llama")
     for name, value in numbers.items():
         pairs.add(f"llama.{name}", value)
-    return pairs.add("tokenizer.ggml.tokens", ["a", "b", "c"]).build()
+    return pairs.add("tokenizer.ggml.tokens", ["a", "b", "c"]).build(TENSORS)
+
+
+def gguf_file() -> bytes:
+    header = gguf_header()
+    return header + bytes(-len(header) % 32 + TENSOR_BYTES)
 
 
 def test_the_header_of_a_gguf_file_has_the_shape(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    path.write_bytes(gguf_header())
+    path.write_bytes(gguf_file())
     model = find_source(str(path), "none", "")
     shape = model.shape
     assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (2, 4, 2, 16)
@@ -364,6 +385,45 @@ def test_the_header_of_a_gguf_file_has_the_shape(tmp_path: Path) -> None:
         find_source(str(path), "none", "")
 
 
+def test_a_download_that_was_interrupted_is_refused(tmp_path: Path) -> None:
+    path, whole = tmp_path / "tiny.gguf", gguf_file()
+    size = len(whole)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UsageError, match="is incomplete") as caught:
+        find_source(str(path), "none", "")
+    assert caught.value.why == f"the file has {size - 1:,} bytes, and its header says {size:,}"
+    for cut in range(4, size, 7):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UsageError, match="is incomplete"):
+            find_source(str(path), "none", "")
+
+
+def test_the_sizes_of_tensors_are_those_of_ggml() -> None:
+    gguf = pytest.importorskip("gguf")
+    known = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    assert BLOCKS.items() <= known.items()
+
+
+def test_of_different_layers_the_largest_counts() -> None:
+    header = gguf_header(**{"attention.head_count_kv": (1, 4), "feed_forward_length": (96, 128)})
+    shape = read_shape(io.BytesIO(header + bytes(-len(header) % 32 + TENSOR_BYTES)))
+    assert (shape.kv_heads, shape.width) == (4, 128)
+
+
+def test_a_vocabulary_without_weights_is_no_model() -> None:
+    header = gguf_header()
+    with pytest.raises(ValueError, match="it has no weights"):
+        read_shape(io.BytesIO(header[:8] + bytes(8) + header[16:]))
+
+
+def test_one_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m-00001-of-00003.gguf"
+    path.write_bytes(Pairs().add("split.count", 3).build())
+    with pytest.raises(UsageError) as caught:
+        find_source(str(path), "none", "")
+    assert "it is one of 3 parts" in caught.value.why
+
+
 @pytest.mark.parametrize(
     "more", [{"block_count": 0}, {"embedding_length": 2**32 - 1}, {"context_length": 0}]
 )
@@ -372,9 +432,9 @@ def test_a_header_without_sense_is_refused(more: dict[str, int]) -> None:
         read_shape(io.BytesIO(gguf_header(**more)))
 
 
-@given(st.integers(0, 400), st.binary(max_size=12))
+@given(st.integers(0, 600), st.binary(max_size=12))
 def test_a_damaged_header_is_a_reason_and_no_crash(at: int, damage: bytes) -> None:
-    whole = gguf_header()
+    whole = gguf_file()
     text = whole[:at] + damage + whole[at + len(damage) :]
     for damaged in (text, whole[:at]):
         with suppress(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -14,9 +15,10 @@ from engine_socket import engine_socket
 from labctl.agent.host.engine_objects import ContainerImageConfig, Image, Mount, PortBinding
 from labctl.agent.host.paths import lab_dir
 from labctl.agent.reply import Failure
-from labctl.agent.runs import serve, services
+from labctl.agent.runs import records, serve, services
 from labctl.services.services import serving_files
 from labctl.wire.codec import decode, encode
+from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServedModel, ServiceRequest
 
 LAB_ID = "0f1e2d3c4b5a"
@@ -131,7 +133,7 @@ def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "kind", "said"),
     [
-        ({"run": "other"}, "missing", "the code of run other has no predict.py"),
+        ({"run": "bare"}, "missing", "the code of run bare has no predict.py"),
         ({"checkpoint": "step-2"}, "missing", "no checkpoint 'step-2'"),
         ({"checkpoint": "../../code"}, "usage", "leaves its directory"),
         ({"checkpoint": "/etc"}, "usage", "leaves its directory"),
@@ -141,11 +143,34 @@ def test_what_was_pulled_is_served_from_its_own_place(root: Path) -> None:
 def test_what_is_not_there_or_leads_out_is_refused(
     root: Path, model: dict[str, str], kind: str, said: str
 ) -> None:
+    (root / "runs" / "bare" / "checkpoints" / "step-1").mkdir(parents=True)
     with pytest.raises(Failure, match=said) as refused:
         build_mounts(root, NIGHT._replace(**model))
     assert refused.value.report.kind == kind
     if model == {"checkpoint": "step-2"}:
         assert refused.value.report.why == "available checkpoints: step-00000001"
+
+
+def test_the_latest_run_with_checkpoints_is_named(root: Path) -> None:
+    """Not a run of labctl itself, although it is later."""
+    shell = NIGHT._replace(run="shell")
+    for number, name in enumerate(("night", "late", "probe-1", "shell")):
+        directory = root / "runs" / name
+        (directory / ".labctl").mkdir(parents=True)
+        if name != "shell":
+            (directory / "checkpoints" / "step-1").mkdir(parents=True)
+        spec = RunSpec(name, "digits", LAB_ID, ("python",), "digits:1", {})
+        records.write_spec_and_claim(directory, spec, float(number))
+    with pytest.raises(Failure, match="run shell has no checkpoints") as refused:
+        serve.require_model(root, shell)
+    hint = "labctl serve late   # the latest run with checkpoints"
+    assert refused.value.report.hint == hint
+    for name in ("night", "late"):
+        shutil.rmtree(root / "runs" / name / "checkpoints")
+    with pytest.raises(Failure, match="run shell has no checkpoints") as refused:
+        serve.require_model(root, shell)
+    assert refused.value.report.why.startswith("no run on this server has any: ")
+    assert refused.value.report.hint == "labctl run"
 
 
 def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) -> None:

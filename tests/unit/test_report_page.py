@@ -18,7 +18,7 @@ from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars
 from labctl.insight.speedup import Speedup, StepTime
 from labctl.model import Run
-from labctl.runs.evaluation import Evaluation
+from labctl.runs.evaluation import Evaluation, Predictions
 from labctl.runs.provenance import RunOrigin, ServerHardware
 
 TEMPLATES = Path(__file__).parents[2] / "templates" / "report"
@@ -229,6 +229,32 @@ def test_quantized_weights_stand_side_by_side_with_what_their_intervals_mean() -
     assert "int4 (PTQ) is less accurate than float32: the 95% intervals do not overlap." in worse
     assert "int4 (QAT) is more accurate" in read(quantize(800, 800, 962)).words
     assert "Quantized weights" not in read(facts()).words
+
+
+def test_quantized_weights_with_predictions_are_tested_in_pairs() -> None:
+    truth = (1,) * 1000
+    rows = tuple(
+        msgspec.structs.replace(
+            row,
+            predictions=Predictions(
+                order_sha256="0" * 64,
+                truth=truth,
+                predicted=(1,) * row.correct + (0,) * (row.total - row.correct),
+            ),
+        )
+        for row in quantize(962, 930, 960).quantization.rows
+    )
+    words = read(facts(quantization=QuantizedModel(model="int4", rows=rows))).words
+    words = words.replace("\u00a0", " ")
+    assert "Only float32 is right on 32 items, only int4 (PTQ) on 0. McNemar's test" in words
+    assert "float32 is better: this is significant at 5%." in words
+    assert "only int4 (QAT) on 0. McNemar's test (exact): p = 0.5; with 3 comparisons" in words
+    assert "Only int4 (PTQ) is right on 0 items, only int4 (QAT) on 30." in words
+    assert "overlap" not in words
+    other = msgspec.structs.replace(rows[1].predictions, order_sha256="1" * 64)
+    rows = (rows[0], msgspec.structs.replace(rows[1], predictions=other))
+    words = read(facts(quantization=QuantizedModel(model="int4", rows=rows))).words
+    assert "float32 and int4 (PTQ) are not compared: their predictions are not in the" in words
 
 
 def hostile(text: str) -> ReportFacts:

@@ -52,6 +52,7 @@ STATUS_MODULES = {
     "labctl.wire.codec",
     "labctl.wire.containment",
     "labctl.wire.node_access",
+    "labctl.wire.run_ids",
     "labctl.wire.server_paths",
     "labctl.wire.text",
     "labctl.lifecycle",

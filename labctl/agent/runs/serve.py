@@ -8,11 +8,19 @@ import os
 from pathlib import Path
 
 from ...wire.codec import to_json
-from ...wire.services import NEEDS_PREDICT, WRITE_PREDICT, ServedModel, ServiceRequest
+from ...wire.run_ids import AUXILIARY_PREFIXES
+from ...wire.services import (
+    NEEDS_CHECKPOINT,
+    NEEDS_PREDICT,
+    WRITE_PREDICT,
+    ServedModel,
+    ServiceRequest,
+)
 from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
 from .containers import build_mount, restrict
+from .records import read_claim
 
 NAME = "serve"
 PORT = 8000
@@ -38,8 +46,8 @@ def require_model(root: Path, model: ServedModel) -> None:
 
     Call this before anything is built or installed for the model.
     """
-    _find_code(root, model)
     _find_checkpoints(root, model)
+    _find_code(root, model)
 
 
 def build_mounts(root: Path, model: ServedModel, app: dict[str, str]) -> list[Mount]:
@@ -48,7 +56,7 @@ def build_mounts(root: Path, model: ServedModel, app: dict[str, str]) -> list[Mo
     `app` has the server program's files. Failure (missing) if the run, its checkpoint or the
     project's predict.py is not on this server.
     """
-    code, checkpoints = _find_code(root, model), _find_checkpoints(root, model)
+    checkpoints, code = _find_checkpoints(root, model), _find_code(root, model)
     return [
         build_mount(code, "/lab/code", read_only=True),
         build_mount(checkpoints, f"{RUN}/checkpoints", read_only=True),
@@ -98,10 +106,8 @@ def _find_checkpoints(root: Path, model: ServedModel) -> Path:
     run = require_name(model.run)
     is_pushed = model.where == "here"
     directory = root / "models" / run if is_pushed else run_dir(root, run) / "checkpoints"
-    if not directory.is_dir() or not any(entry.name[0] != "." for entry in directory.iterdir()):
-        message = f"run {run} has no checkpoints on this server"
-        hint = "labctl status   # lists the runs\nlabctl serve RUN   # one that has saved a model"
-        raise Failure("missing", message, "", hint)
+    if not _has_checkpoints(directory):
+        raise _make_no_checkpoints_failure(root, run)
     if model.checkpoint and not resolve_inside(directory, model.checkpoint).exists():
         available = ", ".join(
             sorted(entry.name for entry in directory.iterdir() if entry.name[0] != ".")
@@ -111,6 +117,26 @@ def _find_checkpoints(root: Path, model: ServedModel) -> Path:
             "missing", message, f"available checkpoints: {available or 'none'}", "labctl serve"
         )
     return directory
+
+
+def _has_checkpoints(directory: Path) -> bool:
+    return directory.is_dir() and any(entry.name[0] != "." for entry in directory.iterdir())
+
+
+def _make_no_checkpoints_failure(root: Path, run: str) -> Failure:
+    """Return the failure for a run without checkpoints, with the latest run that has some."""
+    message = f"run {run} has no checkpoints on this server"
+    others = [
+        directory.parent
+        for directory in run_dir(root, run).parent.glob("*/checkpoints")
+        if not directory.parent.name.startswith(AUXILIARY_PREFIXES) and _has_checkpoints(directory)
+    ]
+    if not others:
+        why = f"no run on this server has any: {NEEDS_CHECKPOINT}"
+        return Failure("missing", message, why, "labctl run")
+    latest = max(others, key=lambda home: read_claim(home).created_at)
+    hint = f"labctl serve {latest.name}   # the latest run with checkpoints"
+    return Failure("missing", message, "", hint)
 
 
 def _digest(files: dict[str, str]) -> str:

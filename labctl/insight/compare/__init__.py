@@ -1,5 +1,6 @@
 """The comparison of several runs of a lab. Pure functions from their facts to a `ComparisonResult`.
 
-`mcnemar` tests whether two accuracies differ, `settings` finds what was set differently, `curves`
-puts the runs' curves into one chart, `comparison` is the whole.
+`mcnemar` tests whether two accuracies differ, `pairs` does so for what two models predict,
+`settings` finds what was set differently, `curves` puts the runs' curves into one chart,
+`comparison` is the whole.
 """

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from labctl.insight.compare.curves import CurveValues, compare_curves
-from labctl.insight.compare.mcnemar import (
-    SIGNIFICANCE,
-    PairedTest,
-    adjust_for_several,
-    run_mcnemar_test,
+from labctl.insight.compare.pairs import (
+    PairComparison,
+    adjust_pairs,
+    find_item_difference,
+    run_paired_test,
 )
 from labctl.insight.compare.settings import SettingDifference, find_differences
 from labctl.insight.report.charts import Chart
@@ -53,28 +53,6 @@ class ComparedRun(Value, frozen=True):
     price_usd_per_hour: float | None = None
 
 
-class PairComparison(Value, frozen=True):
-    """Two runs, by their letters: the test of their difference, or why it was not made.
-
-    `is_significant` is decided by `adjusted_p_value`, which allows for the number of pairs.
-    """
-
-    first: str
-    second: str
-    test: PairedTest | None = None
-    adjusted_p_value: float | None = None
-    is_significant: bool | None = None
-    reason: str = ""
-    hint: str = ""
-
-    @property
-    def better(self) -> str:
-        """The letter of the run that is significantly better; "" if neither is."""
-        if self.test is None or not self.is_significant:
-            return ""
-        return self.first if self.test.only_first > self.test.only_second else self.second
-
-
 class ComparisonResult(Value, frozen=True):
     """Several runs side by side; `differences` and `curves` have values in the order of `runs`."""
 
@@ -95,7 +73,7 @@ def compare_runs(runs: Sequence[ReportFacts]) -> tuple[ComparisonResult, tuple[C
         runs=tuple(_describe_run(label, facts) for label, facts in labeled),
         differences=find_differences(runs),
         curves=curves,
-        pairs=_adjust(pairs),
+        pairs=adjust_pairs(pairs),
         notes=tuple(f"{label}: {note}" for label, facts in labeled for note in facts.notes),
     )
     return comparison, charts
@@ -141,7 +119,7 @@ def _compare_pair(
     if reason := _find_difference(*evaluations):
         return replace(pair, reason=reason)
     one, other = (_get_predictions(evaluation) for evaluation in evaluations)
-    return replace(pair, test=run_mcnemar_test(*_count_discordant(one, other)))
+    return replace(pair, test=run_paired_test(one, other))
 
 
 def _get_predictions(evaluation: Evaluation) -> Predictions:
@@ -173,30 +151,4 @@ def _find_difference(first: Evaluation, second: Evaluation) -> str:
         return "they were evaluated on different test sets"
     if first.classes != second.classes:
         return "they have different classes"
-    one, other = _get_predictions(first), _get_predictions(second)
-    if one.order_sha256 != other.order_sha256:
-        return "their predictions are not in the same order of the items"
-    if one.truth != other.truth:
-        return "their evaluations disagree about the true classes"
-    return ""
-
-
-def _count_discordant(first: Predictions, second: Predictions) -> tuple[int, int]:
-    """Count the items that only the first, and only the second, classified correctly."""
-    only_first = only_second = 0
-    for truth, one, other in zip(first.truth, first.predicted, second.predicted, strict=True):
-        only_first += one == truth != other
-        only_second += other == truth != one
-    return only_first, only_second
-
-
-def _adjust(pairs: Sequence[PairComparison]) -> tuple[PairComparison, ...]:
-    """Decide which differences are significant, by p-values adjusted for the number of tests."""
-    p_values = adjust_for_several([pair.test.p_value for pair in pairs if pair.test])
-    adjusted = iter(p_values)
-    return tuple(
-        replace(pair, adjusted_p_value=value, is_significant=value < SIGNIFICANCE)
-        if pair.test and (value := next(adjusted)) is not None
-        else pair
-        for pair in pairs
-    )
+    return find_item_difference(_get_predictions(first), _get_predictions(second))

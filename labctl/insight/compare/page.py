@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from labctl.insight.compare.comparison import ComparedRun, ComparisonResult
 from labctl.insight.compare.curves import CurveValues
 from labctl.insight.compare.settings import SettingDifference
-from labctl.insight.compare.wording import describe_pair
+from labctl.insight.compare.wording import describe_pairs
 from labctl.insight.report.charts import Chart, Tick, choose_axis
 from labctl.insight.report.formatting import (
     NOT_MEASURED,
@@ -95,11 +95,11 @@ def build_comparison_page(
         verdicts=tuple(
             Verdict(
                 names=f"{pair.first} and {pair.second}",
-                text=describe_pair(pair, comparison),
+                text=text,
                 hint=pair.hint,
                 strong=bool(pair.is_significant),
             )
-            for pair in comparison.pairs
+            for pair, text in zip(comparison.pairs, describe_pairs(comparison.pairs), strict=True)
         ),
         charts=tuple(charts),
         curves=make_curve_rows(comparison.curves),

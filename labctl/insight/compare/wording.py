@@ -1,9 +1,11 @@
-"""The sentences about two runs, for the terminal and the page."""
+"""The sentences about two models, for the terminal and the page."""
 
 from __future__ import annotations
 
-from labctl.insight.compare.comparison import ComparisonResult, PairComparison
+from collections.abc import Sequence
+
 from labctl.insight.compare.mcnemar import SIGNIFICANCE, PairedTest
+from labctl.insight.compare.pairs import PairComparison
 from labctl.insight.report.formatting import count
 
 SMALLEST_P_VALUE = 0.001
@@ -11,8 +13,14 @@ METHODS = {"exact": "exact", "chi-squared": "chi-squared with Edwards' correctio
 SAME_SETTINGS = "No recorded setting differs."
 
 
-def describe_pair(pair: PairComparison, comparison: ComparisonResult) -> str:
-    """Say in sentences how two runs differ and whether that is chance, or why it is unknown."""
+def describe_pairs(pairs: Sequence[PairComparison]) -> tuple[str, ...]:
+    """Describe each pair in sentences: its test, adjusted for that of the others."""
+    tests = sum(pair.test is not None for pair in pairs)
+    return tuple(_describe_pair(pair, tests) for pair in pairs)
+
+
+def _describe_pair(pair: PairComparison, tests: int) -> str:
+    """Say how two models differ and whether that is chance, or why it is unknown."""
     names = f"{pair.first} and {pair.second}"
     if pair.test is None:
         return f"{names} are not compared: {pair.reason}."
@@ -23,7 +31,6 @@ def describe_pair(pair: PairComparison, comparison: ComparisonResult) -> str:
         f"Only {pair.first} is right on {count(test.only_first, 'item')}, "
         f"only {pair.second} on {test.only_second:,}. {_describe_p_value(test)}"
     )
-    tests = sum(one.test is not None for one in comparison.pairs)
     assert pair.adjusted_p_value is not None
     if tests > 1:
         text += f"; with {tests} comparisons, {_format_p_value(pair.adjusted_p_value)} (Holm)"

@@ -12,22 +12,28 @@ import msgspec
 
 from labctl.decoding import decode_json
 from labctl.model import Value
+from labctl.runs.evaluation import Predictions
 
 # What a training with QAT writes to its logs.
 FILE = "quantization.json"
-LARGEST_BYTES = 1024**2
+LARGEST_BYTES = 32 * 1024**2
 ShortText = Annotated[str, msgspec.Meta(max_length=80)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class QuantizedRow(Value, frozen=True):
-    """One way to store the weights, and what was measured with it."""
+    """One way to store the weights, and what was measured with it.
+
+    `predictions` are those of each item; None for a text, whose tokens are not independent, and
+    from a program that wrote none.
+    """
 
     name: ShortText
     size_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     latency_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     correct: Count
     total: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+    predictions: Predictions | None = None
 
     @property
     def accuracy(self) -> float:
@@ -73,4 +79,17 @@ def _parse(text: str | bytes) -> QuantizedModel:
         raise ValueError(f"no comparison: {error}") from None
     if any(row.correct > row.total for row in result.rows):
         raise ValueError("a comparison with more correct answers than items")
+    for row in result.rows:
+        _check_predictions(row)
     return result
+
+
+def _check_predictions(row: QuantizedRow) -> None:
+    """ValueError if the predictions contradict the counts of the row."""
+    predictions = row.predictions
+    if predictions is None:
+        return
+    if {len(predictions.truth), len(predictions.predicted)} != {row.total}:
+        raise ValueError(f"a comparison without predictions of all {row.total} items")
+    if predictions.correct != row.correct:
+        raise ValueError("a comparison with predictions that do not match the correct answers")

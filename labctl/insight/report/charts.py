@@ -24,6 +24,8 @@ UNIT = 1000.0
 REFERENCE = MOST_LINES
 # A line of at most this many points shows each of them as a dot.
 FEW = 24
+# Names on an x axis, and the letters that fit below it together.
+MOST_NAMES, MOST_LETTERS = 8, 56
 
 
 class Curve(Value, frozen=True):
@@ -99,10 +101,12 @@ def draw_chart(
     high: float | None = None,
     reference: Curve | None = None,
     most: int = MOST_LINES,
+    names: Sequence[str] = (),
 ) -> Chart:
     """Lay out a chart of at most `most` curves. `share` values (0 to 1) are shown in percent.
 
     The y axis always includes `low` and `high`. `reference` is a line to compare the curves with.
+    With `names`, the x axis has one place for each: x is an index of `names`.
     """
     drawn, left = list(curves[:most]), curves[most:]
     notes = [f"{len(left)} more lines are not drawn"] if left else []
@@ -113,23 +117,29 @@ def draw_chart(
     points = [p for curve in all_drawn for p in zip(curve.xs, curve.ys, strict=True)]
     xs = [x for x, y in points if y is not None]
     ys = [y for _, y in points if y is not None]
-    near = xs and 0 < min(xs) < max(xs) / 4  # such an axis most likely counts from 0
-    x_axis = choose_axis([0.0, *xs] if near else xs, whole=True) if xs else None
+    x_axis = _choose_x_axis(xs, names)
     y_axis = choose_axis([*ys, *(v for v in (low, high) if v is not None)]) if ys else None
     blank = Chart(name=name, title=title, unit="%" if share else unit, alt="", x_title=x_title)
     if x_axis is None or y_axis is None:
         reason = "all values are NaN or infinite" if curves else "nothing was logged"
         return replace(blank, alt=f"{title}: {reason}.", note=reason)
     format_value: Callable[[float], str] = percent if share else number
+    name_x: Callable[[float], str] = (lambda x: names[int(x)]) if names else number
     styled = [*enumerate(_sort_main_first(drawn)), *([(REFERENCE, reference)] if reference else [])]
     lines = _separate_labels(
         tuple(_line(curve, x_axis, y_axis, style, share) for style, curve in styled)
     )
     return replace(
         blank,
-        alt=f"{title}. " + " ".join(_describe(curve, format_value, x_title) for curve in drawn),
+        alt=f"{title}. "
+        + " ".join(_describe(curve, format_value, x_title, name_x) for curve in drawn),
         lines=lines,
-        x_ticks=tuple(Tick(at=x_axis.position_of(v), text=number(v)) for v in x_axis.ticks),
+        x_ticks=tuple(
+            Tick(
+                at=x_axis.position_of(v), text=_fit_name(name_x(v), x_axis) if names else name_x(v)
+            )
+            for v in x_axis.ticks
+        ),
         y_ticks=tuple(
             Tick(at=100 - y_axis.position_of(v), text=bare_percent(v, 0) if share else number(v))
             for v in y_axis.ticks
@@ -137,6 +147,22 @@ def draw_chart(
         mark=_mark(mark, drawn, x_axis, y_axis) if mark else None,
         note="; ".join(notes),
     )
+
+
+def _choose_x_axis(xs: Sequence[float], names: Sequence[str]) -> Axis | None:
+    if names:
+        places = range(0, len(names), math.ceil(len(names) / MOST_NAMES))
+        return Axis(low=-0.5, high=len(names) - 0.5, ticks=tuple(map(float, places)))
+    if not xs:
+        return None
+    near = 0 < min(xs) < max(xs) / 4  # such an axis most likely counts from 0
+    return choose_axis([0.0, *xs] if near else xs, whole=True)
+
+
+def _fit_name(name: str, axis: Axis) -> str:
+    """Shorten a name to its share of the axis."""
+    most = max(3, MOST_LETTERS // len(axis.ticks))
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def choose_axis(values: Sequence[float], *, whole: bool = False) -> Axis | None:
@@ -257,17 +283,22 @@ def _mark(
     return Mark(at=at, text=text, dot=dot, anchor="end" if at > 50 else "start")
 
 
-def _describe(curve: Curve, format_value: Callable[[float], str], x_title: str) -> str:
+def _describe(
+    curve: Curve,
+    format_value: Callable[[float], str],
+    x_title: str,
+    name_x: Callable[[float], str],
+) -> str:
     """Describe a curve in a sentence: its first and last value, the highest and the lowest."""
     points = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if y is not None]
     (x0, y0), (x1, y1) = points[0], points[-1]
     top, bottom = max(points, key=lambda p: p[1]), min(points, key=lambda p: p[1])
-    at = f"{x_title}{SPACE}"
+    at = f"{x_title}{SPACE}" if x_title else ""
     if len(points) == 1:
-        return f"{curve.label}: {format_value(y0)} at {at}{number(x0)}."
+        return f"{curve.label}: {format_value(y0)} at {at}{name_x(x0)}."
     return (
-        f"{curve.label}: from {format_value(y0)} at {at}{number(x0)} "
-        f"to {format_value(y1)} at {at}{number(x1)}; "
-        f"highest {format_value(top[1])} at {at}{number(top[0])}, "
-        f"lowest {format_value(bottom[1])} at {at}{number(bottom[0])}."
+        f"{curve.label}: from {format_value(y0)} at {at}{name_x(x0)} "
+        f"to {format_value(y1)} at {at}{name_x(x1)}; "
+        f"highest {format_value(top[1])} at {at}{name_x(top[0])}, "
+        f"lowest {format_value(bottom[1])} at {at}{name_x(bottom[0])}."
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from labctl.insight.compare.wording import describe_pairs
 from labctl.insight.quantization.measurements import QuantizedModel, QuantizedRow
+from labctl.insight.quantization.paired_tests import compare_rows
 from labctl.insight.report.formatting import (
     SPACE,
     bare_percent,
@@ -24,18 +26,25 @@ class WeightsRow(Value, frozen=True):
 
 
 class QuantizationPart(Value, frozen=True):
-    """The report's part on quantized weights. `verdict` says what the intervals mean."""
+    """The report's part on quantized weights.
+
+    `verdict` says how much smaller they are, and what the intervals mean if there are no `tests`:
+    sentences about McNemar's test of each two rows.
+    """
 
     rows: tuple[WeightsRow, ...]
     verdict: str
+    tests: tuple[str, ...]
     note: str
 
 
 def describe_quantization(result: QuantizedModel) -> QuantizationPart:
     """List the ways to store the weights, and say whether their accuracies differ."""
+    tests, sizes = describe_pairs(compare_rows(result)), _compare_sizes(result)
     return QuantizationPart(
         rows=tuple(_make_row(row) for row in result.rows),
-        verdict=f"{_compare_sizes(result)} {_compare_accuracies(result)}",
+        verdict=sizes if tests else f"{sizes} {_compare_intervals(result)}",
+        tests=tests,
         note=result.note,
     )
 
@@ -63,7 +72,7 @@ def _compare_sizes(result: QuantizedModel) -> str:
     return f"{last.name} is {times:.1f} times smaller than {first.name}."
 
 
-def _compare_accuracies(result: QuantizedModel) -> str:
+def _compare_intervals(result: QuantizedModel) -> str:
     """Say which intervals do not overlap with that of the original weights."""
     first, *others = result.rows
     low, high = _interval(first)

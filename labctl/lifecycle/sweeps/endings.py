@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 
+import msgspec
+
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lifecycle.sweeps.metric import Reading, describe_names
 from labctl.lifecycle.sweeps.study import Study
@@ -89,19 +91,20 @@ class FailureStreak:
         if failure.is_canceled:
             return
         self._failures.append((trial, failure))
+        call = study.options.format_call
         if failure.is_usage and not any(one.state == "complete" for one in study.trials):
             raise PolicyError(
                 f"the command of trial {trial.number} does not accept its options",
                 why=failure.last_lines or failure.text,
-                hint=f"labctl sweep --study {study.find_free_name()}   # with other parameters\n"
-                f"labctl sweep --study {study.name}   # instead, after you correct the program",
+                hint=f"{call(study.find_free_name())}   # with other parameters\n"
+                f"{call(study.name)}   # instead, after you correct the program",
             )
         if len(self._failures) >= MOST_FAILURES:
             texts = [f"trial {one.number}: {why.text}" for one, why in self._failures]
             raise PolicyError(
                 f"{len(self._failures)} trials in a row failed",
                 why="\n".join([*texts, failure.last_lines]).rstrip(),
-                hint=f"labctl sweep --study {study.name}   # after you correct the program",
+                hint=f"{call(study.name)}   # after you correct the program",
             )
 
 
@@ -110,9 +113,12 @@ def make_metric_error(
 ) -> NotFoundError:
     """Return the error for a run that ended well without reporting the metric, as `text` says."""
     others = f"\n{running} more trials are still running" if running > 0 else ""
+    # without the --metric that was typed, which no run reports
+    same_study = msgspec.structs.replace(study.options, metric="").format_call(study.name)
+    new_study = study.options.format_call(study.find_free_name())
     return NotFoundError(
         f"run {run.id}: {text}",
         why=f"{describe_names(study.plan.metric, reading.names)}{others}",
-        hint=f"labctl sweep --study {study.name}   # after a new `metric:`; this trial counts\n"
-        f"labctl sweep --study {study.find_free_name()}   # after you correct the program",
+        hint=f"{same_study}   # after a new `metric:`; this trial counts\n"
+        f"{new_study}   # after you correct the program",
     )

@@ -20,6 +20,8 @@ from labctl.model import Value
 TEMPLATE = "sweep.html.j2"
 MOST_CHARTS = 12
 MOST_ROWS = 500
+# choices of a parameter in the first sentences of the page
+MOST_VALUES = 10
 
 
 class ImportanceRow(Value, frozen=True):
@@ -106,9 +108,16 @@ def _describe_trials(plan: SweepPlan, trials: Sequence[Trial]) -> str:
         for state in ("complete", "pruned", "running", "failed")
         if (count := sum(trial.state == state for trial in trials))
     ]
-    space = "; ".join(f"{name}: {one.text}" for name, one in plan.space.items())
+    space = "; ".join(f"{name}: {_describe_values(one)}" for name, one in plan.space.items())
     text = f"{len(trials)} of {plan.trials} trials ({', '.join(counts) or 'none'})"
     return f"{text}, to {plan.direction} {plan.metric}. Tried: {space}."
+
+
+def _describe_values(parameter: Parameter) -> str:
+    if parameter.kind != "choice":
+        return parameter.text
+    shown, left = parameter.values[:MOST_VALUES], parameter.values[MOST_VALUES:]
+    return ", ".join([*shown, *([f"and {len(left)} more"] if left else [])])
 
 
 def _draw_history(plan: SweepPlan, trials: Sequence[Trial]) -> Chart:
@@ -140,7 +149,11 @@ def _make_dots(label: str, points: Sequence[tuple[float, float]]) -> Curve:
 
 
 def _draw_parameter(name: str, plan: SweepPlan, trials: Sequence[Trial]) -> Chart | None:
-    """Draw the metric over a parameter's values; None for choices that are no numbers."""
+    """Draw the metric over a parameter's values; None if no trial is complete.
+
+    The axis of a range is numeric. Choices, also of numbers, are at equal distances as typed: the
+    sampler knows neither an order nor a distance of them, and 0.001, 0.01, 0.1 would overlap.
+    """
     parameter = plan.space[name]
     points = [
         (x, trial.value)
@@ -153,10 +166,13 @@ def _draw_parameter(name: str, plan: SweepPlan, trials: Sequence[Trial]) -> Char
         return None
     x_title = "log10" if parameter.log else ""
     curves = [_make_dots("", sorted(points))]
-    return draw_chart(f"parameter {name}", name, curves, x_title=x_title)
+    names = parameter.values if parameter.kind == "choice" else ()
+    return draw_chart(f"parameter {name}", name, curves, x_title=x_title, names=names)
 
 
 def _find_position(parameter: Parameter, text: str) -> float | None:
+    if parameter.kind == "choice":
+        return float(parameter.values.index(text)) if text in parameter.values else None
     try:
         value = float(text)
     except ValueError:

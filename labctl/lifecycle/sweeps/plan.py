@@ -63,6 +63,28 @@ class SweepOptions(Value, frozen=True):
     seed: int | None = None
     command: tuple[str, ...] = ()
 
+    def format_call(self, study: str, *more: str) -> str:
+        """Return the command that sweeps with these options in `study`; `more` are others of it."""
+        words = ["labctl", "sweep", "--study", study, *more]
+        for text in self.parameters:
+            words += ["--param", text]
+        budget = None if self.budget_usd is None else f"{self.budget_usd:g}"
+        options: dict[str, object] = {
+            "--metric": self.metric or None,
+            "--direction": self.direction,
+            "--trials": self.trials,
+            "--parallel": self.parallel,
+            "--budget": budget,
+            "--seed": self.seed,
+        }
+        for name, value in options.items():
+            words += [] if value is None else [name, str(value)]
+        words += ["--", *self.command] if self.command else []
+        return shlex.join(words)
+
+
+NO_OPTIONS = SweepOptions()
+
 
 def build_plan(config: LabConfig, options: SweepOptions) -> SweepPlan:
     """Return the plan; UsageError if parameters, metric or command are missing or wrong."""

@@ -222,7 +222,7 @@ class TrialScheduler:
             raise PolicyError(
                 f"the sweep has no server left; {len(self.waiting)} trials wait for one",
                 why=what,
-                hint=f"labctl sweep --study {self.study.name} --up   # continues",
+                hint=f"{self.study.options.format_call(self.study.name, '--up')}   # continues",
             )
 
     def _check_trial(self, active: ActiveTrial, records: Mapping[str, RunRecord]) -> None:

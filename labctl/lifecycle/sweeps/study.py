@@ -26,7 +26,7 @@ from labctl.lifecycle.sweeps.optuna_terms import (
     name_state,
     suggest_value,
 )
-from labctl.lifecycle.sweeps.plan import SweepPlan, describe_changes
+from labctl.lifecycle.sweeps.plan import NO_OPTIONS, SweepOptions, SweepPlan, describe_changes
 from labctl.lifecycle.sweeps.trials import Placement, Trial, TrialState
 from labctl.model import Value
 
@@ -91,10 +91,19 @@ def drop_partial_line(file: Path) -> None:
 class Study:
     """A study that this process alone changes: the caller holds its lock."""
 
-    def __init__(self, file: Path, plan: SweepPlan | None, name: str) -> None:
-        """Open the study, or create it for `plan`; without one, it must exist."""
+    def __init__(
+        self,
+        file: Path,
+        plan: SweepPlan | None,
+        name: str,
+        options: SweepOptions = NO_OPTIONS,
+    ) -> None:
+        """Open the study, or create it for `plan`; without one, it must exist.
+
+        `options` are those of the command line, which the next command repeats.
+        """
         require_optuna()
-        self.file, self.name = file, name
+        self.file, self.name, self.options = file, name, options
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         if plan is not None:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -159,7 +168,7 @@ class Study:
         raise PolicyError(
             f"the trials of the study {self.name} do not fit what is to be tried now",
             why="\n".join([*changes, "trials of both would not be comparable"]),
-            hint=f"labctl sweep --study {self.find_free_name()}   # starts a new study\n"
+            hint=f"{self.options.format_call(self.find_free_name())}   # starts a new study\n"
             f"labctl sweep --study {self.name}   # with the earlier settings again",
         )
 
@@ -185,7 +194,7 @@ class Study:
         return StudyDamagedError(
             f"the file of the study {self.name} cannot be read",
             why=f"{self.file}: {why[:300]}",
-            hint=f"labctl sweep --study {self.find_free_name()}   # a new study",
+            hint=f"{self.options.format_call(self.find_free_name())}   # a new study",
         )
 
     @property

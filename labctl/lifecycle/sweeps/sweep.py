@@ -14,7 +14,7 @@ from labctl.events import Note, Step
 from labctl.lifecycle import up
 from labctl.lifecycle.sweeps import page, trial_servers
 from labctl.lifecycle.sweeps.costs import SweepCost, compute_cost
-from labctl.lifecycle.sweeps.plan import SweepPlan, require_study_name
+from labctl.lifecycle.sweeps.plan import SweepOptions, SweepPlan, require_study_name
 from labctl.lifecycle.sweeps.scheduler import TrialScheduler
 from labctl.lifecycle.sweeps.study import Importances, Study, require_optuna
 from labctl.lifecycle.sweeps.trials import Trial, find_best, sort_best_first
@@ -53,12 +53,12 @@ def find_study_file(context: LabContext, name: str) -> Path:
 
 
 @contextmanager
-def open_study(context: LabContext, plan: SweepPlan) -> Iterator[Study]:
+def open_study(context: LabContext, plan: SweepPlan, options: SweepOptions) -> Iterator[Study]:
     """Open the plan's study for changes; LockHeldError if another process has it open."""
     require_optuna()
     file = find_study_file(context, plan.study)
     with hold_lock(file.with_suffix(".lock"), "sweep", wait_s=0.0):
-        yield Study(file, plan, plan.study)
+        yield Study(file, plan, plan.study, options)
 
 
 def read_study(context: LabContext, name: str) -> Study:
@@ -66,14 +66,16 @@ def read_study(context: LabContext, name: str) -> Study:
     return Study(find_study_file(context, name), None, name)
 
 
-def run_sweep(context: LabContext, plan: SweepPlan, *, starts: bool, version: str) -> SweepResult:
+def run_sweep(
+    context: LabContext, plan: SweepPlan, options: SweepOptions, *, starts: bool, version: str
+) -> SweepResult:
     """Run the trials of a plan that its study has not, and return all results.
 
     With `starts`, servers that the lab lacks are started first, and those that are lost replaced.
     Repeated after an interrupt at whatever moment, this continues; KeyboardInterrupt leaves the
-    runs as they are.
+    runs as they are. Errors name the command with the `options` that the plan was made from.
     """
-    with open_study(context, plan) as study:
+    with open_study(context, plan, options) as study:
         stopped = ""
         if has_work(study, plan):
             if starts:

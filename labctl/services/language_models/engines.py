@@ -17,7 +17,8 @@ PUBLISHED = ("awq", "gptq")  # formats that a model is published in, not made wh
 class Engine(Value, frozen=True, kw_only=True):
     """A program that serves language models.
 
-    `packages` and Debian's `system_packages` are installed into the lab's image where `test` fails.
+    `packages` and Debian's `system_packages` are installed into the lab's image where `test` fails;
+    h11 is what the guard before the engine needs.
     `formats` are the weights that it loads; those in `gpu_formats` only on a GPU.
     """
 
@@ -34,24 +35,25 @@ class Engine(Value, frozen=True, kw_only=True):
 KNOWN: dict[EngineName, Engine] = {
     "vllm": Engine(
         name="vllm",
-        packages="vllm",
-        test="command -v vllm",
+        packages="vllm h11",
+        test="command -v vllm && python3 -c 'import h11'",
         formats=(NONE, "awq", "gptq", "bnb-4bit"),
         gpu_formats=("awq", "gptq", "bnb-4bit"),
         needs_gpu=True,
     ),
     "llama.cpp": Engine(
         name="llama.cpp",
-        packages="xllamacpp huggingface_hub",
+        packages="xllamacpp huggingface_hub h11",
         system_packages="libgomp1",
-        test="python3 -c 'import xllamacpp, huggingface_hub'",
+        test="python3 -c 'import xllamacpp, huggingface_hub, h11'",
         formats=(GGUF,),
     ),
     "ollama": Engine(name="ollama", formats=(GGUF,), image="ollama/ollama"),
     "transformers": Engine(
         name="transformers",
-        packages="transformers[serving]>=5.5 accelerate torch",
-        test="command -v transformers && python3 -c 'import fastapi, uvicorn, accelerate, torch'",
+        packages="transformers[serving]>=5.5 accelerate torch h11",
+        test="command -v transformers && "
+        "python3 -c 'import fastapi, uvicorn, accelerate, torch, h11'",
         formats=(NONE, "bnb-4bit", "int8"),
         gpu_formats=("bnb-4bit", "int8"),
     ),

@@ -22,6 +22,8 @@ from labctl.wire.services import ServiceRequest
 
 NAME = "serve-model"
 PORT = 8000
+# of the engine on the loopback, behind the guard
+ENGINE_PORT = 8001
 OLLAMA_PORT = 11434
 MODEL = "/lab/model"
 # The directory of a pushed model on the server; a push of another one replaces it.
@@ -116,13 +118,17 @@ def name_ollama_model(source: LanguageModelSource, form: str) -> str:
 
 
 def build_command(choice: LaunchChoice) -> tuple[str, ...]:
-    """Return the engine's command in the container; not for an engine with its own image."""
+    """Return the command in the container; not for an engine with its own image.
+
+    It is a guard that refuses requests of foreign web pages, and starts the engine behind it.
+    """
     build = {
         "vllm": _build_vllm,
         "transformers": _build_transformers,
         "llama.cpp": _build_llama,
     }
-    return build[choice.engine.name](choice)
+    ports = (str(PORT), str(ENGINE_PORT))
+    return ("python3", "-c", _read_program("guard"), *ports, *build[choice.engine.name](choice))
 
 
 def _build_vllm(choice: LaunchChoice) -> tuple[str, ...]:
@@ -131,7 +137,7 @@ def _build_vllm(choice: LaunchChoice) -> tuple[str, ...]:
     several = ("--tensor-parallel-size", str(plan.gpus)) if plan.gpus > 1 else ()
     return (
         *("vllm", "serve", _find_model(choice), "--served-model-name", choice.source.name),
-        *("--host", "0.0.0.0", "--port", str(PORT), "--seed", str(SEED)),
+        *("--host", "127.0.0.1", "--port", str(ENGINE_PORT), "--seed", str(SEED)),
         *("--max-model-len", str(plan.context), "--gpu-memory-utilization", str(UTILIZATION)),
         *(*quantized, *several),
     )
@@ -141,7 +147,7 @@ def _build_transformers(choice: LaunchChoice) -> tuple[str, ...]:
     kind = _BITS.get(choice.plan.quantize, "")
     return (
         *("transformers", "serve", _find_model(choice)),
-        *("--host", "0.0.0.0", "--port", str(PORT), "--default-seed", str(SEED)),
+        *("--host", "127.0.0.1", "--port", str(ENGINE_PORT), "--default-seed", str(SEED)),
         *("--device", "auto" if choice.plan.gpus else "cpu", "--no-trust-remote-code"),
         *(("--quantization", kind) if kind else ()),
     )
@@ -157,10 +163,13 @@ def _build_llama(choice: LaunchChoice) -> tuple[str, ...]:
         "context": choice.plan.context,
         "sequences": choice.sequences,
         "threads": choice.threads,
-        "port": PORT,
+        "port": ENGINE_PORT,
     }
-    program = Path(__file__).with_name("llama_program.py").read_text(encoding="utf-8")
-    return ("python3", "-c", program, json.dumps(options, sort_keys=True))
+    return ("python3", "-c", _read_program("llama"), json.dumps(options, sort_keys=True))
+
+
+def _read_program(name: str) -> str:
+    return Path(__file__).with_name(f"{name}_program.py").read_text(encoding="utf-8")
 
 
 def _find_model(choice: LaunchChoice) -> str:

@@ -34,7 +34,7 @@ def main() -> None:
     # is refused.
     params.fit_params = False
     params.cache_ram_mib = 0
-    params.hostnames = ["0.0.0.0"]
+    params.hostnames = ["127.0.0.1"]
     params.port = options["port"]
     params.endpoint_metrics = True
     params.slot_save_path = "/tmp/slots/"

@@ -33,6 +33,7 @@ LARGEST_LISTING_BYTES = 8 * 1024**2
 MOST_FILES = 10_000
 # Weights that run no code when they are loaded.
 WEIGHTS = ".safetensors"
+GGUF_SUFFIX = ".gguf"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}\Z", re.ASCII)
 _FILE = re.compile(r"(?:[\w][\w.+-]*/)*[\w][\w.+-]*\.gguf\Z", re.ASCII)
 
@@ -93,7 +94,7 @@ def find_source(name: str, form: str, token: str) -> LanguageModelSource:
 def _read_directory(name: str, path: Path) -> LanguageModelSource:
     config = path / CONFIG
     if not config.is_file():
-        files = sorted(path.glob("*.gguf"))
+        files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
         if len(files) == 1:
             return _read_gguf(str(files[0]), files[0])
         if files:
@@ -129,7 +130,12 @@ def _read_gguf(name: str, path: Path) -> LanguageModelSource:
     try:
         with path.open("rb") as file:
             shape = gguf_header.read_shape(file)
-    except (ValueError, OverflowError) as error:
+    except gguf_header.TruncatedError as error:
+        again = command("labctl", "serve", "--model", name).render()
+        raise UsageError(
+            f"{name} is incomplete", why=str(error), hint=f"download it again, then:\n{again}"
+        ) from None
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"{name} is not a language model in the format GGUF",
             why=str(error),
