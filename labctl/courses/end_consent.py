@@ -55,7 +55,7 @@ def require_term_consent(staff: CourseOperator, access: AccessCount, *, discard:
     question = f"{LOSES if discard else ''}end the course {staff.folder.config.name}?"
     detail = "This will:\n" + "\n".join(f"- {action}" for action in actions if action)
     if running and not discard:
-        detail = f"{detail}\nBefore a server ends, {SAVES}"
+        detail = f"{detail}\n{SAVES.capitalize()}."
     if not staff.reporter.confirm(Question(question=question, detail=detail)):
         why = f"still running: {running}" if running else "no key was revoked"
         raise PolicyError("nothing was ended", why=why)
