@@ -5,6 +5,7 @@ An unreachable keeper is never an error here: a warning says so, and the local r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from labctl.runs.saved_copies import find_downloaded_runs, list_outputs, pull_fr
 from labctl.runs.stored_images import BUILT_EVENT
 from labctl.servers import adoption, disk_retention, kept_disks
 from labctl.servers.context import LabContext
+from labctl.shell import command
 from labctl.state import ledgers
 from labctl.state.disks import list_kept_disks
 from labctl.state.ledgers import BACK, LedgerLine
@@ -162,7 +164,9 @@ def explain_missing_results(
     pulled = [run for name in ids if (run := read_pulled_run(folder / name / RECORD)) is not None]
     if pulled:
         error.why = "\n".join(filter(None, [error.why, _describe_pulled_runs(pulled)]))
-        error.hint = f"ls runs/{pulled[0].id}" if len(pulled) == 1 else "ls runs"
+        place = folder / pulled[0].id if len(pulled) == 1 else folder
+        # The user may be in a directory below the lab's.
+        error.hint = command("ls", os.path.relpath(place)).render()
     elif ids:
         error.why = _describe_lost_runs(context, ids)
         error.hint = "labctl run --up" if context.config.run else "labctl run --up -- COMMAND"

@@ -169,7 +169,8 @@ def end_orphans(context: LabContext, listed: Orphans, *, kept_too: bool) -> Orph
         return listed
     _confirm(context, listed.servers, removable)
     _end_listed(context, listed.servers, removable, kept_too=kept_too)
-    return _note_ended(listed, _list_all(context, _list_shown))
+    left = _list_all(context, _list_shown)
+    return _note_ended(listed, left, listed.servers, removable)
 
 
 def _end_listed(
@@ -196,18 +197,19 @@ def _end_listed(
         context.reporter.emit(Note(text=text, level="warning"))
 
 
-def _note_ended(before: Orphans, after: Orphans) -> Orphans:
-    """Return `after` with what was listed `before` and is gone."""
+def _note_ended(
+    before: Orphans,
+    after: Orphans,
+    ended: Sequence[Server],
+    removed: Sequence[Resource] = (),
+) -> Orphans:
+    """Return `after` with which of the `ended` servers and `removed` resources are gone."""
     left = {server.id for server in (*after.servers, *after.others)}
     kept = {resource.id for resource in after.resources}
-    gone = [one for one in (*before.servers, *before.others) if one.id not in left]
     return msgspec.structs.replace(
         after,
-        terminated=(*before.terminated, *gone),
-        removed=(
-            *before.removed,
-            *(one for one in before.resources if one.id not in kept),
-        ),
+        terminated=(*before.terminated, *(one for one in ended if one.id not in left)),
+        removed=(*before.removed, *(one for one in removed if one.id not in kept)),
     )
 
 
@@ -268,6 +270,7 @@ def _end_all(context: LabContext, servers: Sequence[Server], *, kept_too: bool) 
 
 def end_others(context: LabContext, listed: Orphans) -> Orphans:
     """Terminate the servers of each other user whose name is typed; return what is left."""
+    ended: list[Server] = []
     for provider, owner in sorted({(server.provider, server.owner) for server in listed.others}):
         servers = [one for one in listed.others if (one.provider, one.owner) == (provider, owner)]
         lines = [f"  {describe_server(context, server)}" for server in servers]
@@ -278,9 +281,10 @@ def end_others(context: LabContext, listed: Orphans) -> Orphans:
         )
         if context.reporter.confirm(decision):
             end_server.end(select_provider(context, provider), servers, by=COMMAND)
+            ended += servers
         else:
             context.reporter.emit(Note(text=f"the servers of {owner} were not terminated"))
-    return _note_ended(listed, _list_all(context, _list_shown))
+    return _note_ended(listed, _list_all(context, _list_shown), ended)
 
 
 def _describe_creator(context: LabContext, owner: str) -> str:

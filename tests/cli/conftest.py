@@ -28,7 +28,7 @@ Labctl = Callable[..., Said]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh home with a lab in it, which is the working directory."""
     directories = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "LABCTL_STATE_DIR")
-    for name in (*directories, "LABCTL_BASE_IMAGE"):
+    for name in (*directories, "LABCTL_BASE_IMAGE", "LABCTL_CACHE_POOL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "digits").mkdir()

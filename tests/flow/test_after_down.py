@@ -56,8 +56,10 @@ def test_a_pull_of_what_was_deleted_here_is_an_error(pulled: World, labctl: Labc
 
 
 def test_a_pull_after_another_end_of_the_server_names_what_is_here(
-    lab: World, labctl: Labctl
+    lab: World, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (lab.home / "lab" / "src").mkdir()
+    monkeypatch.chdir(lab.home / "lab" / "src")
     up.up(lab.context())
     lab.machine.run_with("night", **{"model.bin": "weights"})
     assert labctl(lab, "pull", "--runs").code == 0
@@ -66,10 +68,13 @@ def test_a_pull_after_another_end_of_the_server_names_what_is_here(
     output = labctl(lab, "pull", "night")
     assert output.code == 4
     assert "the results of night are on this machine, in runs/night\n" in output.err
-    assert output.err.endswith("next: ls runs/night\n")
+    assert output.err.endswith("next: ls ../runs/night\n")
 
 
-def test_a_pull_of_every_run_names_the_runs_that_are_here(pulled: World, labctl: Labctl) -> None:
+def test_a_pull_of_every_run_names_the_runs_that_are_here(
+    pulled: World, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(pulled.home / "lab")
     runs = pulled.home / "lab" / "runs"
     shutil.copytree(runs / "night", runs / "later")
     record = runs / "later" / "run.json"

@@ -113,6 +113,17 @@ def test_terminate_names_each_server_and_its_run_before_and_after(
     assert {one.id for one in left.terminated} == {server.id, "srv-other"}
 
 
+def test_what_others_ended_meanwhile_is_not_said_to_be_terminated_here(lab: World) -> None:
+    share_engine(lab)
+    context = lab.context()
+    listed = find_orphans(context)
+    lab.cloud.terminate("srv-ann")
+    left = end_orphans(context, listed, kept_too=False)
+    assert [one.id for one in left.terminated] == ["srv-mine"]
+    left = end_others(lab.context(Typing("root")), left)
+    assert [one.id for one in left.terminated] == ["srv-mine", "srv-bob"]
+
+
 def test_the_command_says_what_it_terminated(lab: World, labctl: Labctl) -> None:
     server = up.up(lab.context())
     said = labctl(lab, "orphans", "--terminate", "--yes")
