@@ -19,7 +19,6 @@ from labctl.lazy import lazy_imports
 from labctl.lifecycle import reconcile, unsaved_server
 from labctl.lifecycle.final_download import FinalDownload, download_everything
 from labctl.lifecycle.recovery_lock import find_keeper
-from labctl.lifecycle.server_loss import PUT_DOWN
 from labctl.model import Resource, Server, Value
 from labctl.retry import poll_until
 from labctl.runs import runs
@@ -34,6 +33,7 @@ from labctl.servers.context import LabContext
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.provider_choice import is_market
 from labctl.services import lab_services
+from labctl.state import ledgers
 from labctl.stores import lab_store
 from labctl.text import price_or_free_text
 
@@ -102,7 +102,7 @@ def down(
             running = _list_running(context, server, discard, consent)
         (consent or _ask_for_consent)(context, server, running, loses_results)
         # A process that follows one of its runs must not mistake this for a lost server.
-        context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
+        context.state.record(ledgers.PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
         lab_services.stop_forwards(context, server)
         saved = FinalDownload()
         if not discard:
@@ -176,7 +176,7 @@ def drain_server(
     """
     discard = discard or adoption.is_fresh(context, server)
     running = [] if server.state == "stopped" else _list_running(context, server, discard)
-    context.state.record(PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
+    context.state.record(ledgers.PUT_DOWN, lab_id=context.lab_id, server_id=server.id)
     lab_services.stop_forwards(context, server)
     if discard:
         return FinalDownload()

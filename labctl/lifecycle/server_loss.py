@@ -21,12 +21,11 @@ from labctl.servers import (
 from labctl.servers.connections import is_reachable
 from labctl.servers.context import LabContext
 from labctl.servers.watch_reports import parse_watch
+from labctl.state import ledgers
 from labctl.sync import lab_files
 from labctl.wire.runs import STATUS, StatusRequest
 from labctl.wire.watchdog import ReclaimRecord
 
-# Kind of the ledger entry that `labctl down` writes before it removes a server.
-PUT_DOWN = "down"
 DEAD_S = 600.0
 # A server is dead after this many failed checks over at least DEAD_S, if its provider says it runs.
 DEAD_CHECKS = 12
@@ -71,14 +70,15 @@ class ServerRemovedError(PolicyError):
 
 
 def require_not_removed(context: LabContext, server: Server | None) -> None:
-    """ServerRemovedError if `labctl down` removed the server (None: the lab's last one)."""
-    removals = context.state.list_events(lab_id=context.lab_id, kind=PUT_DOWN, limit=1)
+    """ServerRemovedError if the user removed the server (None: the lab's last one)."""
+    removals = context.state.list_events(lab_id=context.lab_id, kind=ledgers.PUT_DOWN, limit=1)
     creations = context.state.list_events(lab_id=context.lab_id, kind="created", limit=1)
     if not removals or (server is not None and removals[0].server_id != server.id):
         return
     if server is not None or not creations or creations[0].at < removals[0].at:
+        by = removals[0].detail.get("by", "labctl down")
         raise ServerRemovedError(
-            f"the server {removals[0].server_id} was removed by `labctl down`",
+            f"the server {removals[0].server_id} was removed by `{by}`",
             why="labctl does not replace a server that you removed",
             hint="labctl up\nlabctl run --recover --id RUN   # resumes from what is saved",
         )

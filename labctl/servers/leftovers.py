@@ -19,6 +19,7 @@ from labctl.servers.members import ask_each, ask_members
 from labctl.servers.open_costs import explain_open_costs
 from labctl.servers.provider_choice import select_provider
 from labctl.servers.provider_traits import describe_provider
+from labctl.state import ledgers
 from labctl.text import add_next, count_text, elapsed_text
 
 # Kind of a resource that is free and makes the next server start faster: it is never removed.
@@ -258,6 +259,10 @@ def _end_all(context: LabContext, servers: Sequence[Server], *, kept_too: bool) 
     """Terminate these servers of one provider, and remove what is not needed there."""
     for server in servers:
         cost.record_start(context.state, server)
+        detail = {"by": COMMAND}
+        context.state.record(
+            ledgers.PUT_DOWN, lab_id=server.lab_id, server_id=server.id, detail=detail
+        )
     end_server.end(context, servers, by=COMMAND)
 
     def list_removable() -> list[Resource]:

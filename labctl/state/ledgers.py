@@ -16,6 +16,8 @@ from labctl.state import LedgerEntry, State
 
 HANDED = "handed"
 BACK = "taken-back"
+# `labctl down` or `labctl orphans` is about to remove a server: nothing must replace it.
+PUT_DOWN = "down"
 # A user has canceled a run on several servers.
 CANCELED = "parts canceled"
 # This keeper has taken over a run on several servers: what was canceled earlier runs again.

@@ -10,6 +10,7 @@ from lab_world import LAB_ID, Labctl, Recorded, World
 
 from labctl.events import Question
 from labctl.lifecycle import up
+from labctl.lifecycle.server_loss import ServerRemovedError, require_not_removed
 from labctl.model import Run
 from labctl.servers import context as context_module
 from labctl.servers.leftovers import Orphans, end_orphans, end_others, find_orphans
@@ -131,6 +132,14 @@ def test_the_command_says_what_it_terminated(lab: World, labctl: Labctl) -> None
         0,
         f"terminated {server.id} (digits)\nNow there is nothing at cloud that labctl created.\n",
     )
+
+
+def test_a_server_that_orphans_terminated_is_not_replaced(lab: World, labctl: Labctl) -> None:
+    """By a `labctl run --recover` that follows its run."""
+    up.up(lab.context())
+    labctl(lab, "orphans", "--terminate", "--yes")
+    with pytest.raises(ServerRemovedError, match="was removed by `labctl orphans`"):
+        require_not_removed(lab.context(), None)
 
 
 def test_what_orphans_terminated_is_named_by_the_commands_that_miss_it(
