@@ -35,7 +35,7 @@ def test_a_count_out_of_range_is_refused(
     result = labctl(*words, option, number)
     assert result.code == 2
     message = " ".join(result.err.split())
-    assert f"'{option}': '{number}' is not a whole number from 1" in message
+    assert f"{option} is not valid '{number}' is not a whole number from 1" in message
     assert f"for example: {option} " in message
 
 
