@@ -65,23 +65,30 @@ if TYPE_CHECKING:
     from labctl.submissions.submit import SubmissionChoice, SubmitResult
     from labctl.sync.pull import PulledRun
     from labctl.sync.push import PushedTree
+    from labctl.wire.runs import RunSpec
 
 with lazy_imports(__name__):
     from labctl.insight import bandwidth, comparison_report, explanation, run_report, top
     from labctl.lifecycle import (
         down,
+        export_lab,
         fleet,
+        follow,
         forget,
         gang,
         gang_follow,
+        gang_keeper,
         gang_probe,
         gang_push,
         gang_runs,
+        keeper_host,
         move,
         move_end,
         reconcile,
         recovery_lock,
+        restore,
         run_start,
+        spending_policy,
         status,
         stop,
         up,
@@ -89,6 +96,7 @@ with lazy_imports(__name__):
     from labctl.lifecycle.sweeps import plan, study, sweep
     from labctl.runs import (
         command_mistakes,
+        first_run,
         probe,
         run_specs,
         runs,
@@ -97,7 +105,7 @@ with lazy_imports(__name__):
     from labctl.services import lab_services, model_serving
     from labctl.state import ledgers
     from labctl.submissions import bundling, freshness, submit
-    from labctl.sync import lab_files
+    from labctl.sync import lab_files, transfer_lock
 
 
 # lab id outside of any lab; no server or run has it
@@ -262,7 +270,57 @@ class Lab:
             gpus=gpus,
         )
         listener = run_start.RunListener(on_start, on_log, self._warn)
-        return LabRun(self, run_start.start_run(self.context, choice, listener))
+        if gang.has_several_servers(self.context):
+            return LabRun(self, run_start.start_on_several(self.context, choice, listener))
+        if keeper:
+            gang_keeper.require_enough_servers(self.context, id)
+        if run_start.is_continued(self.context, choice):
+            return LabRun(self, run_start.continue_run(self.context, choice, listener))
+        return LabRun(self, self._start_run(choice, listener))
+
+    def _start_run(self, choice: run_start.RunChoice, listener: run_start.RunListener) -> Run:
+        """Push and start the run on the lab's server, and follow it if asked."""
+        run_id = choice.id or run_specs.make_run_id()
+        if choice.recover and choice.id:
+            runs.require_known_without_server(self.context, choice.id)
+        # A mistake in the command is reported before a missing server.
+        run_specs.require_valid(self.context, choice.command, run_id)
+        server = self.context.get_server()
+        if choice.keeper:
+            host = keeper_host.KeeperHost(self.context, choice.keeper)
+            export_lab.check_export(self.context, host)
+        adoption.renew(self.context, server)
+        spec = run_specs.build_spec(
+            self.context, server, choice.command, run_id, choice.tty, choice.gpus
+        )
+        self._warn_of_command(choice.command, push=choice.push)
+        if choice.push:
+            self._push_for_run(server, spec)
+        if choice.recover:
+            restore.keep_code(self.context, spec)
+        run = runs.start(
+            self.context,
+            server,
+            spec,
+            follow=choice.follow and not choice.recover,
+            held=choice.held,
+            on_start=listener.on_start,
+            on_log=listener.on_log,
+        )
+        if choice.recover:
+            spending_policy.record_price_limit(self.context, server, run.id)
+        run_start.hand_over(self.context, choice.keeper, run.id)
+        if choice.recover and choice.follow:
+            return follow.follow(self.context, run.id, on_log=listener.on_log)
+        return run
+
+    def _push_for_run(self, server: Server, spec: RunSpec) -> None:
+        """Push code and data; before the first run of an image, side by side with the image."""
+        with transfer_lock.name_command("run"):
+            if first_run.has_run_on_server(self.context, server, spec.image):
+                lab_files.push(self.context, server, force=False)
+            else:
+                first_run.push_with_image(self.context, server, spec.image)
 
     def pull(
         self, run: LabRun | str | None = None, *, everything: bool = False, all_runs: bool = False

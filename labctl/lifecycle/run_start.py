@@ -1,4 +1,4 @@
-"""Start a run on the lab's server or servers, exactly once for each id, or continue one."""
+"""What `labctl run` does besides the start on one server: check, continue, start on several."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import NamedTuple
 from labctl.errors import UsageError
 from labctl.lazy import lazy_imports
 from labctl.lifecycle import gang
-from labctl.model import Run, Server
+from labctl.model import Run
 from labctl.servers.context import LabContext
-from labctl.wire.runs import RunSpec
 
 with lazy_imports(__name__):
     from labctl.lifecycle import (
@@ -23,13 +22,10 @@ with lazy_imports(__name__):
         gang_runs,
         keeper_host,
         recover,
-        restore,
         run_server,
         spending_policy,
     )
-    from labctl.runs import command_mistakes, first_run, run_specs, runs
-    from labctl.servers import adoption
-    from labctl.sync import lab_files, transfer_lock
+    from labctl.runs import command_mistakes, run_specs, runs
 
 
 class RunChoice(NamedTuple):
@@ -55,7 +51,7 @@ class RunListener(NamedTuple):
 
 
 def check_run(context: LabContext, choice: RunChoice) -> None:
-    """Raise the errors of `start_run` that this machine can find, before a server costs money."""
+    """Raise the errors of `Lab.run` that this machine can find, before a server costs money."""
     run_id = choice.id
     recorded = context.state.get_run(context.lab_id, run_id) if run_id else None
     if recorded is not None and choice.recover and recover.is_unfinished(context, run_id):
@@ -69,65 +65,27 @@ def check_run(context: LabContext, choice: RunChoice) -> None:
     run_server.check_inputs(context, choice.command, run_id, choice.keeper)
 
 
-def start_run(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
-    """Push and start the run, or find or continue the one with its id; follow it if asked."""
-    if gang.has_several_servers(context):
-        gang_runs.require_supported(context, tty=choice.tty, gpus=choice.gpus)
-        return _start_on_several(context, choice, listener)
-    if choice.keeper:
-        gang_keeper.require_enough_servers(context, choice.id)
+def is_continued(context: LabContext, choice: RunChoice) -> bool:
+    """Whether the choice is to follow, or to hand over, a run that has not finished."""
     is_watched = choice.recover and (choice.follow or choice.keeper)
-    if is_watched and choice.id and recover.is_unfinished(context, choice.id):
-        return _continue_run(context, choice, listener)
-    return _start_on_one(context, choice, listener)
+    return bool(is_watched and choice.id and recover.is_unfinished(context, choice.id))
 
 
-def _continue_run(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
+def continue_run(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
     """Follow an unfinished run; this machine has no record of it if another one started it."""
     recorded = context.state.get_run(context.lab_id, choice.id)
     if recorded is not None:
         _require_same_command(recorded, choice.command)
         listener.on_start(recorded, True)
-    _hand_over(context, choice.keeper, choice.id)
+    hand_over(context, choice.keeper, choice.id)
     if choice.follow:
         return follow.follow(context, choice.id, on_log=listener.on_log)
     return runs.find_run(context, choice.id)
 
 
-def _start_on_one(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
-    run_id = choice.id or run_specs.make_run_id()
-    if choice.recover and choice.id:
-        runs.require_known_without_server(context, choice.id)
-    # A mistake in the command is reported before a missing server.
-    run_specs.require_valid(context, choice.command, run_id)
-    server = context.get_server()
-    if choice.keeper:
-        export_lab.check_export(context, keeper_host.KeeperHost(context, choice.keeper))
-    adoption.renew(context, server)
-    spec = run_specs.build_spec(context, server, choice.command, run_id, choice.tty, choice.gpus)
-    _warn_of_command(context, choice, listener)
-    if choice.push:
-        _push_for_run(context, server, spec)
-    if choice.recover:
-        restore.keep_code(context, spec)
-    run = runs.start(
-        context,
-        server,
-        spec,
-        follow=choice.follow and not choice.recover,
-        held=choice.held,
-        on_start=listener.on_start,
-        on_log=listener.on_log,
-    )
-    if choice.recover:
-        spending_policy.record_price_limit(context, server, run.id)
-    _hand_over(context, choice.keeper, run.id)
-    if choice.recover and choice.follow:
-        return follow.follow(context, run.id, on_log=listener.on_log)
-    return run
-
-
-def _start_on_several(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
+def start_on_several(context: LabContext, choice: RunChoice, listener: RunListener) -> Run:
+    """Start the run on all servers of the lab, or restart it; follow it if asked."""
+    gang_runs.require_supported(context, tty=choice.tty, gpus=choice.gpus)
     run_specs.require_valid(context, choice.command, choice.id or "new")
     gang_keeper.require_one_watcher(
         context, choice.id, recover=choice.recover, keeper=choice.keeper
@@ -139,7 +97,7 @@ def _start_on_several(context: LabContext, choice: RunChoice, listener: RunListe
         spending_policy.record_price_limit(context, context.get_server(), run.id)
     if choice.keeper:
         with gang_runs.hold_watch(context, f"run --keeper {choice.keeper}"):
-            _hand_over(context, choice.keeper, run.id)
+            hand_over(context, choice.keeper, run.id)
     if choice.follow:
         return gang_follow.follow(context, run.id, recovers=choice.recover, on_log=listener.on_log)
     return run
@@ -162,16 +120,8 @@ def _start_or_restart_parts(context: LabContext, choice: RunChoice, listener: Ru
     return gang_restart.restart(context, choice.id, reason, recovers=recovers).run
 
 
-def _push_for_run(context: LabContext, server: Server, spec: RunSpec) -> None:
-    """Push code and data; before the first run of an image, side by side with the image."""
-    with transfer_lock.name_command("run"):
-        if first_run.has_run_on_server(context, server, spec.image):
-            lab_files.push(context, server, force=False)
-        else:
-            first_run.push_with_image(context, server, spec.image)
-
-
-def _hand_over(context: LabContext, keeper: str, run_id: str) -> None:
+def hand_over(context: LabContext, keeper: str, run_id: str) -> None:
+    """Hand the lab and its run over to the keeper, if one is named."""
     if keeper:
         host = keeper_host.KeeperHost(context, keeper)
         export_lab.export_lab(context, host, context.get_server(), run_id)
