@@ -20,6 +20,7 @@ from labctl.lab import Lab
 from labctl.model import Endpoint, Offer, Run, Server
 from labctl.runs import runs
 from labctl.services import model_serving, several_forwards
+from labctl.services.services import is_served
 
 
 @pytest.fixture
@@ -69,7 +70,6 @@ def test_an_image_is_served_as_it_is(lab: Lab) -> None:
     [
         ((), {"port": 80}),
         ((), {"image": "x"}),
-        ((), {"image": "x", "port": 65536}),
         (("night", "old"), {}),
         ((), {"env": ("A",)}),
         ((), {"env": ("A B=c",)}),
@@ -94,7 +94,13 @@ def test_a_run_that_is_neither_there_nor_here_must_be_pulled(lab: Lab) -> None:
     lab.context.state.save_run(old)
     with pytest.raises(NotFoundError, match="run old has no checkpoints") as missing:
         wanted(lab, "old")
-    assert missing.value.hint == "labctl run", "there is nothing to pull"
+    saving = "save the model there in your code, then:\nlabctl run"
+    assert missing.value.hint == saving, "there is nothing to pull"
+    lab.context.state.save_run(msgspec.structs.replace(old, new_files=("code/out/net.onnx",)))
+    with pytest.raises(NotFoundError, match="run old has no checkpoints") as missing:
+        wanted(lab, "old")
+    assert missing.value.why.endswith("; this run wrote code/out/net.onnx instead")
+    assert '"/net.safetensors"   # in the format of safetensors\n' in missing.value.hint
     with pytest.raises(NotFoundError, match="there is no run"):
         wanted(lab, "never")
 
@@ -191,7 +197,7 @@ def test_ctrl_c_while_a_service_starts_leaves_one_line(
 
 def test_only_what_serve_started_is_its_own() -> None:
     names = ["serve", "serve-8000", "server", "jupyter"]
-    assert [one for one in names if model_serving._is_ours(one)] == ["serve", "serve-8000"]
+    assert [name for name in names if is_served(name)] == ["serve", "serve-8000"]
 
 
 @contextmanager
