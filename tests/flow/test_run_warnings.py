@@ -31,3 +31,16 @@ def test_code_that_reads_its_data_where_no_run_has_them_is_noticed(
     (lab / "train.py").write_text("root = environ.get('LABCTL_DATA_DIR', '.')\nglob('photos')\n")
     text = labctl(run_lab, "run", "--", "python", "train.py").err
     assert "the code names" not in text
+
+
+def test_a_script_without_its_interpreter_is_noticed(run_lab: World, labctl: Labctl) -> None:
+    lab = run_lab.home / "lab"
+    (lab / "train.py").write_text("print(1)\n")
+    text = labctl(run_lab, "run", "--", "train.py", "--lr", "0.1").err.replace("\n", " ")
+    assert "train.py is a file of this lab and no program; did you mean: " in text
+    assert "labctl run -- python train.py --lr 0.1" in text
+    for command in (["python", "train.py"], ["./train.py"], ["test.py"]):
+        assert "no program" not in labctl(run_lab, "run", "--", *command).err
+    (lab / "Dockerfile").write_text('FROM small:1\nENTRYPOINT ["python"]\n')
+    (lab / "lab.yaml").write_text("lab: digits\nimage: {build: .}\n")
+    assert "no program" not in labctl(run_lab, "run", "--", "train.py").err
