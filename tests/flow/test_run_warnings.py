@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from lab_world import Labctl, World
+from dataclasses import replace
+from typing import Any
+
+from lab_world import Labctl, RunMachine, World
+
+from labctl.agent import reply
+from labctl.transports import Result
+from labctl.wire.verbs import ErrorReply, make_error
+
+
+class TakenNameMachine(RunMachine):
+    """A server that has another run with every name."""
+
+    def _run(self, request: dict[str, Any]) -> Result:
+        text = f'A run named "{request["spec"]["id"]}" already exists on this server.'
+        error = make_error("taken", text, "its settings differ", "labctl logs -f long")
+        return Result(code=1, stdout="", stderr=reply.encode_line(ErrorReply(error)).decode())
 
 
 def test_a_path_without_its_data_directory_is_noticed(run_lab: World, labctl: Labctl) -> None:
@@ -44,3 +60,14 @@ def test_a_script_without_its_interpreter_is_noticed(run_lab: World, labctl: Lab
     (lab / "Dockerfile").write_text('FROM small:1\nENTRYPOINT ["python"]\n')
     (lab / "lab.yaml").write_text("lab: digits\nimage: {build: .}\n")
     assert "no program" not in labctl(run_lab, "run", "--", "train.py").err
+
+
+def test_a_taken_name_is_answered_with_the_command_and_a_free_name(
+    run_lab: World, labctl: Labctl
+) -> None:
+    assert labctl(run_lab, "run", "--id", "long-2").code == 0
+    taken = replace(run_lab, machine=TakenNameMachine(run_lab.machine.home))
+    output = labctl(taken, "run", "--id", "long", "--", "echo", "a b")
+    assert output.code == 255
+    assert "next: labctl run --id long-3 -- echo 'a b'\n" in output.err
+    assert output.err.endswith("labctl logs -f long\n")
