@@ -39,6 +39,7 @@ from labctl.errors import ConfigError, PolicyError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
 from labctl.model import Need, Run, Server
+from labctl.providers import is_installed
 from labctl.servers import provider_choice
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import check_settings, read_provider_traits
@@ -151,6 +152,9 @@ class Lab:
         fault: ConfigError | None = None
         try:
             config = load(overrides=overrides)
+            if record_only and skips_faults and not is_installed(config.server.provider):
+                # no provider was looked up; this raises the error that names the wrong one
+                config = load(overrides=overrides, find_provider=read_provider_traits)
         except ConfigError as error:
             if not skips_faults:
                 raise
