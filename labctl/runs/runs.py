@@ -420,8 +420,14 @@ def find_similar_name(context: LabContext, typed: str) -> str:
 
 
 def _find_latest(context: LabContext) -> Run | None:
+    """Return the latest run; a shell that has ended has no results, and counts if nothing else."""
     newest = context.state.get_latest_run(context.lab_id)
-    if newest is None or not newest.is_auxiliary:
+    if newest is None or not (newest.is_auxiliary or _is_ended_shell(newest)):
         return newest
     normal = [run for run in context.state.list_runs(context.lab_id) if not run.is_auxiliary]
-    return normal[-1] if normal else None
+    trained = [run for run in normal if not _is_ended_shell(run)]
+    return next(reversed(trained or normal), None)
+
+
+def _is_ended_shell(run: Run) -> bool:
+    return run.has_ended and run.is_shell_session
