@@ -213,6 +213,7 @@ class Lab:
         keeper: str = "",
     ) -> None:
         """Raise the errors of `run` that this machine can find, before a server costs money."""
+        runs.require_secrets(self.context)  # before a question whose answer would be lost
         self.require_approval()
         check_files(self.config)
         choice = run_start.RunChoice(tuple(command), id=id, recover=recover, keeper=keeper)
@@ -252,6 +253,7 @@ class Lab:
         to start it, so that a terminal can attach first: `docker start --attach --interactive`.
         With `gpus`, torchrun starts the program on that many GPUs of the server.
         """
+        runs.require_secrets(self.context)
         self.require_approval()
         check_files(self.config)
         choice = run_start.RunChoice(

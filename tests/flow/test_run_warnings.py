@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from lab_world import Labctl, RunMachine, World
 
 from labctl.agent import reply
@@ -71,3 +72,16 @@ def test_a_taken_name_is_answered_with_the_command_and_a_free_name(
     assert output.code == 255
     assert "next: labctl run --id long-3 -- echo 'a b'\n" in output.err
     assert output.err.endswith("labctl logs -f long\n")
+
+
+def test_a_secret_without_a_value_is_noticed_before_the_question(
+    run_lab: World, labctl: Labctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "lab: digits\nrun: 'true'\nimage: small:1\nsecrets: [NO_SUCH_TOKEN]\n"
+    (run_lab.home / "lab" / "lab.yaml").write_text(text)
+    for options in ([], ["--up", "--down"]):
+        output = labctl(run_lab, "run", *options)
+        assert output.err.startswith("labctl: no value for NO_SUCH_TOKEN\n")
+        assert output.err.endswith("  next: labctl secret set NO_SUCH_TOKEN\n")
+    monkeypatch.setenv("NO_SUCH_TOKEN", "x")
+    assert "no value" not in labctl(run_lab, "run").err
