@@ -39,6 +39,7 @@ from labctl.errors import ConfigError, PolicyError
 from labctl.events import Note, Question, Reporter, SharedReporter, SilentReporter
 from labctl.lazy import lazy_imports
 from labctl.model import Need, Run, Server
+from labctl.providers import is_installed
 from labctl.servers import provider_choice
 from labctl.servers.context import LabContext
 from labctl.servers.provider_traits import check_settings, read_provider_traits
@@ -159,6 +160,9 @@ class Lab:
         fault: ConfigError | None = None
         try:
             config = load(overrides=overrides)
+            if record_only and skips_faults and not is_installed(config.server.provider):
+                # no provider was looked up; this raises the error that names the wrong one
+                config = load(overrides=overrides, find_provider=read_provider_traits)
         except ConfigError as error:
             if not skips_faults:
                 raise
@@ -217,6 +221,7 @@ class Lab:
         keeper: str = "",
     ) -> None:
         """Raise the errors of `run` that this machine can find, before a server costs money."""
+        runs.require_secrets(self.context)  # before a question whose answer would be lost
         self.require_approval()
         check_files(self.config)
         choice = run_start.RunChoice(tuple(command), id=id, recover=recover, keeper=keeper)
@@ -256,6 +261,7 @@ class Lab:
         to start it, so that a terminal can attach first: `docker start --attach --interactive`.
         With `gpus`, torchrun starts the program on that many GPUs of the server.
         """
+        runs.require_secrets(self.context)
         self.require_approval()
         check_files(self.config)
         choice = run_start.RunChoice(

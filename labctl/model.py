@@ -303,6 +303,11 @@ class ServerFacts(Value, frozen=True):
     boto3: bool = False
 
 
+# Programs that read commands from a terminal if they get no script, and options that keep that.
+SHELLS = frozenset(("bash", "dash", "fish", "ipython", "python", "python3", "sh", "zsh"))
+SHELL_OPTIONS = frozenset(("-i", "-l", "-il", "-li", "--login"))
+
+
 class Run(Value, frozen=True):
     """One command in one container on a server, in its last known state.
 
@@ -372,6 +377,12 @@ class Run(Value, frozen=True):
     def is_auxiliary(self) -> bool:
         """Whether labctl measures something with it, so that it never counts as the latest run."""
         return self.id.startswith(AUXILIARY_PREFIXES)
+
+    @property
+    def is_shell_session(self) -> bool:
+        """Whether its command is a shell or an interpreter to type in, as of `run -it -- bash`."""
+        program, *words = self.command or ("",)
+        return program.rpartition("/")[2] in SHELLS and all(word in SHELL_OPTIONS for word in words)
 
 
 class FileEntry(Value, frozen=True):

@@ -39,7 +39,7 @@ from labctl.cli.probe import confirm_after_probe
 from labctl.cli.run_options import RunOptions, require_compatible
 from labctl.cli.tables import print_json
 from labctl.cli.wrapping import print_message, wrap_lines
-from labctl.errors import InterruptError, LabError
+from labctl.errors import InterruptError, LabError, NameTakenError
 from labctl.events import Step
 from labctl.lazy import lazy_imports
 from labctl.state.uses import hold_use
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from labctl import config
-    from labctl.cli import results, run_end, run_server, run_terminal
+    from labctl.cli import name_options, results, run_end, run_server, run_terminal
     from labctl.lifecycle import cancel, recovery_lock
     from labctl.servers import adoption, gang
 
@@ -198,6 +198,8 @@ def _start_and_follow(
             on_start=report_start,
             on_log=waiting.watch_log(_make_log_writer(ctx, options.json_)),
         ).last_known
+    except NameTakenError as error:
+        raise name_options.add_free_name(lab, options.run_id, error) from None
     except KeyboardInterrupt as interrupt:
         waiting.stop()
         stop_drawing(ctx)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         list_secret_names,
         read_secret,
         read_secret_values,
+        require_secret_names,
         set_secret,
     )
     from labctl.config.show import list_settings
@@ -125,6 +126,7 @@ _MODULES = {
         "list_secret_names",
         "read_secret",
         "read_secret_values",
+        "require_secret_names",
         "set_secret",
     ),
     "show": ("list_settings",),
@@ -178,6 +180,7 @@ __all__ = [
     "read_lab_id",
     "read_secret",
     "read_secret_values",
+    "require_secret_names",
     "set_secret",
     "student_key",
     "trust",

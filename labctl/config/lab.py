@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
@@ -83,8 +84,8 @@ def load_lab(
     if not data.strip(b"\xef\xbb\xbf \t\r\n") and not skips_faults:
         raise ConfigError(
             f"{escape(str(path))} is empty",
-            why="it needs at least one line, such as `lab: digits`",
-            hint=SAMPLE,
+            why="only the lab's name is required",
+            hint=_suggest_name_line(path),
         )
     known = [key for key in list_keys(LabFile) if key not in MACHINE_KEYS]
     lab_layer = read_file_layer(data, LAB_FILE, known, problems, own_paths.cache_dir)
@@ -153,6 +154,12 @@ def _lab_file(path_or_dir: Path) -> Path:
             hint=SAMPLE,
         )
     return path / LAB_FILE if path.is_dir() else path
+
+
+def _suggest_name_line(path: Path) -> str:
+    """Return the command that writes the lab's name to its empty file."""
+    file = LAB_FILE if path.parent == Path.cwd() else escape(shlex.quote(str(path)))
+    return f"echo 'lab: {clean_name(path.parent.name)}' > {file}"
 
 
 def _missing_hint(path: Path) -> str:

@@ -40,6 +40,22 @@ def read_secret_values(
         )
     stored = _read_stored(_file(paths, lab_id))
     values = {name: stored.get(name) or environ.get(name, "") for name in config.secrets}
+    _require_values(values)
+    return {name: Secret(value) for name, value in values.items()}
+
+
+def require_secret_names(
+    paths: Paths, lab_id: str, config: LabConfig, environ: Mapping[str, str]
+) -> None:
+    """LabError if a secret that lab.yaml names has no value; no approval is needed for that."""
+    if config.secrets:
+        stored = list_secret_names(paths, lab_id)
+        _require_values(
+            {name: name if name in stored else environ.get(name, "") for name in config.secrets}
+        )
+
+
+def _require_values(values: Mapping[str, str]) -> None:
     missing = [name for name, value in values.items() if not value]
     if missing:
         raise LabError(
@@ -47,7 +63,6 @@ def read_secret_values(
             why="lab.yaml lists it under secrets, but neither labctl nor the environment has it",
             hint=f"labctl secret set {missing[0]}",
         )
-    return {name: Secret(value) for name, value in values.items()}
 
 
 def read_secret(paths: Paths, owner_id: str, name: str, environ: Mapping[str, str]) -> Secret:

@@ -7,6 +7,7 @@
     ├── PolicyError              3    refused on purpose: budget, overwrite, trust
     │   ├── BudgetError          3    the rest of the budget does not pay for one hour
     │   ├── UnguardedCostError   3    no guard ends these costs, and nobody agreed to them
+    │   ├── NameTakenError       3    another run has that name
     │   └── HostKeyError         3    the server's host key is not the pinned one
     ├── NotFoundError            4    nothing has that name
     ├── BusyError               75    try again later
@@ -152,6 +153,10 @@ class BudgetError(PolicyError):
 
 class UnguardedCostError(PolicyError):
     """No guard at the provider would end a server's costs, and the user did not agree to them."""
+
+
+class NameTakenError(PolicyError):
+    """Another run has the name that was typed for a new one."""
 
 
 class HostKeyError(PolicyError):

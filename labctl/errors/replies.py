@@ -15,6 +15,7 @@ from labctl.errors import (
     DiskFullError,
     EngineError,
     LabError,
+    NameTakenError,
     NotFoundError,
     PolicyError,
     TransferError,
@@ -27,6 +28,7 @@ MOST_CHARS = 2000
 AGENT_KINDS: dict[str, type[LabError]] = {
     "usage": UsageError,
     "policy": PolicyError,
+    "taken": NameTakenError,
     "missing": NotFoundError,
     "engine": EngineError,
     "disk": DiskFullError,

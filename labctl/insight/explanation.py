@@ -24,6 +24,7 @@ from labctl.insight.scalars import Flaw, Scalars, read_scalars
 from labctl.insight.telemetry import TELEMETRY_FILE, read_samples
 from labctl.lazy import lazy_imports
 from labctl.model import Run, Value
+from labctl.runs.missing_script import list_scripts
 from labctl.servers.context import LabContext
 from labctl.sync.ignore import (
     NEVER_AT_TOP,
@@ -125,6 +126,7 @@ def load_material(context: LabContext, run: Run) -> RunData:
             installs=find_installs(_read_log_start(directory / "logs" / "run.log")),
             model_function=suggest_target(root),
             package_file=_name_package_file(context.config.image),
+            scripts=list_scripts(root),
         )
     except OSError as error:
         raise LabError(

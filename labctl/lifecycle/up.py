@@ -14,7 +14,7 @@ from labctl.events import BlockerNote, Note, report_part, report_wait
 from labctl.lazy import lazy_imports
 from labctl.lifecycle import disk_restore, gang, gang_creation, surplus
 from labctl.lifecycle.status import record_watch
-from labctl.model import Server, ServerFacts
+from labctl.model import Offer, Server, ServerFacts
 from labctl.runs import images, provenance
 from labctl.servers import (
     affordable_offers,
@@ -115,19 +115,31 @@ def _up_several(context: LabContext, on_create: Callable[[Server], None]) -> Ser
 
 
 def _make_interrupt_error(context: LabContext) -> InterruptError:
-    server = context.state.get_lab_server(context.lab_id)
-    open_attempts = context.state.list_open_attempts(context.lab_id)
-    offers = [attempt.offer for attempt in open_attempts] + ([server.offer] if server else [])
-    is_free = bool(offers) and not any(offer.price_usd_per_hour for offer in offers)
-    state = "exist" if not is_leased(context) else "be leased"
     has_several = gang.has_several_servers(context)
     what, verb, them = ("servers", "were", "them") if has_several else ("server", "was", "it")
+    message = f"interrupted before the {what} {verb} ready"
+    offers = _list_requested_offers(context)
+    again = f"{context.subject.up}   # continues"
+    if not offers:
+        return InterruptError(message, why=f"no {what} {verb} requested", hint=again)
+    is_free = not any(offer.price_usd_per_hour for offer in offers)
+    state = "exist" if not is_leased(context) else "be leased"
     return InterruptError(
-        f"interrupted before the {what} {verb} ready",
+        message,
         why=f"the {what} may already {state}{'' if is_free else ' and cost money'}",
-        hint=f"{context.subject.up}   # continues\n"
-        f"{context.subject.down}   # instead, to remove {them}",
+        hint=f"{again}\n{context.subject.down}   # instead, to remove {them}",
     )
+
+
+def _list_requested_offers(context: LabContext) -> list[Offer]:
+    """List the offers of the lab's recorded servers, and of the requests without a reply."""
+    has_several = gang.has_several_servers(context)
+    offers: list[Offer] = []
+    for lab in gang.build_members(context) if has_several else [context]:
+        offers += [attempt.offer for attempt in lab.state.list_open_attempts(lab.lab_id)]
+        if server := lab.state.get_lab_server(lab.lab_id):
+            offers.append(server.offer)
+    return offers
 
 
 def use_server(context: LabContext, server: Server) -> Server:

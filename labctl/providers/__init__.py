@@ -558,6 +558,11 @@ def list_provider_names() -> list[str]:
     return sorted(entry.name for entry in metadata.entry_points(group="labctl.providers"))
 
 
+def is_installed(name: str) -> bool:
+    """Whether a provider has that name, without loading it."""
+    return name in BUILT_IN or name in list_provider_names()
+
+
 def describe_provider(name: str) -> str:
     """Describe in a few words where the provider's servers come from."""
     return SUMMARIES.get(name, "from a plugin package")

@@ -9,10 +9,8 @@ from labctl.errors import LabError, NotFoundError
 from labctl.model import Run
 from labctl.runs.checkpointed_runs import NONE_HAS_ANY, has_saved_none
 from labctl.shell import Command, command
+from labctl.wire.model_files import find_model
 
-MODEL_SUFFIXES = frozenset(
-    (".ckpt", ".h5", ".joblib", ".keras", ".npz", ".onnx", ".pkl", ".pt", ".pth", ".safetensors")
-)
 # What programs save as pickles by default: `eval` does not load these on this machine.
 PICKLE_SUFFIXES = frozenset((".ckpt", ".joblib", ".pkl", ".pt", ".pth"))
 # An evaluate.py that would do: `build_model` and `test_batches` stand for the lab's own code.
@@ -135,6 +133,4 @@ def _find_model_elsewhere(run: Run, home: Path) -> PurePosixPath | None:
     pulled = (
         path.relative_to(home).as_posix() for path in sorted(home.rglob("*")) if path.is_file()
     )
-    files = [PurePosixPath(name) for name in (*run.new_files, *pulled)]
-    models = (file for file in files if file.suffix.lower() in MODEL_SUFFIXES)
-    return next((file for file in models if len(file.parts) > 1 and file.parts[0] != "logs"), None)
+    return find_model((*run.new_files, *pulled))

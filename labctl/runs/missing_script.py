@@ -1,4 +1,4 @@
-"""Notice on this machine that a run's script is not in the lab's code, as after a typing error.
+"""Notice on this machine that a run's script is not in the lab's code, or has no interpreter.
 
 It is a warning and no error: a file that somebody created on the server is in the run's code too.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -16,7 +17,8 @@ from labctl.wire.containment import is_contained
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 # Options without a value. After any other option, the next word may be no script.
 _PLAIN_OPTION = re.compile(r"-[BdEIOPqSuvex]+")
-_SUFFIXES = (".py", ".sh")
+INTERPRETERS = {".py": "python", ".sh": "sh"}
+_SUFFIXES = tuple(INTERPRETERS)
 # least similarity of a misspelled path to the one that labctl suggests
 _SIMILAR = 0.6
 
@@ -30,6 +32,24 @@ def describe_missing_script(root: Path, command: Sequence[str]) -> str:
     if near:
         return f"there is no {script} in this lab; did you mean {near}?"
     return f"there is no {script} in this lab; the run finds it only if it is on the server"
+
+
+def describe_script_as_program(root: Path, command: Sequence[str]) -> str:
+    """Return a warning if the command is a script of the lab without its interpreter, or "".
+
+    A program is looked up in PATH, where no run has its code. `./train.py` may be executable.
+    """
+    script = command[0] if command else ""
+    suffix = PurePosixPath(script).suffix
+    if "/" in script or suffix not in INTERPRETERS or not (root / script).is_file():
+        return ""
+    run = shlex.join(("labctl", "run", "--", INTERPRETERS[suffix], *command))
+    return f"{script} is a file of this lab and no program; did you mean: {run}"
+
+
+def list_scripts(root: Path) -> frozenset[str]:
+    """List the names of the scripts beside lab.yaml."""
+    return frozenset(path.name for path in root.iterdir() if path.suffix in INTERPRETERS)
 
 
 def _find_script(command: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from labctl.config import copy_environment, read_secret_values
+from labctl.config import copy_environment, read_secret_values, require_secret_names
 from labctl.config.reader import find_nearest
 from labctl.decoding import convert_value
 from labctl.errors import (
@@ -157,10 +157,20 @@ def _start(
 
 def read_secrets(context: LabContext) -> dict[str, str]:
     """Return the values of lab.yaml's secrets; they are sent on standard input only."""
-    # The other servers of a lab that has several get the secrets of the lab.
-    lab_id = context.group if context.rank else context.lab_id
+    lab_id = _get_secrets_owner(context)
     values = read_secret_values(context.paths, lab_id, context.config, copy_environment())
     return {name: value.reveal() for name, value in values.items()}
+
+
+def require_secrets(context: LabContext) -> None:
+    """LabError if a secret of lab.yaml has no value, also before the file was approved."""
+    lab_id = _get_secrets_owner(context)
+    require_secret_names(context.paths, lab_id, context.config, copy_environment())
+
+
+def _get_secrets_owner(context: LabContext) -> str:
+    # The other servers of a lab that has several get the secrets of the lab.
+    return context.group if context.rank else context.lab_id
 
 
 class _LogStream:
@@ -420,8 +430,14 @@ def find_similar_name(context: LabContext, typed: str) -> str:
 
 
 def _find_latest(context: LabContext) -> Run | None:
+    """Return the latest run; a shell that has ended has no results, and counts if nothing else."""
     newest = context.state.get_latest_run(context.lab_id)
-    if newest is None or not newest.is_auxiliary:
+    if newest is None or not (newest.is_auxiliary or _is_ended_shell(newest)):
         return newest
     normal = [run for run in context.state.list_runs(context.lab_id) if not run.is_auxiliary]
-    return normal[-1] if normal else None
+    trained = [run for run in normal if not _is_ended_shell(run)]
+    return next(reversed(trained or normal), None)
+
+
+def _is_ended_shell(run: Run) -> bool:
+    return run.has_ended and run.is_shell_session

@@ -28,9 +28,11 @@ from labctl.sync import lab_files
 from labctl.sync.push import push_tree
 from labctl.sync.scan import HashIndex, scan_data
 from labctl.sync.transfer_lock import hold_transfers
+from labctl.wire.model_files import describe_saving, find_model
 from labctl.wire.services import (
     NEEDS_CHECKPOINT,
     NEEDS_PREDICT,
+    SAVE_CHECKPOINT,
     WRITE_PREDICT,
     ServedModel,
     ServiceRequest,
@@ -235,9 +237,12 @@ def _make_missing_run_error(context: LabContext, run: Run) -> NotFoundError:
     other = suggest_other_run(context, run.id, "labctl", "serve", on_server=True)
     if has_saved_none(run):
         why = NEEDS_CHECKPOINT if other else f"{NEEDS_CHECKPOINT}; {NONE_HAS_ANY}"
-        return NotFoundError(
-            f"run {run.id} has no checkpoints", why=why, hint=other or "labctl run"
-        )
+        model, saving = find_model(run.new_files), SAVE_CHECKPOINT
+        if model is not None:
+            why = f"{NEEDS_CHECKPOINT}; this run wrote {model} instead"
+            saving = describe_saving(model)
+        hint = f"{other}\nor {saving}" if other else saving
+        return NotFoundError(f"run {run.id} has no checkpoints", why=why, hint=hint)
     return NotFoundError(
         f"run {run.id} is neither on this server nor on this machine",
         why="serve needs the checkpoints on the server that the run was on, or a pulled copy",

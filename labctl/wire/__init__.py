@@ -11,7 +11,8 @@ keeper of labs.
 archive). `tar` reads the headers of a tar archive, `containment` checks that a path from elsewhere
 stays in its directory, and `server_paths` which directories of a server may be data. `text` writes
 durations, sizes and dollars for people, `boot_id` identifies a boot of a machine,
-`docker_archives` runs `docker save` and `docker load`, and `s3` is labctl's only S3 client.
+`model_files` finds a model among a run's files, `docker_archives` runs `docker save` and
+`docker load`, and `s3` is labctl's only S3 client.
 
 Standard library of Python 3.8 only (`s3` imports boto3 on its first request); imports nothing of
 labctl, and everything may import it.

@@ -13,6 +13,7 @@ NEEDS_PREDICT = (
     "`classes` and predict(images)"
 )
 NEEDS_CHECKPOINT = "`labctl serve` loads what a run saves in the directory $LABCTL_CHECKPOINT_DIR"
+SAVE_CHECKPOINT = "save the model there in your code, then:\nlabctl run"
 WRITE_PREDICT = "labctl serve --push   # once predict.py is beside lab.yaml"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -178,6 +179,27 @@ def test_what_can_be_read_of_a_faulty_section_is_used(home: Path) -> None:
     lab = Lab.load(home / "digits", environ={"HOME": str(home)}, skips_faults=True)
     settings: Any = lab.config.server.provider_settings["aws"]
     assert msgspec.to_builtins(settings)["profile"] == "work"
+
+
+def test_the_next_step_of_an_empty_file_leads_out_of_it(home: Path, labctl: Labctl) -> None:
+    (home / "digits" / "lab.yaml").write_text("")
+    said = labctl("up")
+    assert said.code == 2
+    assert said.err.endswith("is required\n  next: echo 'lab: digits' > lab.yaml\n")
+    subprocess.run(["sh", "-c", said.err.rpartition("next: ")[2]], check=True)
+    assert "digits" in labctl("config").out
+
+
+def test_status_says_that_a_provider_is_unknown(
+    save: Callable[..., Server], home: Path, labctl: Labctl
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\nserver: {provider: locall}\n")
+    said = labctl("status")
+    assert (said.code, said.out) == (0, "digits: no server\n  next: labctl up\n")
+    assert "lab.yaml line 2: server.provider: there is no provider called 'locall'" in said.err
+    assert said.err.endswith("using what labctl has on record\n")
+    save("local")
+    assert labctl("status").out.startswith("digits: running (last known), local box")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,23 @@ def test_the_report_of_the_latest_run_lies_beside_it(labctl: Any, pulled: Path) 
     assert "The code had changes that are not in this commit: train.py" in page
 
 
+def test_a_shell_that_has_ended_is_not_the_latest_run(labctl: Any, pulled: Path) -> None:
+    with State(find_paths().database) as state:
+        trained = state.list_runs()[-1]
+        shell = msgspec.structs.replace(
+            trained, id="shell", command=("bash",), created_at=trained.created_at + 1
+        )
+        state.save_run(shell)
+    for command in ("report", "eval", "explain"):
+        said = labctl(command)
+        assert "shell" not in said.out + said.err
+    assert labctl("report").out.startswith(f"runs/{RUN}/report.html (")
+    assert "shell" in labctl("report", "shell").err
+    with State(find_paths().database) as state:
+        state.save_run(msgspec.structs.replace(shell, state="running", exit_code=None))
+    assert "run shell" in labctl("explain").out + labctl("explain").err, "it can be attached to"
+
+
 def test_an_evaluation_on_the_server_is_not_called_missing(labctl: Any, pulled: Path) -> None:
     there = msgspec.structs.replace(evaluation(), where="server")
     for name in ("evaluation.json", "evaluation-on-server.json"):

@@ -93,7 +93,13 @@ def test_a_run_that_is_neither_there_nor_here_must_be_pulled(lab: Lab) -> None:
     lab.context.state.save_run(old)
     with pytest.raises(NotFoundError, match="run old has no checkpoints") as missing:
         wanted(lab, "old")
-    assert missing.value.hint == "labctl run", "there is nothing to pull"
+    saving = "save the model there in your code, then:\nlabctl run"
+    assert missing.value.hint == saving, "there is nothing to pull"
+    lab.context.state.save_run(msgspec.structs.replace(old, new_files=("code/out/net.onnx",)))
+    with pytest.raises(NotFoundError, match="run old has no checkpoints") as missing:
+        wanted(lab, "old")
+    assert missing.value.why.endswith("; this run wrote code/out/net.onnx instead")
+    assert '"/net.safetensors"   # in the format of safetensors\n' in missing.value.hint
     with pytest.raises(NotFoundError, match="there is no run"):
         wanted(lab, "never")
 

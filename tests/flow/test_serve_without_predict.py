@@ -98,6 +98,33 @@ def test_the_hint_starts_a_container_with_the_new_predict_py(
     assert Path(code["Source"], "predict.py").read_text() == PREDICT
 
 
+def test_a_model_in_another_directory_is_named_with_the_line_that_saves_it(
+    trained: World, engine: EngineSocket, labctl: Labctl
+) -> None:
+    (trained.home / "lab" / "predict.py").write_text(PREDICT)
+    directory = next(trained.machine.home.rglob("runs/night"))
+    (directory / "checkpoints" / "model.safetensors").unlink()
+    (directory / "code").mkdir(exist_ok=True)
+    refused = labctl(trained, "serve")
+    assert refused.code == 4
+    assert refused.err.endswith("save the model there in your code, then:\n        labctl run\n")
+
+    script = "import torch\n# model.pth\ntorch.save(model.state_dict(), 'model.pth')\n"
+    (directory / "code" / "train.py").write_text(script)
+    (directory / ".labctl").mkdir(exist_ok=True)
+    (directory / ".labctl" / "code.json").write_text('["train.py"]')
+    (directory / "code" / "model.pth").write_bytes(b"")
+    refused = labctl(trained, "serve")
+    assert refused.code == 4
+    text = " ".join(refused.err.split())
+    assert "in the directory $LABCTL_CHECKPOINT_DIR; this run wrote code/model.pth instead" in text
+    assert "next: in train.py, line 3, save the model so, then run again:" in text
+    target = 'os.environ["LABCTL_CHECKPOINT_DIR"] + "/model.safetensors"'
+    assert f"save_file(model.state_dict(), {target})" in text
+    assert "(from safetensors.torch import save_file)" in text
+    assert text.endswith("labctl run")
+
+
 def list_calls(engine: EngineSocket) -> list[tuple[str, str]]:
     """Return the method and path of each request to the engine, without its version."""
     return [(method, re.sub(r"^/v[\d.]+", "", path)) for method, path, _ in engine.asked]

@@ -107,6 +107,20 @@ def test_status_after_an_interrupted_up_says_that_there_may_be_a_server(
     assert not read_status(lab.context(), refresh=False).unfinished_up
 
 
+def test_an_up_that_was_interrupted_before_its_request_has_left_nothing(
+    lab: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> list[Server]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab.cloud, "servers", interrupt)
+    with pytest.raises(InterruptError) as error:
+        up.up(lab.context())
+    assert error.value.why == "no server was requested"
+    assert error.value.hint == "labctl up   # continues"
+    assert not read_status(lab.context(), refresh=False).unfinished_up
+
+
 def _interrupt_before_create(lab: World) -> None:
     """Leave an open attempt, of which no server ever appears."""
     lab.cloud.create_error = KeyboardInterrupt()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from labctl.config import LabConfig, list_settings, load_lab
+from labctl.config import LabConfig, clean_name, list_settings, load_lab
 from labctl.config.document import MAX_FILE_BYTES
 from labctl.config.schema import ProviderTraits
 from labctl.errors import ConfigError, Problem, UsageError
@@ -356,7 +356,8 @@ def test_what_needs_no_lab_is_read_in_any_directory(
 def test_an_empty_file_says_what_to_do(lab_home: LabHome, data: bytes) -> None:
     with pytest.raises(ConfigError, match="is empty") as caught:
         lab_home.load(data)
-    assert caught.value.hint.startswith("labctl init digits")
+    name = clean_name(lab_home.root.name)
+    assert caught.value.hint == f"echo 'lab: {name}' > {lab_home.root / 'lab.yaml'}"
 
 
 def test_a_missing_file_says_what_to_do(lab_home: LabHome) -> None:

@@ -18,6 +18,7 @@ from labctl.config import (
     list_trust_questions,
     load_lab,
     read_secret_values,
+    require_secret_names,
     set_secret,
     trust,
 )
@@ -186,6 +187,14 @@ def test_a_missing_value_names_the_command(home: Path, places: Paths) -> None:
     with pytest.raises(LabError, match="no value for B") as caught:
         read_secret_values(places, LAB_ID, lab, {"A": "x", "B": ""})
     assert caught.value.hint == "labctl secret set B"
+
+
+def test_a_missing_value_is_noticed_before_the_approval(home: Path, places: Paths) -> None:
+    lab = load(home, "secrets: [A, B]")
+    set_secret(places, LAB_ID, "A", "x")
+    require_secret_names(places, LAB_ID, lab, {"B": "y"})
+    with pytest.raises(LabError, match="no value for B"):
+        require_secret_names(places, LAB_ID, lab, {"B": ""})
 
 
 def test_labs_do_not_see_each_others_secrets(home: Path, places: Paths) -> None:

@@ -406,6 +406,23 @@ def test_a_program_that_does_not_exist_is_named_with_the_one_that_was_meant(
     assert not {"failed", "exception"} & set(found)
 
 
+@pytest.mark.parametrize(
+    ("command", "log", "command_next"),
+    [
+        (("train.py", "--lr", "1"), "", "labctl run -- python train.py --lr 1"),
+        (("sh", "-c", "train.py | tee x"), "sh: 1: train.py: not found\n",
+         "labctl run -- sh -c 'python train.py | tee x'"),
+    ],
+)  # fmt: skip
+def test_a_script_that_was_run_as_a_program_gets_its_interpreter(
+    command: tuple[str, ...], log: str, command_next: str
+) -> None:
+    ended = run(exit_code=127, command=command)
+    found = findings(material(log=log, run=ended, scripts=frozenset(("train.py",))))
+    assert found["program-missing"].what == "train.py is a file of this lab and no program"
+    assert found["program-missing"].next == command_next
+
+
 def test_a_run_without_a_container_lacks_what_its_environment_lacks() -> None:
     ended = msgspec.structs.replace(run(exit_code=127, command=("zzzz9",)), executor="process")
     finding = findings(material(run=ended))["program-missing"]

@@ -406,7 +406,7 @@ def test_the_same_claim_is_found_and_another_is_refused(root: Path) -> None:
     assert not runs._claim(directory, SPEC)
     with pytest.raises(Failure) as caught:
         runs._claim(directory, SPEC._replace(command=("other",)))
-    assert caught.value.report.kind == "policy"
+    assert caught.value.report.kind == "taken"
     assert (directory / ".labctl" / "claim.json").read_bytes() == kept
     assert [p.name for p in directory.parent.iterdir()] == ["night"], "no drafts are left"
 

@@ -170,7 +170,7 @@ def test_the_latest_run_with_checkpoints_is_named(root: Path) -> None:
     with pytest.raises(Failure, match="run shell has no checkpoints") as refused:
         serve.require_model(root, shell)
     assert refused.value.report.why.startswith("no run on this server has any: ")
-    assert refused.value.report.hint == "labctl run"
+    assert refused.value.report.hint == "save the model there in your code, then:\nlabctl run"
 
 
 def test_another_model_or_another_version_of_labctl_is_another_wish(root: Path) -> None:

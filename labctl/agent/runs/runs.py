@@ -161,7 +161,7 @@ def _is_held(executor: str, name: str) -> bool:
 def _claim(directory: Path, spec: RunSpec) -> bool:
     """Create the run directory by a rename that carries the spec's hash.
 
-    Returns False if an identical request has created it before. Failure (policy) if the run there
+    Returns False if an identical request has created it before. Failure (taken) if the run there
     has another spec.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -175,10 +175,9 @@ def _claim(directory: Path, spec: RunSpec) -> bool:
         drop_tree(fresh)
         if read_claim(directory).hash != claim.hash:
             raise Failure(
-                "policy",
+                "taken",
                 f'A run named "{spec.id}" already exists on this server.',
                 "its command, image or settings differ",
-                "labctl run --id ANOTHER-NAME\n"
                 f"labctl logs -f {spec.id}   # instead, to follow that run",
             ) from None
         return False

@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 
 from ...wire.codec import to_json
+from ...wire.model_files import describe_saving
 from ...wire.run_ids import AUXILIARY_PREFIXES
 from ...wire.services import (
     NEEDS_CHECKPOINT,
     NEEDS_PREDICT,
+    SAVE_CHECKPOINT,
     WRITE_PREDICT,
     ServedModel,
     ServiceRequest,
@@ -20,6 +22,7 @@ from ..host.engine_objects import Mount, NewHostConfig
 from ..host.paths import drop_tree, require_name, resolve_inside, run_dir, write_text
 from ..reply import Failure
 from .containers import build_mount, restrict
+from .misplaced_model import find_misplaced_model
 from .records import read_claim
 
 NAME = "serve"
@@ -124,19 +127,27 @@ def _has_checkpoints(directory: Path) -> bool:
 
 
 def _make_no_checkpoints_failure(root: Path, run: str) -> Failure:
-    """Return the failure for a run without checkpoints, with the latest run that has some."""
+    """Return the failure for a run without checkpoints, with the latest run that has some.
+
+    If the run wrote a model elsewhere, it says where, and how its script saves the model instead.
+    """
     message = f"run {run} has no checkpoints on this server"
     others = [
         directory.parent
         for directory in run_dir(root, run).parent.glob("*/checkpoints")
         if not directory.parent.name.startswith(AUXILIARY_PREFIXES) and _has_checkpoints(directory)
     ]
-    if not others:
-        why = f"no run on this server has any: {NEEDS_CHECKPOINT}"
-        return Failure("missing", message, why, "labctl run")
-    latest = max(others, key=lambda home: read_claim(home).created_at)
-    hint = f"labctl serve {latest.name}   # the latest run with checkpoints"
-    return Failure("missing", message, "", hint)
+    other = ""
+    if others:
+        latest = max(others, key=lambda home: read_claim(home).created_at)
+        other = f"labctl serve {latest.name}   # the latest run with checkpoints"
+    model = find_misplaced_model(run_dir(root, run))
+    if model is not None:
+        why = f"{NEEDS_CHECKPOINT}; this run wrote {model.path} instead"
+        saving = describe_saving(model.path, model.place)
+        return Failure("missing", message, why, f"{other}\nor {saving}" if other else saving)
+    why = "" if others else f"no run on this server has any: {NEEDS_CHECKPOINT}"
+    return Failure("missing", message, why, other or SAVE_CHECKPOINT)
 
 
 def _digest(files: dict[str, str]) -> str:

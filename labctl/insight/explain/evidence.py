@@ -121,7 +121,8 @@ class RunData(Value, frozen=True):
     `is_distributed` says whether these scripts can use several GPUs. `now` is Unix time, for an
     active run. `installs` are from the start of the log. `fit` is set if memory ran out and the
     model could be built. `model_function` is what `labctl estimate` would call. `package_file`
-    lists the packages of the image that the lab builds.
+    lists the packages of the image that the lab builds. `scripts` are the names of those beside
+    lab.yaml.
     """
 
     run: Run
@@ -137,6 +138,7 @@ class RunData(Value, frozen=True):
     installs: tuple[PackageInstall, ...] = ()
     model_function: str = "FILE.py:FUNCTION"
     package_file: str = ""
+    scripts: frozenset[str] = frozenset()
 
     @property
     def image_name(self) -> str:

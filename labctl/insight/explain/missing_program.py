@@ -6,6 +6,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from labctl.insight.explain.evidence import (
     Answer,
@@ -16,6 +17,7 @@ from labctl.insight.explain.evidence import (
     from_record,
 )
 from labctl.insight.explain.sources import SHELL_CODES
+from labctl.runs.missing_script import INTERPRETERS
 
 NOT_FOUND_CODE = 127
 # What a shell prints about a program that it does not find: "sh: 1: pyton: not found".
@@ -36,6 +38,9 @@ def check_program(material: RunData) -> Iterator[Answer]:
         return
     matches = [match for match in NOT_FOUND.finditer(material.log) if match[1] == program]
     line: tuple[Evidence, ...] = (from_log(matches[-1][0].strip()[:240]),) if matches else ()
+    if program in material.scripts:
+        yield _describe_script(material, program, line)
+        return
     similar = _find_similar(program)
     yield Finding(
         rule="program-missing",
@@ -47,6 +52,19 @@ def check_program(material: RunData) -> Iterator[Answer]:
         next=_suggest_command(material, program, similar[0])
         if similar
         else _suggest_addition(material, program),
+        source=SHELL_CODES,
+    )
+
+
+def _describe_script(material: RunData, script: str, line: tuple[Evidence, ...]) -> Finding:
+    interpreter = INTERPRETERS[PurePosixPath(script).suffix]
+    return Finding(
+        rule="program-missing",
+        level="problem",
+        what=f"{script} is a file of this lab and no program",
+        why=f"a program is looked up in the image; {interpreter} runs the file",
+        evidence=(from_record(f"exit code {NOT_FOUND_CODE}"), *line),
+        next=_suggest_command(material, script, interpreter, script),
         source=SHELL_CODES,
     )
 
@@ -92,11 +110,13 @@ def find_missing_program(material: RunData) -> str:
     return str(names[-1]) if names else ""
 
 
-def _suggest_command(material: RunData, program: str, similar: str) -> str:
+def _suggest_command(material: RunData, program: str, *words: str) -> str:
+    """Return the run's command with these words instead of the program."""
     command = material.run.command
     if command[0] == program:
-        return f"labctl run -- {shlex.join([similar, *command[1:]])}"
-    corrected = [re.sub(rf"(?<!\S){re.escape(program)}(?!\S)", similar, word) for word in command]
+        return f"labctl run -- {shlex.join([*words, *command[1:]])}"
+    pattern = rf"(?<!\S){re.escape(program)}(?!\S)"
+    corrected = [re.sub(pattern, shlex.join(words), word) for word in command]
     return f"labctl run -- {shlex.join(corrected)}"
 
 
