@@ -12,6 +12,8 @@ from labctl import Lab
 from labctl.lifecycle.sweeps import page
 from labctl.lifecycle.sweeps import study as study_module
 from labctl.lifecycle.sweeps.costs import compute_cost
+from labctl.lifecycle.sweeps.endings import make_metric_error
+from labctl.lifecycle.sweeps.metric import Reading
 from labctl.lifecycle.sweeps.plan import SweepOptions, build_plan
 from labctl.lifecycle.sweeps.study import Study
 from labctl.lifecycle.sweeps.sweep import find_study_file
@@ -176,3 +178,26 @@ def test_the_cost_is_that_of_the_servers_while_trials_run(
     assert cost.spent_usd == pytest.approx(2.0 * (3 + 1))
     assert cost.dearest_usd == pytest.approx(4.0)
     assert not cost.is_free
+
+
+def test_a_metric_that_was_typed_and_no_run_reports_is_replaced_in_the_hint(lab: Lab) -> None:
+    parameters = ("lr=1e-3..1e-1:log",)
+    typed = SweepOptions(
+        parameters=parameters, metric="val_los", direction="minimize", study="typed"
+    )
+    study = Study(
+        find_study_file(lab.context, "typed"), build_plan(lab.config, typed), "typed", typed
+    )
+    run = Run(id="typed-0", lab_id="own", server_id="box", state="exited")
+    missing = "it does not report val_los"
+    options = "--param lr=1e-3..1e-1:log --metric {} --direction minimize"
+    reading = Reading(names=("epoch", "val_loss"))
+    error = make_metric_error(study, missing, reading, run, 0)
+    same, new = error.hint.splitlines()
+    assert same == f"labctl sweep --study typed {options.format('val_loss')}   # this trial counts"
+    assert new.startswith(f"labctl sweep --study typed-2 {options.format('val_los')}   #")
+    silent = make_metric_error(study, missing, Reading(), run, 0)
+    assert silent.hint == new
+    assert "to the file progress.json in the directory $LABCTL_LOG_DIR" in silent.why
+    other = make_metric_error(study, missing, Reading(names=("epoch", "x")), run, 0)
+    assert "--metric x " in other.hint
