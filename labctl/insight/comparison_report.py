@@ -78,7 +78,7 @@ def _collect(
     """Gather the facts of each run; with the student's text for the first one, if `with_text`."""
     require_comparable(context, run_ids)
     return [
-        collect_facts(context, run_id, with_text=with_text and not place)
+        collect_facts(context, run_id, with_text=with_text and not place, besides=run_ids)
         for place, run_id in enumerate(run_ids)
     ]
 

@@ -116,4 +116,8 @@ def test_wrong_calls_say_what_to_type(labctl: Any, pulled: Path) -> None:
     assert "labctl compare smaller baseline" in labctl("compare", "smaller").err
     unknown = labctl("compare", "baseline", "nothing")
     assert unknown.code == 4
+    slip = labctl("compare", "baseline", "baselin").err
+    assert "did you mean baseline" not in slip
+    assert "next: labctl status --all\n" in slip
+    assert "labctl compare smaller baseline\n" in labctl("compare", "smaller", "baselin").err
     assert labctl("report", "baseline", "").code == 2
