@@ -246,3 +246,11 @@ def test_a_trial_whose_run_has_ended_is_not_shown_as_running(lab: Lab, labctl: A
     assert " ended, not counted yet " in second
     assert "running" not in said
     assert "running" not in (lab.config.root / "runs" / "sweep.html").read_text()
+
+
+def test_a_direction_that_is_missing_is_an_option_of_the_command(labctl: Any) -> None:
+    said = labctl("sweep", "--param", "lr=1..8", "--metric", "acc", "--", "python", "fit.py")
+    assert "should acc become small or large?" in said.err
+    for direction in ("minimize", "maximize"):
+        options = f"--param lr=1..8 --metric acc --direction {direction} -- python fit.py"
+        assert f"labctl sweep --study sweep {options}\n" in said.err
