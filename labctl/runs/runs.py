@@ -419,7 +419,7 @@ def require_known_without_server(context: LabContext, run_id: str) -> None:
 def find_similar_name(context: LabContext, typed: str, besides: Collection[str] = ()) -> str:
     """Return the newest run whose name begins with `typed`, or one with a similar name, or "".
 
-    It is none of `besides`.
+    Runs in `besides` are left out.
     """
     recorded = [run.id for run in reversed(context.state.list_runs(context.lab_id))]
     names = [name for name in recorded if name not in besides]
