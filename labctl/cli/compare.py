@@ -68,6 +68,8 @@ def print_comparison(comparison: ComparisonResult) -> None:
         _print_values("SETTING", labels, settings)
     else:
         click.echo(wording.SAME_SETTINGS)
+    if comparison.code:
+        print_message(clean(comparison.code), err=False)
     if curves := page.make_curve_rows(comparison.curves):
         click.echo()
         _print_values("BEST VALUE", labels, [(row.name, *row.values) for row in curves])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -10,8 +11,12 @@ from labctl.cli.completion_values import complete_files
 from labctl.cli.options import SERVER, json_option, open_lab
 from labctl.cli.tables import print_json
 from labctl.errors import UsageError
+from labctl.shell import command
 from labctl.sync.single_file import download_file, upload_file
 from labctl.text import bytes_text
+
+# A path on the server, perhaps with a misspelled name of the lab.
+_OTHER_LAB = re.compile(r"[^/:]*:")
 
 
 @click.command("cp")
@@ -36,7 +41,7 @@ def cp_command(ctx: click.Context, source: str, target: str, rank: int, json_: b
         raise UsageError(
             f"either the source or the target has to begin with {prefix}",
             why=f"got {source} and {target}",
-            hint=f"labctl cp FILE {prefix}PATH",
+            hint=_suggest_copy(source, target, prefix),
         )
     context = lab.select_server(rank).context
     server = context.get_server()
@@ -51,6 +56,15 @@ def cp_command(ctx: click.Context, source: str, target: str, rank: int, json_: b
         print_json({"source": source, "target": target, "size_bytes": size_bytes})
         return
     click.echo(f"copied {source} to {target} ({bytes_text(size_bytes)})")
+
+
+def _suggest_copy(source: str, target: str, prefix: str) -> str:
+    """Return the command that was probably meant, where neither or both paths have the prefix."""
+    if source.startswith(prefix):
+        return command("labctl", "cp", source, ".").render()
+    if _OTHER_LAB.match(target) or (Path(source).is_file() and not _OTHER_LAB.match(source)):
+        return command("labctl", "cp", source, prefix + _OTHER_LAB.sub("", target)).render()
+    return command("labctl", "cp", prefix + _OTHER_LAB.sub("", source), target).render()
 
 
 def _find_server_path(argument: str, prefix: str) -> str:

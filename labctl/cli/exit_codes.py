@@ -151,7 +151,8 @@ def _correct_words(words: Sequence[str], slips: Mapping[str, str]) -> str:
     corrected = list(words)
     for typed, near in slips.items():
         places = [at for at, word in enumerate(words[:own]) if _get_value(word) == typed]
-        if not near or len(places) != 1:
+        # A name that is on the line already was not meant once more.
+        if not near or len(places) != 1 or near in map(_get_value, words[:own]):
             return ""
         place = places[0]
         corrected[place] = words[place].removesuffix(typed) + near

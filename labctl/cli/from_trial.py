@@ -21,7 +21,8 @@ FROM_TRIAL = click.option(
     "--from-trial",
     default="",
     metavar="N|STUDY:N",
-    help="Run the command of this trial of a sweep, with its parameters.",
+    help="Run the command of this trial of a sweep, with its parameters. N alone is of the study "
+    "that changed last.",
 )
 _TRIAL = re.compile(r"(?:([^:]+):)?([0-9]{1,9})")
 
@@ -48,7 +49,7 @@ def choose_command(lab: Lab, options: RunOptions) -> RunOptions:
     if match is None:
         return options
     name, number = match.groups()
-    study = sweep.read_study(lab.context, name or plan.DEFAULT_STUDY)
+    study = sweep.read_study(lab.context, name or sweep.find_newest_study(lab.context))
     trial = study.get_trial(int(number))
     if len(trial.params) < len(study.plan.space):
         raise NotFoundError(

@@ -123,9 +123,7 @@ class Screen:
             return False
         # Wrapped with its choices, so that these are not broken at the edge.
         text = _fit(f"{decision.question} {'[Y/n]' if decision.default else '[y/N]'}:")
-        return click.confirm(
-            text, default=decision.default, show_default=False, prompt_suffix=" ", err=True
-        )
+        return _ask_yes_or_no(text, decision.default)
 
     def _ask_to_type(self, decision: Question) -> bool:
         self.stop_drawing()
@@ -344,6 +342,16 @@ def _start_progress_bars() -> Any:
 
 def _choose_bar_width(screen_width: int) -> int:
     return 20 if screen_width >= 100 else 8
+
+
+def _ask_yes_or_no(question: str, default: bool) -> bool:
+    """Ask until the answer is y, n, or Enter for the default."""
+    answers = {"y": True, "yes": True, "n": False, "no": False, "": default}
+    while True:
+        answer = click.prompt(question, default="", show_default=False, prompt_suffix=" ", err=True)
+        if (decision := answers.get(answer.strip().lower())) is not None:
+            return decision
+        click.echo("please type y or n", err=True)
 
 
 def _fit(text: str, indent: int = 0) -> str:

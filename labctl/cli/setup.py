@@ -115,6 +115,7 @@ def init_command(
         return
     # before a question whose answer would be lost
     sample_project.check_new_directory(target, provider or "", template or "")
+    _require_provider(ctx, provider)
     _warn_inside_lab(target)
     provider = _choose_provider(ctx, provider)
     screen = Screen()
@@ -165,6 +166,7 @@ def _format_cd(target: Path) -> str:
 def _adopt(ctx: click.Context, target: Path, provider: str | None) -> ProjectFacts:
     """Write a lab.yaml for the code in `target`, print what it sets, and return what was found."""
     facts = lab_draft.scan_candidate(target)
+    _require_provider(ctx, provider)
     _warn_inside_lab(target)
     own = load_lab(target, overrides={"name": "new"}, needs_file=False)
     if provider is None and "server.provider" in own.origins:
@@ -214,14 +216,20 @@ def _choose_provider(ctx: click.Context, provider: str | None) -> str:
             err=True,
         )
     provider = provider or DEFAULT_PROVIDER
-    if provider not in names:
+    _require_provider(ctx, provider)
+    return provider
+
+
+def _require_provider(ctx: click.Context, provider: str | None) -> None:
+    """UsageError, with the nearest name, if a provider was typed and is unknown."""
+    names = list_provider_names()
+    if provider and provider not in names:
         near = find_nearest(provider, names)
         raise UsageError(
             f"there is no provider {provider!r}" + (f"; did you mean {near}?" if near else ""),
             why=f"the providers are {', '.join(names)}",
             hint=_format_init(ctx, provider=near or DEFAULT_PROVIDER),
         )
-    return provider
 
 
 def _check_provider(name: str, names: Sequence[str]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from labctl import __version__
 from labctl.cli.browser import open_in_browser, relative_path
@@ -89,7 +91,8 @@ class _SweepCommand(OwnCommand):
     "--study",
     default=DEFAULT_STUDY,
     show_default=True,
-    help="Name of the study. Its runs are called STUDY-0, STUDY-1 and so on.",
+    help="Name of the study. Its runs are called STUDY-0, STUDY-1 and so on. --show without it "
+    "shows the study that changed last.",
 )
 @click.option("--up", is_flag=True, help="Start servers that are missing, and replace lost ones.")
 @click.option("--show", is_flag=True, help="Show the trials so far, and start nothing.")
@@ -124,7 +127,9 @@ def sweep_command(
     require_program("labctl sweep", options.command, lambda: EXAMPLE)
     lab = open_lab(ctx, yes=yes, quiet=json_)
     if show:
-        result = sweep.show_sweep(lab.context, options.study, version=__version__)
+        is_named = ctx.get_parameter_source("study") is not ParameterSource.DEFAULT
+        study = options.study if is_named else sweep.find_newest_study(lab.context)
+        result = sweep.show_sweep(lab.context, study, version=__version__)
     else:
         result = _run(ctx, lab, options, starts=up)
     stop_drawing(ctx)
@@ -133,7 +138,7 @@ def sweep_command(
     if json_:
         print_json({"sweep": result})
         return
-    print_result(result)
+    print_result(result, sweep.list_studies(lab.context))
 
 
 def _make_options(budget: str | None, **values: Any) -> SweepOptions:
@@ -180,8 +185,11 @@ def _print_still_running(lab: Lab, study: str) -> None:
         print_message(f"  {line:<{len(call) + 3}}{effect}")
 
 
-def print_result(result: SweepResult) -> None:
-    """Print the trials, best first, the parameters' importance, and the next command."""
+def print_result(result: SweepResult, studies: Sequence[str]) -> None:
+    """Print the trials, best first, the parameters' importance, and the next command.
+
+    `studies` are the names of all studies of the lab.
+    """
     headings = ("TRIAL", "VALUE", "STATE", "TIME", "RUN", "PARAMETERS")
     rows = [_make_row(trial) for trial in result.trials]
     print_table(rows, headings, cut=False, optional=("TIME", "RUN"))
@@ -196,9 +204,14 @@ def print_result(result: SweepResult) -> None:
     done = f"{len(result.trials)} of {result.wanted} trials"
     print_message(f"{done} ({cost}); results: {clean(relative_path(Path(result.page)))}", err=False)
     if result.best is not None:
-        name = "" if result.study == DEFAULT_STUDY else f"{result.study}:"
+        # Without a study's name, --from-trial means the one that changed last.
+        is_clear = result.study == DEFAULT_STUDY and len(studies) == 1
+        name = "" if is_clear else f"{result.study}:"
         call = f"labctl run --from-trial {name}{result.best}"
         print_message(f"{call}    run the best trial again")
+    if others := [name for name in studies if name != result.study]:
+        call = f"labctl sweep --show --study {others[0]}"
+        print_message(f"{call}    show another study of this lab")
 
 
 def _make_row(trial: Trial) -> tuple[str, ...]:
@@ -207,4 +220,4 @@ def _make_row(trial: Trial) -> tuple[str, ...]:
     parameters = describe_params(trial.params)
     if trial.why:
         parameters = f"{parameters}  ({trial.why})"
-    return str(trial.number), value, trial.state, took, trial.run or "-", parameters
+    return str(trial.number), value, trial.state_text, took, trial.run or "-", parameters

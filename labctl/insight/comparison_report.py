@@ -78,16 +78,17 @@ def _collect(
     """Gather the facts of each run; with the student's text for the first one, if `with_text`."""
     require_comparable(context, run_ids)
     return [
-        collect_facts(context, run_id, with_text=with_text and not place)
+        collect_facts(context, run_id, with_text=with_text and not place, besides=run_ids)
         for place, run_id in enumerate(run_ids)
     ]
 
 
 def require_comparable(context: LabContext, run_ids: Sequence[str]) -> None:
     """UsageError unless there are two to MOST_RUNS different runs."""
-    known = [run.id for run in context.state.list_runs(context.lab_id)]
     if len(run_ids) < 2:
-        example = [*run_ids, *(run for run in known if run not in run_ids)][:2]
+        recorded = context.state.list_runs(context.lab_id)
+        others = [run.id for run in recorded if not run.is_auxiliary and run.id not in run_ids]
+        example = [*run_ids, *others][:2]
         words = example if len(example) == 2 else ["RUN", "RUN"]
         raise UsageError(
             "labctl compare needs at least two runs",
@@ -101,10 +102,10 @@ def require_comparable(context: LabContext, run_ids: Sequence[str]) -> None:
             hint=command("labctl", "compare", *run_ids[:MOST_RUNS]).render(),
         )
     if repeated := next((run for run in run_ids if list(run_ids).count(run) > 1), ""):
-        others = list(dict.fromkeys(run_ids))
-        enough = command("labctl", "compare", *others).render()
+        different = list(dict.fromkeys(run_ids))
+        enough = command("labctl", "compare", *different).render()
         raise UsageError(
             f"run {repeated} is named twice",
             why="a run does not differ from itself",
-            hint=enough if len(others) > 1 else "labctl status --all",
+            hint=enough if len(different) > 1 else "labctl status --all",
         )

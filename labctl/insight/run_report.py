@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -107,11 +108,19 @@ def fingerprint_inputs(home: Path) -> str:
 
 
 def collect_facts(
-    context: LabContext, run_id: str = "", version: str = "", *, with_text: bool = True
+    context: LabContext,
+    run_id: str = "",
+    version: str = "",
+    *,
+    with_text: bool = True,
+    besides: Collection[str] = (),
 ) -> ReportFacts:
-    """Gather everything that this machine knows about a run, by default with notes.md."""
+    """Gather everything that this machine knows about a run, by default with notes.md.
+
+    `besides` are other runs that the user named.
+    """
     runs_dir = (context.config.root / "runs").resolve()
-    run = _find_run(context, runs_dir, run_id)
+    run = _find_run(context, runs_dir, run_id, besides)
     directory = runs_dir / run.id
     if not directory.is_dir():
         raise _make_not_pulled_error(context, run, is_latest=not run_id)
@@ -163,12 +172,14 @@ def _make_not_pulled_error(context: LabContext, run: Run, *, is_latest: bool) ->
     return NotFoundError(what, why=why, hint=hint)
 
 
-def _find_run(context: LabContext, runs_dir: Path, run_id: str) -> Run:
+def _find_run(
+    context: LabContext, runs_dir: Path, run_id: str, besides: Collection[str] = ()
+) -> Run:
     """Return the recorded run, else its record from the last pull; else NotFoundError."""
     if run_id and not NAME_PATTERN.fullmatch(run_id):
         raise NotFoundError(f"there is no run {run_id}", hint="labctl status")
     try:
-        return runs.find_run(context, run_id)
+        return runs.find_run(context, run_id, besides=besides)
     except NotFoundError:
         # This machine's records may have been deleted since the pull.
         directories = (

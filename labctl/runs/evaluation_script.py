@@ -15,6 +15,7 @@ from labctl.errors import LabError
 from labctl.runs.evaluation import Evaluation
 from labctl.runs.lab_script import SHOWN_CHARACTERS, run_lab_script
 from labctl.runs.pickle_check import has_pickles
+from labctl.runs.script_imports import explain_usage_error
 from labctl.shell import command
 from labctl.wire.sandbox import EvaluateReply
 
@@ -108,7 +109,7 @@ def make_server_error(run_id: str, path: str, directory: Path, reply: EvaluateRe
     The next step tries again with the script that was used, so it is never one that is refused: a
     run keeps its own script, and pickles are not loaded on this machine.
     """
-    local = directory / path
+    local, root = directory / path, directory.parent.parent
     if reply.used_program:
         again = command("labctl", "eval", "--on-server", f"runs/{run_id}/{path}")
     elif local.is_dir() and not has_pickles(local):
@@ -121,4 +122,6 @@ def make_server_error(run_id: str, path: str, directory: Path, reply: EvaluateRe
         what = "evaluate.py reported no accuracy on the server"
         needs = 'its last line of output must be JSON, such as {"accuracy": 0.9}'
         output = f"{needs}\n{output}"
+    elif cause := explain_usage_error(root / SCRIPT, output):
+        output = f"{cause}\n{output}"
     return LabError(what, why=output, hint=f"fix evaluate.py, then:\n{again.render()}")

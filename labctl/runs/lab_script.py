@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from labctl.config import copy_environment
 from labctl.errors import LabError
+from labctl.runs.script_imports import explain_usage_error
 
 # The end of a traceback; what libraries print before it would only hide it.
 SHOWN_LINES = 15
@@ -61,6 +62,8 @@ def run_lab_script(
             f"{name} failed with exit code {done.returncode}"
             if done.returncode
             else f"{name} printed {error}",
-            why=output,
+            why="\n".join(
+                filter(None, [explain_usage_error(directory / words[0], output), output])
+            ),
             hint=fix,
         ) from None

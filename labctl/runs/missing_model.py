@@ -20,7 +20,9 @@ EXAMPLE = """\
 import json, sys
 from pathlib import Path
 import torch
-from train import build_model, test_batches  # from your own code
+# From your own code. Importing it must not start a training: keep what
+# train.py does as a program below `if __name__ == "__main__":`.
+from train import build_model, test_batches
 
 kinds = (".safetensors", ".pth", ".pt", ".ckpt")
 files = Path(sys.argv[1]).rglob("*")

@@ -6,6 +6,7 @@ git runs in a process of its own, while the server starts the run.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import subprocess
 from pathlib import Path
@@ -14,12 +15,15 @@ import msgspec
 
 from labctl.model import Run, ServerFacts, Value
 from labctl.servers.context import LabContext
+from labctl.sync.pushed_code import read_pushed_code
 from labctl.wire.runs import RunSpec
 
 # Kind of ledger entry: a Code, and how the run was started.
 CODE = "code"
 GIT_S = 5.0
 MOST_CHANGED = 20
+# The ledger has the names of a run's files of code up to this number, and of more the digest alone.
+MOST_FILES = 500
 NOT_CODE = ("runs/", ".labctl/", "server-edits/", "server-home/")
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 # Settings of a repository with which `git status` starts, or may start, programs.
@@ -41,7 +45,11 @@ class GitState(Value, frozen=True):
 
 
 class RunOrigin(Value, frozen=True):
-    """How a run was started: the lab's git state, and the run's specification."""
+    """How a run was started: the lab's git state, and the run's specification.
+
+    `code_sha256` is the digest of all code that was pushed before it, `files` the hash of each
+    file; both are empty if that is unknown, `files` also where there are many.
+    """
 
     commit: str = ""
     branch: str = ""
@@ -52,6 +60,8 @@ class RunOrigin(Value, frozen=True):
     image: str = ""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     gpus: str = ""
+    code_sha256: str = ""
+    files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class MachineGpu(Value, frozen=True):
@@ -163,6 +173,7 @@ def record_origin(context: LabContext, run: Run, wanted: RunSpec, looking: GitQu
     if context.state.list_events(lab_id=context.lab_id, run_id=run.id, kind=CODE, limit=1):
         return
     code = looking.read_code()
+    files = read_pushed_code(context.config.root, context.lab_id, run.server_id)
     env = {key: "hidden" if SECRET_NAME.search(key) else value for key, value in wanted.env.items()}
     origin = RunOrigin(
         commit=code.commit,
@@ -174,6 +185,8 @@ def record_origin(context: LabContext, run: Run, wanted: RunSpec, looking: GitQu
         image=wanted.image,
         env=env,
         gpus=wanted.gpus,
+        code_sha256=_hash_files(files),
+        files=files if len(files) <= MOST_FILES else {},
     )
     context.state.record(
         CODE,
@@ -182,6 +195,12 @@ def record_origin(context: LabContext, run: Run, wanted: RunSpec, looking: GitQu
         run_id=run.id,
         detail=msgspec.to_builtins(origin),
     )
+
+
+def _hash_files(files: dict[str, str]) -> str:
+    """Return one digest of files and their hashes; "" without files."""
+    text = "".join(f"{sha256}  {path}\n" for path, sha256 in sorted(files.items()))
+    return hashlib.sha256(text.encode()).hexdigest() if files else ""
 
 
 def describe_machine(facts: ServerFacts) -> ServerHardware:

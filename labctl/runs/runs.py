@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -390,8 +390,11 @@ def to_run(record: RunRecord, server_id: str) -> Run:
     )
 
 
-def find_run(context: LabContext, run_id: str = "") -> Run:
-    """Return the run with this name, or the lab's latest; NotFoundError if none exists."""
+def find_run(context: LabContext, run_id: str = "", *, besides: Collection[str] = ()) -> Run:
+    """Return the run with this name, or the lab's latest; NotFoundError if none exists.
+
+    The error suggests none of `besides`, the other runs that the user named.
+    """
     run = context.state.get_run(context.lab_id, run_id) if run_id else _find_latest(context)
     if run is not None:
         return run
@@ -399,9 +402,9 @@ def find_run(context: LabContext, run_id: str = "") -> Run:
         call = "labctl run" if context.state.get_lab_server(context.lab_id) else "labctl run --up"
         hint = call if context.config.run else f"{call} -- COMMAND"
         raise NotFoundError(f"{context.name} has no runs yet", hint=hint)
-    near = find_similar_name(context, run_id)
+    near = find_similar_name(context, run_id, besides)
     what = f"there is no run {run_id}" + (f"; did you mean {near}?" if near else "")
-    raise NotFoundError(what, hint="labctl status --refresh", typed=run_id, near=near)
+    raise NotFoundError(what, hint="labctl status --all", typed=run_id, near=near)
 
 
 def require_known_without_server(context: LabContext, run_id: str) -> None:
@@ -423,9 +426,13 @@ def require_known_without_server(context: LabContext, run_id: str) -> None:
         )
 
 
-def find_similar_name(context: LabContext, typed: str) -> str:
-    """Return the newest run whose name begins with `typed`, or one with a similar name, or ""."""
-    names = [run.id for run in reversed(context.state.list_runs(context.lab_id))]
+def find_similar_name(context: LabContext, typed: str, besides: Collection[str] = ()) -> str:
+    """Return the newest run whose name begins with `typed`, or one with a similar name, or "".
+
+    Runs in `besides` are left out.
+    """
+    recorded = [run.id for run in reversed(context.state.list_runs(context.lab_id))]
+    names = [name for name in recorded if name not in besides]
     return next((name for name in names if name.startswith(typed)), find_nearest(typed, names))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from labctl.sync.fetch import fetch_data
 from labctl.sync.ignore import IgnoredName
 from labctl.sync.ignored_files import describe_data_in_code, describe_ignored, read_code
 from labctl.sync.push import Files, PushedTree
+from labctl.sync.pushed_code import save_pushed_code
 from labctl.sync.scan import HashIndex, scan_code, scan_data
 from labctl.sync.transfer_lock import hold_transfers, share_transfers
 from labctl.wire.server_data import CHECK_DATA, CheckDataRequest
@@ -63,9 +65,25 @@ def push_code(context: LabContext, server: Server, *, force: bool) -> PushedTree
 
     with report_part(reporter, "code"):
         (pushed,) = _push_trees(context, server, [("code", root, scan, index)], force=force)
+    _record_pushed(context, server, files, index)
     if pushed.sent:
         _note_missing_files(context, ignored, files)
     return pushed
+
+
+def _record_pushed(
+    context: LabContext, server: Server, files: Sequence[FileEntry], index: HashIndex
+) -> None:
+    """Record which code the server has now, for the comparison of its runs."""
+    root = context.config.root
+    hashes: dict[str, str] = {}
+    for file in files:
+        with contextlib.suppress(OSError):
+            # The push has hashed what its scan left out.
+            hashes[file.path] = file.sha256 or index.lookup(
+                file.path, (root / file.path).stat(follow_symlinks=False)
+            )
+    save_pushed_code(root, context.lab_id, server.id, hashes)
 
 
 def _note_missing_files(

@@ -1118,6 +1118,26 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize(
+    ("typed", "default", "decision"),
+    [("maybe\nY\n", False, True), ("\n", True, True), ("j\nx\nno\n", True, False)],
+)
+def test_a_question_is_asked_again_after_another_answer(
+    typed: str,
+    default: bool,
+    decision: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    assert Screen().confirm(Question(question="go?", default=default)) is decision
+    said = capsys.readouterr().err
+    wrong = typed.count("\n") - 1
+    assert said.count("please type y or n\n") == wrong
+    assert said.count("go?") == wrong + 1
+    assert "Error" not in said
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_question_breaks_no_word_of_its_details(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -1162,12 +1182,12 @@ def test_a_question_of_a_part_is_asked_in_the_main_thread_and_the_others_wait(
     screen, prompting = SharedReporter(Screen()), threading.Event()
     threads: list[threading.Thread] = []
 
-    def confirm(*_: object, **__: object) -> bool:
+    def answer(*_: object, **__: object) -> str:
         threads.append(threading.current_thread())
         prompting.set()
         time.sleep(0.1)
         click.echo("answered", err=True)
-        return True
+        return "y"
 
     def report() -> bool:
         assert prompting.wait(30)
@@ -1175,7 +1195,7 @@ def test_a_question_of_a_part_is_asked_in_the_main_thread_and_the_others_wait(
         return True
 
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(click, "confirm", confirm)
+    monkeypatch.setattr(click, "prompt", answer)
     question = Question(question="go?")
     assert run_parts({"a": lambda: screen.confirm(question), "b": report})["a"]
     assert threads == [threading.main_thread()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from labctl.config import find_paths
+from labctl.config import ensure_lab_id, find_paths
+from labctl.model import Run
+from labctl.state import State
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from compared_runs import write_runs
@@ -63,6 +66,43 @@ def test_missing_predictions_are_named_and_never_compared(labctl: Any, pulled: P
     assert "labctl eval smaller" in labctl("report", "baseline", "smaller").err
 
 
+def record_code(root: Path, run: str, files: dict[str, str], **code: Any) -> None:
+    """Record a run of the lab, beside those of the fixture, with the code that was pushed."""
+    own = ensure_lab_id(root)
+    digest = hashlib.sha256(repr(files).encode()).hexdigest()
+    detail = {"command": ["python", "train.py"], "code_sha256": digest, "files": files, **code}
+    with State(find_paths().database) as state:
+        ended = Run(id=run, lab_id=own, server_id="s1", state="exited", exit_code=0)
+        state.save_run(ended)
+        state.record("code", lab_id=own, server_id="s1", run_id=run, detail=detail)
+    (root / "runs" / run).mkdir(parents=True)
+
+
+def test_code_that_differs_is_named(labctl: Any, home: Path) -> None:
+    root = home / "digits"
+    record_code(root, "before", {"train.py": "1" * 16, "model.py": "2" * 16})
+    record_code(root, "after", {"train.py": "3" * 16, "model.py": "2" * 16, "new.py": "4" * 16})
+    record_code(root, "again", {"train.py": "1" * 16, "model.py": "2" * 16})
+    record_code(root, "long-ago", {}, code_sha256="")
+    said = labctl("compare", "before", "after")
+    assert "The pushed code differs: new.py, train.py." in said.out
+    labctl("report", "before", "after")
+    page = (root / "runs" / "before" / "comparison.html").read_text()
+    assert "The pushed code differs: new.py, train.py." in page
+    assert "The pushed code is the same." in labctl("compare", "before", "again").out
+    unknown = labctl("compare", "before", "long-ago").out
+    assert "not compared: the code of B was not recorded." in unknown.replace("\n", " ")
+
+
+def test_a_run_without_checkpoints_is_not_to_be_evaluated(labctl: Any, home: Path) -> None:
+    root = home / "digits"
+    record_code(root, "before", {"train.py": "1" * 16})
+    record_code(root, "after", {"train.py": "1" * 16})
+    said = labctl("compare", "before", "after")
+    assert "A was not evaluated, as it saved no checkpoint." in said.out
+    assert "labctl eval" not in said.out
+
+
 def test_wrong_calls_say_what_to_type(labctl: Any, pulled: Path) -> None:
     one = labctl("compare", "baseline")
     assert (one.code, "labctl compare baseline smaller" in one.err) == (2, True)
@@ -70,6 +110,14 @@ def test_wrong_calls_say_what_to_type(labctl: Any, pulled: Path) -> None:
     twice = labctl("compare", "baseline", "baseline")
     assert (twice.code, "run baseline is named twice" in twice.err) == (2, True)
     assert labctl("compare", *"abcdefg").code == 2
+    profile = "profile-1"  # the oldest, and not one to compare with
+    record_code(pulled.parent, profile, {})
+    assert profile not in labctl("compare", "smaller").err
+    assert "labctl compare smaller baseline" in labctl("compare", "smaller").err
     unknown = labctl("compare", "baseline", "nothing")
     assert unknown.code == 4
+    slip = labctl("compare", "baseline", "baselin").err
+    assert "did you mean baseline" not in slip
+    assert "next: labctl status --all\n" in slip
+    assert "labctl compare smaller baseline\n" in labctl("compare", "smaller", "baselin").err
     assert labctl("report", "baseline", "").code == 2

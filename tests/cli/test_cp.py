@@ -14,14 +14,21 @@ from labctl.sync.single_file import upload_file
 
 
 @pytest.mark.parametrize(
-    "words",
-    [("a", "b"), ("digits:a", "digits:b"), ("a", "other:b"), ("other:a", ".")],
+    ("words", "meant"),
+    [
+        ("a b", "digits:a b"),
+        ("lab.yaml b", "lab.yaml digits:b"),
+        ("digits:a digits:b", "digits:a ."),
+        ("a digit:b", "a digits:b"),
+        ("lab.yaml digit:", "lab.yaml digits:"),
+        ("digit:a .", "digits:a ."),
+    ],
 )
-def test_one_side_is_the_labs_server(labctl: Callable[..., Any], words: tuple[str, str]) -> None:
-    done = labctl("cp", *words)
+def test_one_side_is_the_labs_server(labctl: Callable[..., Any], words: str, meant: str) -> None:
+    done = labctl("cp", *words.split())
     assert done.code == 2
     assert "has to begin with digits:" in done.err
-    assert "labctl cp FILE digits:PATH" in done.err
+    assert done.err.endswith(f"next: labctl cp {meant}\n")
 
 
 def test_without_a_server_the_next_command_is_up(home: Path, labctl: Callable[..., Any]) -> None:

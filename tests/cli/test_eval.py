@@ -104,6 +104,38 @@ def test_the_example_loads_a_pickle_without_running_its_code(tmp_path: Path) -> 
     assert "Weights only load failed" in refused.stderr
 
 
+ARGUMENTS = """\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr")
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"{ARGUMENTS}options = parser.parse_args()\n",
+        f"{ARGUMENTS}def main():\n    print(parser.parse_args())\nmain()\n",
+    ],
+)
+def test_a_train_py_that_parses_arguments_at_import_is_named(
+    labctl: Labctl, run: Run, home: Path, program: str
+) -> None:
+    folder = home / "digits" / "runs" / "r1" / "checkpoints"
+    folder.mkdir()
+    (folder / "weights.txt").touch()
+    (home / "digits" / "evaluate.py").write_text("import train\n")
+    (home / "digits" / "train.py").write_text(program)
+    said = labctl("eval").err.replace("\n  ", " ")
+    assert "evaluate.py imports train.py, which parses arguments as it is imported." in said
+    assert 'below `if __name__ == "__main__":`' in said
+    assert "evaluate.py: error: unrecognized arguments:" in said
+    (home / "digits" / "evaluate.py").write_text(program)
+    said = labctl("eval").err
+    assert "unrecognized arguments:" in said
+    assert "evaluate.py imports" not in said
+
+
 @pytest.mark.parametrize("package", ["torch", "birds"])
 def test_a_package_that_is_not_installed_here_is_named(
     labctl: Labctl, run: Run, home: Path, monkeypatch: pytest.MonkeyPatch, package: str

@@ -437,6 +437,8 @@ def test_a_sample_inside_a_lab_says_so_before_it_is_created(
     monkeypatch.chdir(home / "digits")
     said = labctl("init", "inner", "--provider", "local")
     assert said.code == 0
+    slip = labctl("init", "other", "--provider", "loca").err
+    assert slip.startswith("labctl: there is no provider 'loca'; did you mean local?\n")
     inside = f"{home / 'digits' / 'inner'} is inside the lab {home / 'digits'}."
     assert inside in said.err
     monkeypatch.chdir(home)

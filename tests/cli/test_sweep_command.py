@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from labctl import Lab
 from labctl.lifecycle.sweeps import page
 from labctl.lifecycle.sweeps import study as study_module
 from labctl.lifecycle.sweeps.costs import compute_cost
+from labctl.lifecycle.sweeps.endings import make_metric_error
+from labctl.lifecycle.sweeps.metric import Reading
 from labctl.lifecycle.sweeps.plan import SweepOptions, build_plan
 from labctl.lifecycle.sweeps.study import Study
 from labctl.lifecycle.sweeps.sweep import find_study_file
@@ -176,3 +180,77 @@ def test_the_cost_is_that_of_the_servers_while_trials_run(
     assert cost.spent_usd == pytest.approx(2.0 * (3 + 1))
     assert cost.dearest_usd == pytest.approx(4.0)
     assert not cost.is_free
+
+
+def test_a_metric_that_was_typed_and_no_run_reports_is_replaced_in_the_hint(lab: Lab) -> None:
+    parameters = ("lr=1e-3..1e-1:log",)
+    typed = SweepOptions(
+        parameters=parameters, metric="val_los", direction="minimize", study="typed"
+    )
+    study = Study(
+        find_study_file(lab.context, "typed"), build_plan(lab.config, typed), "typed", typed
+    )
+    run = Run(id="typed-0", lab_id="own", server_id="box", state="exited")
+    missing = "it does not report val_los"
+    options = "--param lr=1e-3..1e-1:log --metric {} --direction minimize"
+    reading = Reading(names=("epoch", "val_loss"))
+    error = make_metric_error(study, missing, reading, run, 0)
+    same, new = error.hint.splitlines()
+    assert same == f"labctl sweep --study typed {options.format('val_loss')}   # this trial counts"
+    assert new.startswith(f"labctl sweep --study typed-2 {options.format('val_los')}   #")
+    silent = make_metric_error(study, missing, Reading(), run, 0)
+    assert silent.hint == new
+    assert "to the file progress.json in the directory $LABCTL_LOG_DIR" in silent.why
+    other = make_metric_error(study, missing, Reading(names=("epoch", "x")), run, 0)
+    assert "--metric x " in other.hint
+
+
+def test_show_and_from_trial_take_the_study_that_changed_last(lab: Lab, labctl: Any) -> None:
+    write_study(lab, [0.5])
+    plan = build_plan(lab.config, SweepOptions(study="sweep-2"))
+    newer = Study(find_study_file(lab.context, "sweep-2"), plan, "sweep-2")
+    for _ in range(2):
+        newer.finish(newer.add_trial().number, "complete", value=0.25)
+    later_ns = time.time_ns() + 10**9
+    os.utime(newer.file, ns=(later_ns, later_ns))
+    shown = labctl("sweep", "--show")
+    assert "2 of 20 trials (free); results: runs/sweep-2.html" in shown.out
+    assert "labctl run --from-trial sweep-2:0 " in shown.err
+    assert "labctl sweep --show --study sweep " in shown.err
+    named = labctl("sweep", "--show", "--study", "sweep")
+    assert "results: runs/sweep.html" in named.out
+    assert "labctl run --from-trial sweep:0 " in named.err
+    assert "the study sweep-2 has no trial 7" in labctl("run", "--from-trial", "7").err
+
+
+def test_a_trial_whose_run_has_ended_is_not_shown_as_running(lab: Lab, labctl: Any) -> None:
+    study = write_study(lab, [])
+    for number, start in enumerate((1000.0, 2000.0)):
+        trial = study.add_trial()
+        study.place(trial.number, Placement(1, 0, "box", number, f"sweep-{number}"))
+        ended = Run(
+            id=f"sweep-{number}",
+            lab_id=lab.id,
+            server_id="box",
+            state="exited",
+            exit_code=0,
+            started_at=start,
+            ended_at=start + 61,
+        )
+        lab.context.state.save_run(ended)
+    study.note_missing_metric(0, "it does not report loss")
+    said = labctl("sweep", "--show").out
+    first, second = said.splitlines()[1:3]
+    assert " ended, no metric " in first
+    assert " 61 s " in first
+    assert " ended, not counted yet " in second
+    assert "running" not in said
+    assert "running" not in (lab.config.root / "runs" / "sweep.html").read_text()
+
+
+def test_a_direction_that_is_missing_is_an_option_of_the_command(labctl: Any) -> None:
+    said = labctl("sweep", "--param", "lr=1..8", "--metric", "acc", "--", "python", "fit.py")
+    assert "should acc become small or large?" in said.err
+    for direction in ("minimize", "maximize"):
+        options = f"--param lr=1..8 --metric acc --direction {direction} -- python fit.py"
+        assert f"labctl sweep --study sweep {options}\n" in said.err

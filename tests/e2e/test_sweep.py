@@ -144,7 +144,7 @@ def test_a_metric_that_no_run_reports_costs_no_trial(started: LabDirectory) -> N
     words = ("--study", "metric", "--trials", "2", "--parallel", "1", "--yes")
     told = started.labctl("sweep", "--metric", "val_los", *words, code=4)
     assert "run metric-0: it does not report val_los" in told.stderr
-    assert "labctl sweep --study metric --trials 2 --parallel 1\n" in told.stderr
+    assert "labctl sweep --study metric --metric val_loss --trials 2 --parallel 1\n" in told.stderr
     assert "is still running" not in told.stderr
     assert "did you mean val_loss?" in told.stderr
     assert "trial 1 starts" not in told.stderr

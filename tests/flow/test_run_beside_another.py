@@ -128,7 +128,7 @@ def test_a_misspelled_run_is_corrected(
         words = " ".join([*before, "night", *after])
         output = labctl(run_lab, *before, typed, *after)
         assert output.err == f"{question}  next: labctl {words}\n"
-    assert labctl(run_lab, "cancel", "morning").err.endswith("next: labctl status --refresh\n")
+    assert labctl(run_lab, "cancel", "morning").err.endswith("next: labctl status --all\n")
 
 
 def test_the_push_of_a_run_names_the_command_that_was_typed(run_lab: World, labctl: Labctl) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from lab_world import LAB_ID, Recorded, World, unreachable
+from lab_world import LAB_ID, Labctl, Recorded, World, unreachable
 
 from labctl import Lab
 from labctl.agent import reply
@@ -147,6 +147,18 @@ def test_the_ledger_keeps_once_how_a_run_came_about(started: Started) -> None:
     assert line.detail["env"] == {"SEED": "1", "API_KEY": "hidden"}
     assert (line.detail["commit"], line.detail["dirty"]) == ("", None)
     assert line.detail["why"] == "the lab is not in a git repository"
+
+
+def test_the_ledger_keeps_the_code_that_was_pushed_before_a_run(
+    run_lab: World, labctl: Labctl
+) -> None:
+    root = run_lab.context().config.root
+    for run_id, text in (("one", "lr = 1"), ("two", "lr = 2"), ("three", "lr = 2")):
+        (root / "train.py").write_text(text)
+        assert labctl(run_lab, "run", "--id", run_id).code == 0
+        (root / "runs" / run_id).mkdir(parents=True)
+    assert "The pushed code differs: train.py.\n" in labctl(run_lab, "compare", "one", "two").out
+    assert "The pushed code is the same.\n" in labctl(run_lab, "compare", "two", "three").out
 
 
 def test_the_ledger_keeps_what_a_server_is_made_of(started: Started) -> None:

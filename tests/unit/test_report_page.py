@@ -12,7 +12,7 @@ import pytest
 from report_facts import BEGAN, data_uri, evaluation, facts, png, sample, series
 
 from labctl.insight.quantization.measurements import QuantizedModel, QuantizedRow
-from labctl.insight.report.facts import ReportFacts
+from labctl.insight.report.facts import Bill, ReportFacts
 from labctl.insight.report.page import MOST_MATRIX, MOST_PAIRS, build_page
 from labctl.insight.report.render import render
 from labctl.insight.scalars import Scalars
@@ -105,6 +105,12 @@ def test_it_says_what_it_ran_on_and_cost() -> None:
         "taken back; resumed from step 20 (5 steps were repeated), 95 s later"
         in (rows["Servers lost during the run"])
     )
+
+
+def test_a_run_that_is_free_says_so_once() -> None:
+    bill = Bill(price_usd_per_hour=0.0, run_usd=0.0)
+    tiles = {tile.name: tile for tile in build_page(facts(bill=bill)).tiles}
+    assert (tiles["Cost of the run"].value, tiles["Cost of the run"].note) == ("free", "")
 
 
 def test_it_says_where_it_comes_from_and_how_to_make_it_again() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from labctl.insight.compare.code import describe_code
 from labctl.insight.compare.curves import CurveValues, compare_curves
 from labctl.insight.compare.pairs import (
     PairComparison,
@@ -18,6 +19,7 @@ from labctl.insight.compare.settings import SettingDifference, find_differences
 from labctl.insight.report.charts import Chart
 from labctl.insight.report.facts import ReportFacts
 from labctl.model import Value
+from labctl.runs.checkpointed_runs import has_saved_none
 from labctl.runs.evaluation import Evaluation, Predictions, confidence_interval
 
 # McNemar's test assumes independent items. Consecutive tokens of a text are not: with them, it
@@ -54,13 +56,17 @@ class ComparedRun(Value, frozen=True):
 
 
 class ComparisonResult(Value, frozen=True):
-    """Several runs side by side; `differences` and `curves` have values in the order of `runs`."""
+    """Several runs side by side; `differences` and `curves` have values in the order of `runs`.
+
+    `code` says whether their code differs.
+    """
 
     runs: tuple[ComparedRun, ...]
     differences: tuple[SettingDifference, ...]
     curves: tuple[CurveValues, ...]
     pairs: tuple[PairComparison, ...]
     notes: tuple[str, ...] = ()
+    code: str = ""
 
 
 def compare_runs(runs: Sequence[ReportFacts]) -> tuple[ComparisonResult, tuple[Chart, ...]]:
@@ -75,6 +81,7 @@ def compare_runs(runs: Sequence[ReportFacts]) -> tuple[ComparisonResult, tuple[C
         curves=curves,
         pairs=adjust_pairs(pairs),
         notes=tuple(f"{label}: {note}" for label, facts in labeled for note in facts.notes),
+        code=describe_code(runs, labels),
     )
     return comparison, charts
 
@@ -113,6 +120,8 @@ def _compare_pair(
         if _is_text_model(facts.evaluation):
             return replace(pair, reason=f"{label} {NO_TEST_FOR_TEXT}")
         if reason := _find_missing_part(facts.evaluation):
+            if facts.evaluation is None and has_saved_none(facts.run) and not facts.checkpoints:
+                return replace(pair, reason=f"{label} {reason}, as it saved no checkpoint")
             hint = f"labctl eval {facts.run.id}"
             return replace(pair, reason=f"{label} {reason}", hint=hint)
         evaluations += [facts.evaluation] if facts.evaluation else []

@@ -71,6 +71,7 @@ class ComparisonPage(Value, frozen=True):
     charts: tuple[Chart, ...]
     curves: tuple[CurveRow, ...]
     differences: tuple[SettingDifference, ...]
+    code: str
     notes: tuple[str, ...]
     made: str
 
@@ -104,6 +105,7 @@ def build_comparison_page(
         charts=tuple(charts),
         curves=make_curve_rows(comparison.curves),
         differences=comparison.differences,
+        code=comparison.code,
         notes=comparison.notes,
         made=f"Created on {date(made_at)} by labctl {labctl}".strip(),
     )

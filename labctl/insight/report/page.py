@@ -233,6 +233,7 @@ def _tiles(facts: ReportFacts, used: Utilization) -> tuple[Tile, ...]:
     run, bill = facts.run, facts.bill
     took_s = run.ended_at - run.started_at if run.ended_at and run.started_at else None
     price = bill.price_usd_per_hour
+    cost = dollars(bill.run_usd)
     rate = "" if price is None else f"at {price_text(price)}" if price else "free"
     return (
         Tile(
@@ -240,7 +241,7 @@ def _tiles(facts: ReportFacts, used: Utilization) -> tuple[Tile, ...]:
             value=span(took_s),
             note=run.summary if run.has_ended else "still running",
         ),
-        Tile(name="Cost of the run", value=dollars(bill.run_usd), note=rate),
+        Tile(name="Cost of the run", value=cost, note="" if rate == cost else rate),
         _machine_tile(facts, used),
         _busy_tile(used),
     )

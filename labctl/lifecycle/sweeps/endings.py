@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 
 import msgspec
 
+from labctl.config.reader import find_nearest
 from labctl.errors import LabError, NotFoundError, PolicyError
 from labctl.lifecycle.sweeps.metric import Reading, describe_names
 from labctl.lifecycle.sweeps.study import Study
@@ -20,6 +22,12 @@ MOST_FAILURES = 3
 # The exit code of a program that does not know an option: argparse, click and shells use it.
 USAGE_CODE = 2
 LOG_LINES = 3
+# What a run reports of its course: nobody wants these small or large.
+COUNTERS = frozenset(("epoch", "step", "total_steps", "total_epochs"))
+HOW_TO_REPORT = (
+    'by writing JSON such as {"epoch": 1, "val_loss": 0.5} to the file progress.json in the '
+    "directory $LABCTL_LOG_DIR"
+)
 MOST_LOG_BYTES = 4096
 
 
@@ -113,12 +121,23 @@ def make_metric_error(
 ) -> NotFoundError:
     """Return the error for a run that ended well without reporting the metric, as `text` says."""
     others = f"\n{running} more trials are still running" if running > 0 else ""
-    # without the --metric that was typed, which no run reports
-    same_study = msgspec.structs.replace(study.options, metric="").format_call(study.name)
     new_study = study.options.format_call(study.find_free_name())
-    return NotFoundError(
-        f"run {run.id}: {text}",
-        why=f"{describe_names(study.plan.metric, reading.names)}{others}",
-        hint=f"{same_study}   # after a new `metric:`; this trial counts\n"
-        f"{new_study}   # after you correct the program",
-    )
+    hints = [f"{new_study}   # after you correct the program"]
+    why = describe_names(study.plan.metric, reading.names)
+    if reading.names:
+        hints.insert(0, _suggest_other_metric(study, reading.names))
+    else:
+        why += f".\nThe program reports one {HOW_TO_REPORT}"
+    return NotFoundError(f"run {run.id}: {text}", why=f"{why}{others}", hint="\n".join(hints))
+
+
+def _suggest_other_metric(study: Study, names: Sequence[str]) -> str:
+    """Return the line of a hint that goes on with a metric that the runs do report."""
+    if not study.options.metric:
+        return (
+            f"{study.options.format_call(study.name)}   # after a new `metric:`; this trial counts"
+        )
+    results = [name for name in names if name not in COUNTERS] or names
+    other = find_nearest(study.plan.metric, results) or results[0]
+    same_study = msgspec.structs.replace(study.options, metric=other).format_call(study.name)
+    return f"{same_study}   # this trial counts"

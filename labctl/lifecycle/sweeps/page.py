@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,14 +73,13 @@ def build_page(
     names = tuple(plan.space)
     shares = importances.shares
     order = sorted(names, key=lambda name: -shares.get(name, 0.0))
-    option = "" if plan.study == "sweep" else f"{plan.study}:"
     return SweepPage(
         lab=lab,
         study=plan.study,
         figure="" if best is None or best.value is None else number(best.value),
         headline=f"{plan.metric} of trial {best.number}" if best else "No trial is complete yet",
         lead=_describe_trials(plan, trials),
-        command=f"labctl run --from-trial {option}{best.number}" if best else "",
+        command=f"labctl run --from-trial {plan.study}:{best.number}" if best else "",
         history=_draw_history(plan, trials),
         importances=tuple(
             ImportanceRow(name=name, share=percent(share), width=min(100.0, max(0.0, share * 100)))
@@ -103,11 +103,10 @@ def build_page(
 
 
 def _describe_trials(plan: SweepPlan, trials: Sequence[Trial]) -> str:
-    counts = [
-        f"{count} {state}"
-        for state in ("complete", "pruned", "running", "failed")
-        if (count := sum(trial.state == state for trial in trials))
-    ]
+    states = Counter(trial.state_text for trial in trials)
+    order = ("complete", "pruned", "running", "failed")
+    first = [state for state in order if state in states]
+    counts = [f"{states[state]} {state}" for state in dict.fromkeys([*first, *states])]
     space = "; ".join(f"{name}: {_describe_values(one)}" for name, one in plan.space.items())
     text = f"{len(trials)} of {plan.trials} trials ({', '.join(counts) or 'none'})"
     return f"{text}, to {plan.direction} {plan.metric}. Tried: {space}."
@@ -185,7 +184,7 @@ def _find_position(parameter: Parameter, text: str) -> float | None:
 def _make_line(trial: Trial, names: Sequence[str], best: Trial | None) -> TrialLine:
     return TrialLine(
         number=trial.number,
-        state=trial.state,
+        state=trial.state_text,
         value="" if trial.value is None else number(trial.value),
         cells=tuple(shorten_number(trial.params.get(name, "")) for name in names),
         took=span(trial.seconds) if trial.seconds else "",

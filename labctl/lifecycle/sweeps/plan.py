@@ -25,6 +25,7 @@ from labctl.model import NAME_PATTERN, Value
 DEFAULT_STUDY = "sweep"
 # A run's name is the study's with the number of the trial and of its attempt.
 LONGEST_STUDY = 24
+_DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
 EXAMPLE = "labctl sweep --param lr=1e-4..1e-1:log --metric val/loss --direction minimize"
 
 
@@ -94,7 +95,7 @@ def build_plan(config: LabConfig, options: SweepOptions) -> SweepPlan:
     metric = _parse_metric(options.metric) or sweep.metric
     direction = options.direction or sweep.direction
     command = options.command or config.run
-    _require_complete(space, metric, direction, command)
+    _require_complete(space, metric, direction, command, options)
     assert direction is not None
     return SweepPlan(
         study=options.study,
@@ -150,6 +151,7 @@ def _require_complete(
     metric: str,
     direction: Direction | None,
     command: Sequence[str],
+    options: SweepOptions,
 ) -> None:
     if not command:
         raise UsageError(
@@ -180,7 +182,10 @@ def _require_complete(
         raise UsageError(
             f"should {metric} become small or large?",
             why="lab.yaml has no `direction:` under `sweep:`, and --direction was not given",
-            hint="write `direction: minimize` or `direction: maximize` under `sweep:`",
+            hint="\n".join(
+                msgspec.structs.replace(options, direction=one).format_call(options.study)
+                for one in _DIRECTIONS
+            ),
         )
 
 

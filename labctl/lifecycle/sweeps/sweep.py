@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,12 +14,17 @@ from labctl.errors import LabError
 from labctl.events import Note, Step
 from labctl.lifecycle import up
 from labctl.lifecycle.sweeps import page, trial_servers
-from labctl.lifecycle.sweeps.costs import SweepCost, compute_cost
-from labctl.lifecycle.sweeps.plan import SweepOptions, SweepPlan, require_study_name
+from labctl.lifecycle.sweeps.costs import SweepCost, compute_cost, find_interval, list_trial_runs
+from labctl.lifecycle.sweeps.plan import (
+    DEFAULT_STUDY,
+    SweepOptions,
+    SweepPlan,
+    require_study_name,
+)
 from labctl.lifecycle.sweeps.scheduler import TrialScheduler
 from labctl.lifecycle.sweeps.study import Importances, Study, require_optuna
 from labctl.lifecycle.sweeps.trials import Trial, find_best, sort_best_first
-from labctl.model import Value
+from labctl.model import Run, Value
 from labctl.runs import outputs
 from labctl.servers.context import LabContext
 from labctl.state.locks import hold_lock
@@ -59,6 +65,21 @@ def open_study(context: LabContext, plan: SweepPlan, options: SweepOptions) -> I
     file = find_study_file(context, plan.study)
     with hold_lock(file.with_suffix(".lock"), "sweep", wait_s=0.0):
         yield Study(file, plan, plan.study, options)
+
+
+def list_studies(context: LabContext) -> list[str]:
+    """List the names of the lab's studies, the one that changed last first."""
+    directory = find_study_file(context, DEFAULT_STUDY).parent
+    changed = []
+    for file in directory.glob("*.journal"):
+        with suppress(OSError):
+            changed.append((file.stat().st_mtime_ns, file.stem))
+    return [name for _, name in sorted(changed, reverse=True)]
+
+
+def find_newest_study(context: LabContext) -> str:
+    """Return the study that changed last, which a command without a study's name means."""
+    return next(iter(list_studies(context)), DEFAULT_STUDY)
 
 
 def read_study(context: LabContext, name: str) -> Study:
@@ -106,7 +127,7 @@ def show_sweep(context: LabContext, name: str, *, version: str) -> SweepResult:
 
 def summarize(context: LabContext, study: Study) -> SweepResult:
     """Return the results that a study has so far, without a page."""
-    plan, trials = study.plan, study.trials
+    plan, trials = study.plan, _add_ends(context, study)
     best = find_best(trials, plan.direction)
     return SweepResult(
         study=study.name,
@@ -118,6 +139,26 @@ def summarize(context: LabContext, study: Study) -> SweepResult:
         importances=study.compute_importances(),
         cost=compute_cost(context, study.name, trials),
     )
+
+
+def _add_ends(context: LabContext, study: Study) -> list[Trial]:
+    """Return the trials; of open ones, with the end of their runs as this machine knows it."""
+    trials = study.trials
+    open_trials = [trial for trial in trials if trial.state == "running"]
+    ended = {
+        run.id: run for run in list_trial_runs(context, study.name, open_trials) if run.has_ended
+    }
+    return [
+        _end_trial(trial, ended[trial.run])
+        if trial.state == "running" and trial.run in ended
+        else trial
+        for trial in trials
+    ]
+
+
+def _end_trial(trial: Trial, run: Run) -> Trial:
+    start, end = find_interval(run, time.time())
+    return msgspec.structs.replace(trial, run_has_ended=True, seconds=end - start)
 
 
 def _pull_best(context: LabContext, study: Study, scheduler: TrialScheduler) -> None:

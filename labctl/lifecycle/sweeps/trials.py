@@ -31,6 +31,7 @@ class Trial(Value, frozen=True):
     `reached` is the last step whose value is recorded, None before the first. `seconds` is how
     long its runs took. `is_stopping` says that the pruner has ended it, which its run may not know
     yet. `why` says why it failed; of a running trial, why its ended run does not count yet.
+    `run_has_ended` is whether this machine knows that its last run has ended.
     """
 
     number: int
@@ -42,6 +43,14 @@ class Trial(Value, frozen=True):
     is_stopping: bool = False
     why: str = ""
     seconds: float = 0.0
+    run_has_ended: bool = False
+
+    @property
+    def state_text(self) -> str:
+        """Its state for people: an open trial whose run has ended does not run any more."""
+        if self.state != "running" or not (self.why or self.run_has_ended):
+            return self.state
+        return "ended, no metric" if self.why else "ended, not counted yet"
 
     @property
     def run(self) -> str:
