@@ -9,6 +9,10 @@ import click
 
 from labctl import shell
 from labctl.errors import UsageError
+from labctl.lazy import lazy_imports
+
+with lazy_imports(__name__):
+    from labctl.runs import missing_script
 
 SEPARATOR = "--"
 # the user's command in an error if none was typed
@@ -60,7 +64,7 @@ class OwnCommand(click.Command):
             kept, moved = [*kept, *names], [*after, *rest]
         else:
             default = self.find_default(ctx) if loose[0].startswith("-") else ()
-            moved = [*default, *loose]
+            moved = [*missing_script.add_interpreter([*default, *loose])]
         call = ["labctl", str(ctx.info_name)]
         as_own = _render(*call, *kept, SEPARATOR, *moved)
         what = f"{_render(*call)} has no option {option}"

@@ -39,12 +39,18 @@ def describe_script_as_program(root: Path, command: Sequence[str]) -> str:
 
     A program is looked up in PATH, where no run has its code. `./train.py` may be executable.
     """
-    script = command[0] if command else ""
-    suffix = PurePosixPath(script).suffix
-    if "/" in script or suffix not in INTERPRETERS or not (root / script).is_file():
+    completed = add_interpreter(command)
+    if completed == tuple(command) or not (root / command[0]).is_file():
         return ""
-    run = shlex.join(("labctl", "run", "--", INTERPRETERS[suffix], *command))
-    return f"{script} is a file of this lab and no program; did you mean: {run}"
+    run = shlex.join(("labctl", "run", "--", *completed))
+    return f"{command[0]} is a file of this lab and no program; did you mean: {run}"
+
+
+def add_interpreter(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command, after its interpreter if it begins with a script such as train.py."""
+    script = command[0] if command else ""
+    interpreter = INTERPRETERS.get(PurePosixPath(script).suffix)
+    return (interpreter, *command) if interpreter and "/" not in script else tuple(command)
 
 
 def list_scripts(root: Path) -> frozenset[str]:

@@ -149,6 +149,11 @@ def test_own_failure_is_255_where_codes_pass_through(labctl: Any, words: tuple[s
             "labctl run -d -- python train.py --lr=1e-3\n",
         ),
         (("run", "--lr", "--", "ls"), "labctl run has no option --lr\n", "labctl run -- ls --lr\n"),
+        (
+            ("run", "train.py", "--lr", "1"),
+            "labctl run has no option --lr\n",
+            "labctl run -- python train.py --lr 1\n",
+        ),
         (("exec", "ls", "-a"), "labctl exec has no option -a\n", "labctl exec -- ls -a\n"),
         (("exec", "r1", "-a", "--", "ls"), "has no option -a\n", "labctl exec r1 -- ls -a\n"),
         (("exec", "ls"), "labctl exec needs `--` before the command", "labctl exec -- ls\n"),

@@ -254,3 +254,25 @@ def test_a_direction_that_is_missing_is_an_option_of_the_command(labctl: Any) ->
     for direction in ("minimize", "maximize"):
         options = f"--param lr=1..8 --metric acc --direction {direction} -- python fit.py"
         assert f"labctl sweep --study sweep {options}\n" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (("--metric", "loss"), "--param lr=1e-4..1e-1:log --metric loss -- python train.py"),
+        (("--param", "x=1,2"), "--param x=1,2 --metric val/loss -- python train.py"),
+    ],
+)
+def test_what_a_sweep_lacks_is_added_to_the_typed_command(
+    labctl: Any, home: Path, words: tuple[str, ...], completed: str
+) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\n")
+    said = labctl("sweep", *words, "--", "python", "train.py")
+    assert said.code == 2
+    assert f"next: labctl sweep --study sweep {completed}" in " ".join(said.err.split())
+
+
+def test_a_sweep_without_a_command_gets_one(labctl: Any, home: Path) -> None:
+    (home / "digits" / "lab.yaml").write_text("lab: digits\n")
+    said = labctl("sweep", "--param", "x=1,2", "--trials", "3")
+    assert "--param x=1,2 --trials 3 -- python train.py" in " ".join(said.err.split())

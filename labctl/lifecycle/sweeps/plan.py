@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,11 @@ DEFAULT_STUDY = "sweep"
 # A run's name is the study's with the number of the trial and of its attempt.
 LONGEST_STUDY = 24
 _DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
-EXAMPLE = "labctl sweep --param lr=1e-4..1e-1:log --metric val/loss --direction minimize"
+# what an error adds to the typed options
+_EXAMPLE_COMMAND = ("python", "train.py")
+_EXAMPLE_PARAMETERS = ("lr=1e-4..1e-1:log",)
+_EXAMPLE_METRIC = "val/loss"
+EXAMPLE = f"labctl sweep --param {_EXAMPLE_PARAMETERS[0]} --metric {_EXAMPLE_METRIC}"
 
 
 class SweepPlan(Value, frozen=True):
@@ -153,17 +158,20 @@ def _require_complete(
     command: Sequence[str],
     options: SweepOptions,
 ) -> None:
+    def complete(**added: Any) -> str:
+        return msgspec.structs.replace(options, **added).format_call(options.study)
+
     if not command:
         raise UsageError(
             "nothing to run",
             why="lab.yaml has no `run:` and nothing follows `--`",
-            hint="labctl sweep -- python train.py",
+            hint=complete(command=_EXAMPLE_COMMAND),
         )
     if not space:
         raise UsageError(
             "the sweep has no parameters",
             why="lab.yaml has no `parameters:` under `sweep:`, and --param was not given",
-            hint=EXAMPLE,
+            hint=complete(parameters=_EXAMPLE_PARAMETERS),
         )
     if len(space) > MOST_PARAMETERS:
         raise UsageError(
@@ -176,16 +184,13 @@ def _require_complete(
             "the sweep has no metric",
             why="lab.yaml has no `metric:` under `sweep:`, and --metric was not given. It names a "
             "number in logs/progress.json or a curve of TensorBoard",
-            hint=EXAMPLE,
+            hint=complete(metric=_EXAMPLE_METRIC),
         )
     if direction is None:
         raise UsageError(
             f"should {metric} become small or large?",
             why="lab.yaml has no `direction:` under `sweep:`, and --direction was not given",
-            hint="\n".join(
-                msgspec.structs.replace(options, direction=one).format_call(options.study)
-                for one in _DIRECTIONS
-            ),
+            hint="\n".join(complete(direction=one) for one in _DIRECTIONS),
         )
 
 
