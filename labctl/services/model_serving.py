@@ -241,7 +241,7 @@ def _make_missing_run_error(context: LabContext, run: Run) -> NotFoundError:
         if model is not None:
             why = f"{NEEDS_CHECKPOINT}; this run wrote {model} instead"
             saving = describe_saving(model)
-        hint = f"{other}\nor {saving}" if other else saving
+        hint = f"{other}\n{saving}" if other else saving
         return NotFoundError(f"run {run.id} has no checkpoints", why=why, hint=hint)
     return NotFoundError(
         f"run {run.id} is neither on this server nor on this machine",

@@ -145,7 +145,7 @@ def _make_no_checkpoints_failure(root: Path, run: str) -> Failure:
     if model is not None:
         why = f"{NEEDS_CHECKPOINT}; this run wrote {model.path} instead"
         saving = describe_saving(model.path, model.place)
-        return Failure("missing", message, why, f"{other}\nor {saving}" if other else saving)
+        return Failure("missing", message, why, f"{other}\n{saving}" if other else saving)
     why = "" if others else f"no run on this server has any: {NEEDS_CHECKPOINT}"
     return Failure("missing", message, why, other or SAVE_CHECKPOINT)
 
