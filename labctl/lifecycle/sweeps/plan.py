@@ -31,7 +31,9 @@ _DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
 _EXAMPLE_COMMAND = ("python", "train.py")
 _EXAMPLE_PARAMETERS = ("lr=1e-4..1e-1:log",)
 _EXAMPLE_METRIC = "val/loss"
-EXAMPLE = f"labctl sweep --param {_EXAMPLE_PARAMETERS[0]} --metric {_EXAMPLE_METRIC}"
+EXAMPLE = (
+    f"labctl sweep --param {_EXAMPLE_PARAMETERS[0]} --metric {_EXAMPLE_METRIC} --direction minimize"
+)
 
 
 class SweepPlan(Value, frozen=True):
