@@ -98,7 +98,9 @@ def save_server(
     except LabError as error:
         if discard or _has_closed_login(context, server, error):
             return SavedSeat()
-        raise unsaved_server.stop_and_keep_disk(context, server, error) from error
+        raise unsaved_server.stop_and_keep_disk(
+            context, server, error, home_is_saved=False
+        ) from error
     # The home directory is that of the whole server, and is saved with the seat's own lab.
     saved = [
         down.drain_server(lab, server, discard=discard, saves_home=saves_home and lab is context)

@@ -372,7 +372,7 @@ class CourseTasks:
         late = LabError(f"not everything on it could be saved within {duration_text(SAVE_S)}")
         try:
             result: LabError = unsaved_server.stop_and_keep_disk(
-                build_seat_context(self.staff, seat), server, late, has_home=True
+                build_seat_context(self.staff, seat), server, late, home_is_saved=False
             )
         except LabError as error:
             result = error

@@ -267,7 +267,9 @@ def _list_running(
         if consent is not None:
             # Stopping the server would end what others run on it, as far as that is recorded.
             consent(context, server, [], discard)
-        raise unsaved_server.stop_and_keep_disk(context, server, error) from error
+        raise unsaved_server.stop_and_keep_disk(
+            context, server, error, home_is_saved=False
+        ) from error
     all_runs = context.state.list_runs(context.lab_id)
     active = ("starting", "running")  # a job may wait for its machine
     return [run.id for run in all_runs if run.state in active and run.server_id == server.id]

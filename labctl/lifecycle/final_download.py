@@ -79,11 +79,11 @@ def download_everything(
         ]
     except LabError as error:
         raise unsaved_server.stop_and_keep_disk(
-            context, server, error, has_home=not is_home_saved
+            context, server, error, home_is_saved=is_home_saved
         ) from error
     if unsaved:
         raise unsaved_server.stop_and_keep_disk(
-            context, server, make_unsaved_error(unsaved), hint=FIX_FILES
+            context, server, make_unsaved_error(unsaved), hint=FIX_FILES, home_is_saved=True
         )
     kept_disks.note_saved(context, server)
     note_downloaded(context, server)
@@ -101,10 +101,12 @@ def _choose_home_files(context: LabContext, server: Server, asks: bool) -> HomeF
         return home_files.choose_home_files(context, server, asks=asks)
     except PolicyError as error:
         raise unsaved_server.stop_and_keep_disk(
-            context, server, error, hint=decide_on_home, has_home=True
+            context, server, error, hint=decide_on_home, home_is_saved=False
         ) from error
     except LabError as error:
-        raise unsaved_server.stop_and_keep_disk(context, server, error) from error
+        raise unsaved_server.stop_and_keep_disk(
+            context, server, error, home_is_saved=False
+        ) from error
 
 
 def _end_work(context: LabContext, server: Server, running: list[str]) -> None:

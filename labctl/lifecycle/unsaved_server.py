@@ -17,7 +17,7 @@ KEPT_S = 30 * DAY_S
 
 
 class UnsavedHomeError(PolicyError):
-    """A server ended or stopped with files of its home directory that exist nowhere else."""
+    """A server ended or stopped, and files of its home directory may exist nowhere else."""
 
 
 def pull_again(subject: Subject) -> str:
@@ -31,10 +31,10 @@ def pull_again(subject: Subject) -> str:
 def copy_home(subject: Subject) -> str:
     """Return the commands where only the disk was kept: `up` restores results, and nothing else."""
     is_lab = subject.kind == "lab"
-    up = "labctl up && labctl pull   # the results" if is_lab else f"{subject.up}   # the results"
+    up = "labctl up && labctl pull" if is_lab else subject.up
     remove = "labctl orphans --terminate" if is_lab else "labctl orphans --terminate --kept-too"
     return (
-        f"{up}\n{subject.ssh('lsblk')}   "
+        f"{up}   # restores the results\n{subject.ssh('lsblk')}   "
         "# then mount the kept disk and copy the files of the home directory\n"
         f"{remove}   # removes the disk, which a down does not"
     )
@@ -46,21 +46,22 @@ def stop_and_keep_disk(
     error: LabError,
     *,
     hint: Text = pull_again,
-    has_home: bool = False,
+    home_is_saved: bool,
 ) -> PolicyError:
     """Stop the server but keep its disk; return the error that tells the user both.
 
-    With `has_home`, the disk has files of the home directory that exist nowhere else; the error is
-    an UnsavedHomeError then.
+    Without `home_is_saved`, the disk may have files of the home directory that exist nowhere else,
+    also where the server could not be reached to list them. The error is an UnsavedHomeError then,
+    and only `orphans --terminate` removes the disk before it expires.
     """
     context.connections.close(server)
     outcome = _stop_server(context, server)
-    if not outcome and (outcome := _keep_disk(context, server, has_home=has_home)):
-        hint = copy_home if has_home else hint
+    if not outcome and (outcome := _keep_disk(context, server, home_is_saved=home_is_saved)):
+        hint = hint if home_is_saved else copy_home
     if not outcome:
         price = price_or_free_text(server.offer.price_usd_per_hour)
         outcome = f"the server is still running, unchanged ({price})"
-    refusal = UnsavedHomeError if has_home else PolicyError
+    refusal = PolicyError if home_is_saved else UnsavedHomeError
     return refusal(
         lambda subject: (
             f"{context.name_for(subject)} was not removed: not everything on it could be saved"
@@ -80,12 +81,12 @@ def _stop_server(context: LabContext, server: Server) -> str:
     return "the server was stopped and its disk kept"
 
 
-def _keep_disk(context: LabContext, server: Server, *, has_home: bool) -> str:
+def _keep_disk(context: LabContext, server: Server, *, home_is_saved: bool) -> str:
     """Terminate the server but keep its disk, and say so; "" if the provider cannot keep disks."""
     disks = disk_retention.keep_disk(context, server, time.time() + KEPT_S)
     if not disks:
         return ""
-    if has_home:
+    if not home_is_saved:
         kept_disks.note_home(context, server, disks)
     end_server.remove(context, server, keep_disks=True)
     prices = [f"{disk.id} at {dollars_text(disk.price_usd_per_month)} a month" for disk in disks]

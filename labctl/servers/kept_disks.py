@@ -18,7 +18,7 @@ from labctl.servers.disks import cost_text, get_id_without_region, record_shown
 from labctl.state.disks import RESTORED, has_expired, list_kept_disks
 
 SAVED = "restored-saved"
-# Kind of the ledger's line about a disk with files of a home directory that exist nowhere else.
+# Kind of the ledger's line about a disk that may have the only copy of a home directory's files.
 HOME = "home-kept"
 ATTACH_S = 120.0
 ATTACH_PAUSE_S = 1.0
@@ -95,7 +95,7 @@ def note_saved(context: LabContext, server: Server) -> None:
 
 
 def note_home(context: LabContext, server: Server, disks: Sequence[Resource]) -> None:
-    """Record that the disks have files of the home directory, which no restore copies."""
+    """Record that the disks may have files of the home directory, which no restore copies."""
     for disk in disks:
         detail = {"disk": msgspec.to_builtins(disk)}
         context.state.record(HOME, lab_id=context.lab_id, server_id=server.id, detail=detail)

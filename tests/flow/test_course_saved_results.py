@@ -125,6 +125,27 @@ def test_results_of_the_labs_that_students_created_are_fetched_too(
         assert reply["error"]["kind"] == "NotFoundError"
 
 
+def test_files_of_the_servers_home_directory_are_fetched_too(
+    handler: RequestHandler, tmp_path: Path
+) -> None:
+    home = handler.folder.path / SEATS / "alice" / "server-home" / "2026-05-04T10-00-00"
+    home.mkdir(parents=True)
+    (home / "notes.txt").write_text("mine")
+    (home / "link").symlink_to(home.parents[1] / "runs" / "lab.yaml")
+    own = f"server-home/{home.name}/notes.txt"
+    found = fetch_saved_results(lab_of(handler, tmp_path, "alice"))
+    assert own in found.downloaded
+    assert not [path for path in found.downloaded if path.endswith("link")]
+    assert (found.directory / own).read_text() == "mine"
+    for student, path in (
+        ("bob", own),
+        ("alice", f"server-home/{home.name}/link"),
+        ("alice", "server-home/../runs/lab.yaml"),
+    ):
+        reply = asked(handler, student, "saved-file", path=path, offset=0)
+        assert reply["error"]["kind"] == "NotFoundError"
+
+
 @pytest.mark.parametrize(
     "path",
     [

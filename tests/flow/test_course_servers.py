@@ -778,6 +778,7 @@ def test_a_disk_that_was_kept_ends_the_cost_and_says_how_it_comes_back(
     (kept,) = end_seats(one.staff(), one.folder.list_seats())
     assert not kept.ended
     assert kept.hint.startswith("labctl course up --only alice   # restores")
+    assert "copy the files of the home directory" in kept.hint
     assert one.folder.ledger.list_entries(kind="down")
 
 

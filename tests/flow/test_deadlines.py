@@ -299,7 +299,9 @@ def test_a_timer_that_stays_behind_is_told_with_its_time(
 
 def test_a_server_that_is_off_for_its_disks_sake_is_spared_by_the_timer(lab: World) -> None:
     cloud, server = cloud_of(lab), up(lab)
-    told = unsaved_server.stop_and_keep_disk(lab.context(), server, LabError("it cannot be saved"))
+    told = unsaved_server.stop_and_keep_disk(
+        lab.context(), server, LabError("it cannot be saved"), home_is_saved=True
+    )
     assert "the server was stopped and its disk kept" in told.why
     assert cloud.timers[server.id] > time.time() + 29 * 86400
 

@@ -11,7 +11,14 @@ import msgspec
 import pytest
 from lab_world import LAB_ID, Cloud, Recorded, World, world
 
-from labctl.errors import BusyError, NotFoundError, PolicyError, ProviderError, TransferError
+from labctl.errors import (
+    BusyError,
+    NotFoundError,
+    PolicyError,
+    ProviderError,
+    TransferError,
+    UnreachableError,
+)
 from labctl.lifecycle import disk_restore, up
 from labctl.lifecycle.down import down
 from labctl.lifecycle.status import read_status
@@ -213,14 +220,20 @@ def test_down_ends_the_disk_only_once_all_that_came_from_it_is_home(lab: World) 
     assert on_record(lab) == []
 
 
-def test_a_disk_with_a_large_home_outlives_the_next_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_a_disk_whose_home_is_not_saved_outlives_the_next_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reachable: bool
 ) -> None:
-    """`labctl up` restores results from a kept disk, and nothing of the home directory."""
+    """`labctl up` restores results from a kept disk, and nothing of the home directory.
+
+    That directory is too large to download unasked, or the server cannot be reached to list it.
+    """
     monkeypatch.setattr("labctl.lifecycle.home_files.LARGEST_UNASKED_BYTES", 3)
     lab = world(tmp_path, KeepCloud)
     up.up(lab.context())
     (lab.machine.home / "notes.txt").write_text("by hand")
+    if not is_reachable:
+        lab.machine.error = UnreachableError("the server does not answer")
 
     def keep(cloud: KeepCloud, server_id: str, expires_at: float) -> list[Resource]:
         cloud.left.append(DISK)
@@ -233,6 +246,7 @@ def test_a_disk_with_a_large_home_outlives_the_next_down(
     assert "the server was terminated and its disk kept for 30 days" in caught.value.why
     assert "mount the kept disk and copy the files of the home" in caught.value.hint
     (lab.machine.home / "notes.txt").unlink()
+    lab.machine.error = None
     refused(lab, ProviderError("another zone"))
     [server] = lab.cloud.machines.values()
     detail = {"disk": msgspec.to_builtins(DISK)}
