@@ -65,7 +65,9 @@ def build_script(shell: str) -> str:
     kind = shell_completion.get_completion_class(shell)
     if kind is None:
         raise ValueError(f"click does not know {shell}")
-    return kind(groups.cli, {}, "labctl", COMPLETE_VARIABLE).source()
+    script = kind(groups.cli, {}, "labctl", COMPLETE_VARIABLE).source()
+    # Only the first comma separates: the others belong to the description.
+    return script.replace('string split ","', 'string split --max 1 ","')
 
 
 def _find_own_shell(environ: Mapping[str, str]) -> str:

@@ -209,12 +209,7 @@ def _choose_provider(ctx: click.Context, provider: str | None) -> str:
         for name in names:
             lines = wrap_lines(describe_provider(name), 10, has_commands=False)
             click.echo(f"  {name:<8}" + "\n          ".join(lines), err=True)
-        provider = click.prompt(
-            "provider",
-            default=DEFAULT_PROVIDER,
-            value_proc=lambda name: _check_provider(name.strip(), names),
-            err=True,
-        )
+        provider = _ask_for_provider(names)
     provider = provider or DEFAULT_PROVIDER
     _require_provider(ctx, provider)
     return provider
@@ -232,13 +227,15 @@ def _require_provider(ctx: click.Context, provider: str | None) -> None:
         )
 
 
-def _check_provider(name: str, names: Sequence[str]) -> str:
-    """Return the provider that a user typed; for an unknown one, the error that asks again."""
-    if name in names:
-        return name
-    near = find_nearest(name, names)
-    question = f"; did you mean {near}?" if near else ""
-    raise click.UsageError(f"there is no provider {name!r}{question}")
+def _ask_for_provider(names: Sequence[str]) -> str:
+    """Ask until the answer is the name of a provider, or Enter for the default."""
+    while True:
+        name = str(click.prompt("provider", default=DEFAULT_PROVIDER, err=True)).strip()
+        if name in names:
+            return name
+        near = find_nearest(name, names)
+        question = f"; did you mean {near}?" if near else ""
+        print_message(f"there is no provider {name!r}{question}")
 
 
 @click.command("up")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from functools import partial
 
 from labctl.errors import BuildError, LabError, PolicyError, UsageError
@@ -50,7 +51,8 @@ def require_not_ended(context: LabContext, run: Run) -> None:
         raise UsageError(
             f"run {run.id} has already ended: {run.summary}",
             why="its server is gone, so a new server would run it a second time",
-            hint=f"labctl pull {run.id}   # its results; or choose another --id",
+            hint=f"labctl pull {run.id}   # its results\n"
+            f"labctl run --up -- {shlex.join(run.command)}   # starts a new run with another id",
         )
 
 

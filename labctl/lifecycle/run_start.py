@@ -139,5 +139,6 @@ def _require_same_command(run: Run, command: tuple[str, ...]) -> None:
         raise UsageError(
             f"run {run.id} has not finished, and its command is different",
             why=f"its command is: {shlex.join(run.command)}",
-            hint=f"labctl run --recover --id {run.id}   # continues it; or choose another --id",
+            hint=f"labctl run --recover --id {run.id}   # continues it\n"
+            f"labctl run -- {shlex.join(command)}   # starts a new run with another id",
         )

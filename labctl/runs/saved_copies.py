@@ -80,7 +80,7 @@ def pull_from_store(context: LabContext, run_id: str) -> PulledRun:
     if stored is None:
         raise NotFoundError(
             f"{context.config.store} has nothing of run {run_id}",
-            hint="labctl status --refresh",
+            hint="labctl status --all   # lists the runs",
         )
     run = _record_end(context, run_id, stored.record)
     wanted = index.files if index else {}

@@ -210,6 +210,7 @@ def test_fish_completes_after_one_command(environ: dict[str, str]) -> None:
     assert ask("labctl doctor --provider loc") == ["local"]
     assert [each.partition("\t")[0] for each in ask("labctl init new --template d")] == ["ddp"]
     assert "notes.txt" in ask("labctl cp not")
+    assert "compare\tCompare runs: results, settings, cost, chance." in ask("labctl comp")
 
 
 def test_the_newest_run_comes_first(complete: Complete) -> None:

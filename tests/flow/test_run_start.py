@@ -322,5 +322,6 @@ def test_an_unfinished_run_gets_no_other_command(
     night = UnfinishedRun(started, monkeypatch)
     with pytest.raises(UsageError, match="its command is different") as refused:
         night.run("python", "other.py")
-    assert "--id night" in refused.value.hint
+    assert "labctl run --recover --id night " in refused.value.hint
+    assert "labctl run -- python other.py " in refused.value.hint
     assert night.followed == []
