@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from shared_agent import link_agent
+from shared_agent import link_agent, run_line
 
 from labctl.commands import rsync
 from labctl.model import Endpoint
@@ -67,13 +67,8 @@ class DirectoryServer(Transport):
             self.before_transfer()
         self.lines.append(line)
         self.on_line(line)
-        done = subprocess.run(
-            ["sh", "-c", line],
-            input=b"".join(iterate_blocks(execution.stdin)),
-            capture_output=True,
-            env={"PATH": self.path, "HOME": str(self.home)},
-            check=False,
-        )
+        stdin = b"".join(iterate_blocks(execution.stdin))
+        done = run_line(line, stdin, {"PATH": self.path, "HOME": str(self.home)})
         for start in range(0, len(done.stdout), 65_537):
             execution.on_stdout(done.stdout[start : start + 65_537])
         execution.on_stderr(done.stderr)

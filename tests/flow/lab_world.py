@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-from shared_agent import link_agent
+from shared_agent import link_agent, run_line
 
 from labctl.agent import reply
 from labctl.config import Paths, find_paths, load_lab
@@ -225,13 +224,8 @@ class Machine:
             raise self.error
         if line.split()[-2:] == ["sh", "-s"]:
             return Result(code=0, stdout=PROBE)
-        done = subprocess.run(
-            ["sh", "-c", line],
-            input=stdin,
-            capture_output=True,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.home)},
-            check=False,
-        )
+        environ = {"PATH": os.environ["PATH"], "HOME": str(self.home)}
+        done = run_line(line, stdin, environ)
         return Result(
             code=done.returncode,
             stdout=done.stdout.decode(errors="surrogateescape"),

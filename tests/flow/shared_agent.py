@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tempfile
 import threading
 import zipfile
 from contextlib import suppress
 from pathlib import Path
 
+from agent_forks import CALL, AgentForks
+
 from labctl.servers.agent import build_program, program_name
 
 # The directory of the agent, deleted when the tests end; empty until a server needs it.
 _directories: list[tempfile.TemporaryDirectory[str]] = []
+_forks: list[AgentForks] = []
 _guard = threading.Lock()
 
 
@@ -32,3 +36,18 @@ def link_agent(home: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         link.symlink_to(find_agent())
+
+
+def run_line(
+    line: str, stdin: bytes, environ: dict[str, str]
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a line that a transport sends to the shell of a server in `environ`."""
+    if call := CALL.match(line):
+        agent = find_agent()
+        with _guard:
+            if not _forks:
+                _forks.append(AgentForks(agent))
+        return _forks[0].call(call, stdin, environ)
+    return subprocess.run(
+        ["sh", "-c", line], input=stdin, capture_output=True, env=environ, check=False
+    )
