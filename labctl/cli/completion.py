@@ -37,7 +37,7 @@ PREFACES = {
 
 
 @click.command("completion")
-@click.argument("shell", required=False, type=click.Choice(SHELLS))
+@click.argument("shell", required=False, type=click.Choice(SHELLS), metavar="[SHELL]")
 @click.option("--install", is_flag=True, help="Set up completion for every new shell.")
 def completion_command(shell: str | None, install: bool) -> None:
     """Make the Tab key complete commands, options, runs, services and providers.

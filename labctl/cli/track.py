@@ -31,11 +31,12 @@ def track_command() -> None:
 @json_option
 @click.pass_context
 def _sync(ctx: click.Context, runs: tuple[str, ...], json_: bool) -> None:
-    """Upload the offline files of RUN (default: every pulled run) by wandb's own program.
+    """Upload the offline files of pulled runs.
 
-    They come from runs with `track: {wandb: offline}` in lab.yaml; download them with labctl pull
-    first. What was uploaded before is left out. The key is the lab's secret WANDB_API_KEY, or the
-    one that `wandb login` has stored on this machine.
+    wandb's own program uploads those of each RUN (default: every pulled run). They come from runs
+    with `track: {wandb: offline}` in lab.yaml; download them with labctl pull first. What was
+    uploaded before is left out. The key is the lab's secret WANDB_API_KEY, or the one that `wandb
+    login` has stored on this machine.
 
     \b
     labctl pull --runs && labctl track sync

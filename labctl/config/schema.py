@@ -193,7 +193,10 @@ class ContainerLimits(Value, frozen=True):
 
     def __post_init__(self) -> None:
         if 0 < self.memory_bytes < MIN_MEMORY_BYTES:
-            raise ValueError("memory: a container needs at least 6MiB")
+            raise ValueError(
+                f"memory: {self.memory_bytes} bytes are too few, a container needs at least 6MiB; "
+                "units are for example 512MB and 8GiB"
+            )
 
 
 class LaunchConfig(Value, frozen=True):

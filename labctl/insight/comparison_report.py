@@ -20,6 +20,7 @@ from labctl.insight.report.render import render
 from labctl.insight.run_report import collect_facts
 from labctl.servers.context import LabContext
 from labctl.shell import command
+from labctl.text import count_text
 
 NAME = "comparison"
 TEMPLATE = "comparison.html.j2"
@@ -89,11 +90,16 @@ def require_comparable(context: LabContext, run_ids: Sequence[str]) -> None:
         recorded = context.state.list_runs(context.lab_id)
         others = [run.id for run in recorded if not run.is_auxiliary and run.id not in run_ids]
         example = [*run_ids, *others][:2]
-        words = example if len(example) == 2 else ["RUN", "RUN"]
+        if len(example) < 2:
+            raise UsageError(
+                "labctl compare needs at least two runs",
+                why=f"this lab has {count_text(len(example), 'run')}",
+                hint="labctl run   # starts another",
+            )
         raise UsageError(
             "labctl compare needs at least two runs",
             why="it shows how they differ",
-            hint=f"{command('labctl', 'compare', *words).render()}\nlabctl status --all",
+            hint=f"{command('labctl', 'compare', *example).render()}\nlabctl status --all",
         )
     if len(run_ids) > MOST_RUNS:
         raise UsageError(

@@ -33,6 +33,7 @@ from labctl.services import lab_services, services
 from labctl.services.port_forward import Forwarding
 from labctl.state import uses
 from labctl.sync import lab_files, transfer_lock
+from labctl.text import duration_text
 from labctl.wire.run_ids import PROFILE_PREFIX
 from labctl.wire.runs import RunSpec
 from labctl.wire.services import ServiceRequest
@@ -42,6 +43,8 @@ STEP = "profiling a few steps"
 # What the profiler writes to the log at each step.
 STEP_LINE = re.compile(rb"labctl profile: step (\d+) of (\d+)\r?\n")
 LEAST_WARMUP = 3
+# The profiler ends a command that has made no optimizer step by then.
+FIRST_STEP_S = 600
 LEAST_MEMORY_STEPS = 2
 MOST_STEPS = 50
 ZIP = "/tmp/labctl-profiler.zip"
@@ -137,14 +140,19 @@ def run_profiled(
         PROFILE_PREFIX + run_specs.make_run_id(),
         False,
     )
-    counts = {"LABCTL_PROFILE_STEPS": str(steps), "LABCTL_PROFILE_WARMUP": str(warmup)}
-    env = {**wanted.env, **counts, **settings, "LABCTL_PROFILER": pack_profiler()}
+    bounds = {
+        "LABCTL_PROFILE_STEPS": str(steps),
+        "LABCTL_PROFILE_WARMUP": str(warmup),
+        "LABCTL_PROFILE_WAIT_S": str(FIRST_STEP_S),
+    }
+    env = {**wanted.env, **bounds, **settings, "LABCTL_PROFILER": pack_profiler()}
     command = ("sh", "-c", wrap, NAME, *wanted.command)
     wanted = wanted._replace(env=env, command=command)
     renew(context, server)
     with transfer_lock.name_command("profile"):
         lab_files.push(context, server, force=False)
-    amount = f"{warmup} steps of warm-up, then {steps}"
+    amount = f"{warmup} steps of warm-up, then {steps}; the first within "
+    amount += duration_text(FIRST_STEP_S)
     return server, *_run(context, server, wanted, amount)
 
 

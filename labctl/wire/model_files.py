@@ -34,10 +34,11 @@ def describe_saving(model: PurePosixPath, place: str = "your code") -> str:
     target = f'os.environ["LABCTL_CHECKPOINT_DIR"] + "/{stem}.safetensors"'
     if model.suffix.lower() in TORCH_SUFFIXES:
         line = (
-            f"save_file(model.state_dict(), {target})   # from safetensors.torch import save_file"
+            f"save_file(model.state_dict(), {target})   "
+            "# import os; from safetensors.torch import save_file"
         )
     elif model.suffix.lower() == SAFETENSORS:
         line = target
     else:
-        line = f"{target}   # in the format of safetensors"
+        line = f"{target}   # in a format that your predict.py loads, such as safetensors"
     return f"in {place}, save the model so, then run again:\n{line}\nlabctl run"

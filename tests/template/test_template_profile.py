@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from template_project import TEMPLATE
 
+from labctl.errors import NotFoundError
 from labctl.events import Event, Progress
 from labctl.insight import profile
 from labctl.insight.explain.profile import read_profile
 from labctl.insight.profile import NAME, WRAP, pack_profiler
+from labctl.insight.profiler.sitecustomize import STEPPED
 
 pytestmark = pytest.mark.train
 FEW = """
@@ -132,3 +134,20 @@ def test_what_travels_is_small_and_always_the_same() -> None:
     assert pack_profiler() == pack_profiler()
     assert len(pack_profiler()) < 60_000  # Linux takes 128 KiB in one variable
     assert base64.b64decode(pack_profiler())[:2] == b"PK"
+
+
+def test_a_command_that_makes_no_step_is_ended_in_time(tmp_path: Path) -> None:
+    sleeping = (sys.executable, "-c", "import time; time.sleep(200)")
+    done = profiled(tmp_path, *sleeping, LABCTL_PROFILE_WAIT_S="0.3")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(NotFoundError, match="nothing was profiled") as missing:
+        read_profile(tmp_path / "logs" / "profile")
+    assert missing.value.why == "the command made no optimizer step within 0.005 min"
+
+
+def test_a_launcher_makes_no_step_itself_and_is_not_ended(tmp_path: Path) -> None:
+    starting = "import time; time.sleep(1); print('went on to its end')"
+    (tmp_path / "logs" / "profile").mkdir(parents=True)
+    (tmp_path / "logs" / "profile" / STEPPED).touch()
+    done = profiled(tmp_path, sys.executable, "-c", starting, LABCTL_PROFILE_WAIT_S="0.1")
+    assert done.stdout == "went on to its end\n"

@@ -329,7 +329,7 @@ def test_out_of_memory_without_a_plan_halves_the_batch() -> None:
     bare = material(log=CUDA, run=run(exit_code=1, command=("sh", "-c", "go")), options=frozenset())
     assert (
         findings(bare)["gpu-out-of-memory"].next
-        == "Halve the batch size and accumulate gradients over two batches"
+        == "halve the batch size and accumulate gradients over two batches"
     )
 
 

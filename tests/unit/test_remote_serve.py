@@ -163,8 +163,14 @@ def test_the_latest_run_with_checkpoints_is_named(root: Path) -> None:
         records.write_spec_and_claim(directory, spec, float(number))
     with pytest.raises(Failure, match="run shell has no checkpoints") as refused:
         serve.require_model(root, shell)
-    hint = "labctl serve late   # the latest run with checkpoints"
-    assert refused.value.report.hint == hint
+    assert refused.value.report.why == "it has not ended, and may save its first one later"
+    latest = "labctl serve late   # the latest run with checkpoints"
+    assert refused.value.report.hint == f"labctl logs -f shell\n{latest}"
+    ended = records.RunRecord("shell", "exited", LAB_ID, exit_code=0)
+    records.write_final_record(root / "runs" / "shell", ended)
+    with pytest.raises(Failure, match="run shell has no checkpoints") as refused:
+        serve.require_model(root, shell)
+    assert refused.value.report.hint == latest
     for name in ("night", "late"):
         shutil.rmtree(root / "runs" / name / "checkpoints")
     with pytest.raises(Failure, match="run shell has no checkpoints") as refused:

@@ -121,7 +121,7 @@ def inspect_run(directory: Path, programs: dict[str, ProgramState]) -> RunRecord
     record = _determine_state(directory, spec, attempt, program, record)
     record = describe_failed_gang(directory, record)
     record = _describe_gpu_loss(directory, record)
-    if record.state in ("exited", "lost", "cancelled"):
+    if record.state not in UNENDED:
         record = record._replace(
             new_files=tuple(list_new_files(directory, spec.outputs)),
             has_checkpoints=any(path.is_file() for path in (directory / "checkpoints").rglob("*")),

@@ -24,6 +24,7 @@ from ..reply import Failure
 from .containers import build_mount, restrict
 from .misplaced_model import find_misplaced_model
 from .records import read_claim
+from .run_state import UNENDED, inspect_run
 
 NAME = "serve"
 PORT = 8000
@@ -129,7 +130,8 @@ def _has_checkpoints(directory: Path) -> bool:
 def _make_no_checkpoints_failure(root: Path, run: str) -> Failure:
     """Return the failure for a run without checkpoints, with the latest run that has some.
 
-    If the run wrote a model elsewhere, it says where, and how its script saves the model instead.
+    A run that has not ended may still save one. If an ended one wrote a model elsewhere, say where,
+    and how its script saves the model instead.
     """
     message = f"run {run} has no checkpoints on this server"
     others = [
@@ -141,7 +143,12 @@ def _make_no_checkpoints_failure(root: Path, run: str) -> Failure:
     if others:
         latest = max(others, key=lambda home: read_claim(home).created_at)
         other = f"labctl serve {latest.name}   # the latest run with checkpoints"
-    model = find_misplaced_model(run_dir(root, run))
+    directory = run_dir(root, run)
+    if (directory / ".labctl").is_dir() and inspect_run(directory, {}).state in UNENDED:
+        why = "it has not ended, and may save its first one later"
+        follow = f"labctl logs -f {run}"
+        return Failure("missing", message, why, f"{follow}\n{other}" if other else follow)
+    model = find_misplaced_model(directory)
     if model is not None:
         why = f"{NEEDS_CHECKPOINT}; this run wrote {model.path} instead"
         saving = describe_saving(model.path, model.place)

@@ -234,7 +234,7 @@ def _make_fall_finding(series: Series, trend: Trend) -> Finding:
     return Finding(
         rule="loss-falls",
         level="good",
-        what=f"the loss fell from {number(trend.first)} to {number(trend.last)}",
+        what=f"the median loss fell from {number(trend.first)} to {number(trend.last)}",
         why="it has learned as much as it can at this learning rate",
         evidence=(from_events(f"{series.tag}: medians of the first and last tenth of its points"),),
         next="nothing to do",

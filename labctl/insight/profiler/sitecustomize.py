@@ -2,8 +2,9 @@
 
 Python imports `sitecustomize` at its start, before the program. This one waits until PyTorch is
 imported, follows the first optimizer's steps, traces some of them with PyTorch's own profiler, and
-writes to LABCTL_LOG_DIR/profile: trace.json.gz, profile.json (labctl_trace's summary), index.html,
-or note.json if it failed. Standard library and Python 3.8 only.
+ends a program that makes no step in time. It writes to LABCTL_LOG_DIR/profile: trace.json.gz,
+profile.json (labctl_trace's summary), index.html, or note.json if it failed. Standard library and
+Python 3.8 only.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120, PTH100 (may be inside a zip)
 PAGE_MARK = "PROFILE_AS_JSON"
 LARGEST_TRACE_BYTES = 512 * 1024**2
+# The file that says that a process of the run has made a step.
+STEPPED = ".stepped"
 
 
 def read_sibling(name: str) -> str:
@@ -71,6 +75,17 @@ class Profiling:
         register(self.on_step)
         atexit.register(self.on_exit)
 
+    def limit_wait(self, seconds: float) -> None:
+        """End this process after this long, unless a process of the run has made a step by then."""
+        timer = threading.Timer(seconds, self.end_without_step, (seconds,))
+        timer.daemon = True
+        timer.start()
+
+    def end_without_step(self, seconds: float) -> None:
+        if not self.done and not (self.directory / STEPPED).exists():
+            self.write_note(f"the command made no optimizer step within {seconds / 60:.3g} min")
+            os._exit(0)
+
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Count a step. Called for every optimizer, but only the first one's steps count."""
         if os.getpid() != self.process:
@@ -79,6 +94,8 @@ class Profiling:
         if optimizer is not self.optimizer:
             return
         self.seen += 1
+        if self.seen == 1:
+            self.write(STEPPED, "")
         if os.environ.get("RANK", "0") != "0":
             # Other ranks end together with the recorded one, so that none waits for it forever.
             self.done = self.seen >= self.warmup + self.steps
@@ -246,7 +263,10 @@ def main() -> None:
     if logs:
         warmup = int(os.environ.get("LABCTL_PROFILE_WARMUP", "10"))
         steps = int(os.environ.get("LABCTL_PROFILE_STEPS", "5"))
-        sys.meta_path.insert(0, ImportHook(Profiling(logs, warmup, steps)))
+        profiling = Profiling(logs, warmup, steps)
+        sys.meta_path.insert(0, ImportHook(profiling))
+        if wait_s := os.environ.get("LABCTL_PROFILE_WAIT_S"):
+            profiling.limit_wait(float(wait_s))
     run_own_sitecustomize()
 
 

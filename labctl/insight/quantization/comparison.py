@@ -44,7 +44,7 @@ def quantize(context: LabContext, target: str, kind: str, text: Path | None) -> 
         raise NotFoundError(
             f"the lab has no {SCRIPT}",
             why="it loads the model, rounds its weights and evaluates it",
-            hint="labctl init EXAMPLE   # its quantize.py shows what it must print",
+            hint="labctl init ../example   # a sample, whose quantize.py shows what to print",
         )
     if not path.is_dir():
         raise NotFoundError(
