@@ -196,11 +196,11 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
         return larger if failure.whose == "gpu" else raise_limit
     batch = _choose_batch(material, failure)
     if batch < 1:
-        halve = "halve the batch size and accumulate gradients over two batches"
         if failure.whose == "gpu":
-            return halve
-        raise_limit = "raise `memory` under `limits` in lab.yaml"
-        return f"use fewer DataLoader workers, or {halve}, or {raise_limit}"
+            return "halve the batch size and accumulate gradients over two batches"
+        return (
+            "use fewer DataLoader workers, a smaller batch, or a larger limits.memory in lab.yaml"
+        )
     parts = -(-failure.batch // batch) if failure.batch else 1
     changes: dict[tuple[str, ...], str] = {BATCH: str(batch)}
     if parts > 1:

@@ -68,8 +68,8 @@ class Profile(Value, frozen=True):
 
 
 NO_OPTIMIZER = (
-    "labctl profile follows PyTorch's optimizers, and the command did not import them, or its "
-    "Python ignored PYTHONPATH (as `python -I` and `python -E` do)"
+    "a profile follows PyTorch's optimizers, and the command did not import them, or its Python "
+    "ignored PYTHONPATH (as `python -I` and `python -E` do)"
 )
 MORE_STEPS = "labctl profile --warmup 3 --steps 2   # or a command with more steps"
 
