@@ -199,7 +199,7 @@ def _suggest_smaller(material: RunData, failure: OutOfMemory) -> str:
         if failure.whose == "gpu":
             return "halve the batch size and accumulate gradients over two batches"
         return (
-            "use fewer DataLoader workers, a smaller batch, or a larger limits.memory in lab.yaml"
+            "use fewer DataLoader workers, a smaller batch, or more memory (`limits` in lab.yaml)"
         )
     parts = -(-failure.batch // batch) if failure.batch else 1
     changes: dict[tuple[str, ...], str] = {BATCH: str(batch)}
