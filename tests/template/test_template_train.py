@@ -112,7 +112,10 @@ def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.long
 class TestDefaultRun:
+    """`scripts/demo` trains the same run."""
+
     def test_it_reads_the_digits(self, run: Path) -> None:
         metrics = json.loads((run / "logs" / "metrics.json").read_text())
         assert metrics["accuracy"] > 0.95
