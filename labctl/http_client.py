@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from labctl.lazy import lazy_imports
 
@@ -41,6 +42,15 @@ def open_session() -> Session:
     session.auth = lambda request: request  # otherwise requests reads ~/.netrc
     session.mount("https://", SystemTrust())
     return session
+
+
+def describe_failure(error: Exception, url: str) -> str:
+    """Describe why a request to `url` failed, in words where the server did not answer at all."""
+    if isinstance(error, requests.Timeout):
+        return f"{urlsplit(url).hostname} did not answer in time"
+    if isinstance(error, requests.ConnectionError):
+        return f"{urlsplit(url).hostname} cannot be reached from this machine"
+    return f"{url}: {error}"
 
 
 def read_body(response: Response, most_bytes: int) -> bytes:

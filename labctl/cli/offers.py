@@ -20,6 +20,7 @@ from labctl.providers import MARKET
 from labctl.servers.provider_traits import describe_provider
 from labctl.text import (
     bytes_text,
+    count_text,
     dollars_text,
     duration_text,
     optional_text,
@@ -107,8 +108,12 @@ def _show_market(listing: MarketListing, *, all_: bool, json_: bool) -> None:
         for name, why in reasons.items():
             print_message(clean(f"{name}: {why}"))
     if not listing.offers:
+        failed = len(listing.failures)
         raise NoOfferError(
-            "no provider has a server that meets the requirements",
+            "no provider has a server that meets the requirements, as far as labctl could ask"
+            if failed
+            else "no provider has a server that meets the requirements",
+            why=f"{count_text(failed, 'provider')} could not be asked" if failed else "",
             hint="labctl config   # shows what the lab needs",
         )
 

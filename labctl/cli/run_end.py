@@ -36,7 +36,8 @@ def print_how_to_continue(run: Run) -> None:
         return
     print_message(f"{pull}    download its checkpoints and logs")
     text = "A new run continues from them with this line below data: in lab.yaml:"
-    print_message(f"{text}\n    {format_data_line(run.id)}")
+    # Indented as the lines in what `labctl init` writes.
+    print_message(f"{text}\n  {format_data_line(run.id)}")
 
 
 def format_data_line(run_id: str) -> str:

@@ -24,7 +24,7 @@ import msgspec
 from labctl.config.directories import copy_environment
 from labctl.decoding import decode_json
 from labctl.errors import ConnectError, UsageError
-from labctl.http_client import open_session, read_body
+from labctl.http_client import describe_failure, open_session, read_body
 from labctl.model import Value
 from labctl.providers.caller_network import parse_address_source
 
@@ -147,7 +147,7 @@ def _download(cloud: str, url: str, wanted: Callable[[CatalogRow], bool]) -> Pri
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConnectError(
             f"the price catalog of {cloud} could not be downloaded",
-            why=f"{base}: {error}",
+            why=describe_failure(error, base),
             hint="check the network, then run the same command again",
         ) from error
     now = time.time()

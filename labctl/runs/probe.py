@@ -13,7 +13,7 @@ from collections.abc import Callable
 from labctl.errors import BusyError, LabError, NoOfferError, NotFoundError, UsageError
 from labctl.estimate.cards import find_peak_speed
 from labctl.estimate.pace import PredictedTime, StepCount, StepPace, compute_pace, predict_time
-from labctl.events import Note, Progress
+from labctl.events import Note, Progress, report_wait
 from labctl.model import Offer, Run, Server, Value
 from labctl.runs import first_run, run_specs, runs
 from labctl.runs.active_runs import describe_runs_beside_probe
@@ -181,7 +181,8 @@ def _follow(
         raise
     had_ended = monitor.run.has_ended
     if job.servers > 1 or not had_ended:
-        monitor.run = job.cancel()
+        with report_wait(context.reporter, "ending the probe"):
+            monitor.run = job.cancel()
     if not had_ended:
         record_measured(context.state, monitor.run)
     return monitor

@@ -159,7 +159,7 @@ def _describe_results(run: str) -> str:
     return (
         f"labctl pull {run}    download its checkpoints and logs\n"
         "A new run continues from them with this line below data: in lab.yaml:\n"
-        f"    start: ./runs/{run}/checkpoints\n"
+        f"  start: ./runs/{run}/checkpoints\n"
     )
 
 

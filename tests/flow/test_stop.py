@@ -109,7 +109,7 @@ def test_after_a_canceled_run_the_way_to_continue_is_named(
     assert capsys.readouterr().out.endswith(
         "  labctl start && labctl pull night    download the checkpoints of night\n"
         "A new run continues from them with this line below data: in lab.yaml:\n"
-        "    start: ./runs/night/checkpoints\n"
+        "  start: ./runs/night/checkpoints\n"
     )
 
 

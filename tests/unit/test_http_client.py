@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ import pytest
 from labctl.courses.invitation import MOST_BYTES
 from labctl.courses.join import fetch_join_file
 from labctl.errors import ConnectError, NotFoundError, PolicyError
-from labctl.http_client import is_confidential, open_session, read_body
+from labctl.http_client import describe_failure, is_confidential, open_session, read_body
 
 
 class Site:
@@ -133,3 +134,18 @@ def test_a_join_file_does_not_come_from_an_address_without_https(site: Site) -> 
 def test_a_site_that_does_not_answer_is_told(url: str) -> None:
     with pytest.raises(ConnectError, match="cannot be read"):
         fetch_join_file(url)
+
+
+def test_a_server_that_is_away_is_named_without_the_librarys_words() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/prices?%24filter=x"
+        with open_session() as session, pytest.raises(OSError) as away:
+            session.get(url, timeout=20)
+        assert describe_failure(away.value, url) == "127.0.0.1 cannot be reached from this machine"
+        taken.listen()
+        with open_session() as session, pytest.raises(OSError) as silent:
+            session.get(url, timeout=0.1)
+        assert describe_failure(silent.value, url) == "127.0.0.1 did not answer in time"
+    url = "https://a.example"
+    assert describe_failure(ValueError("no JSON"), url) == f"{url}: no JSON"

@@ -17,7 +17,7 @@ import msgspec
 
 from labctl.decoding import decode_json
 from labctl.errors import ConnectError
-from labctl.http_client import open_session, read_body
+from labctl.http_client import describe_failure, open_session, read_body
 from labctl.model import GIB, Offer, Value
 from labctl.providers.azure.hardware import CPU_SIZES, GPU_PREFIX, SIZES
 from labctl.providers.azure.tags import PROVIDER
@@ -113,7 +113,7 @@ def _download(url: str, region: str) -> PriceCatalog:
     except (OSError, msgspec.DecodeError) as error:
         raise ConnectError(
             f"Azure's prices in {region} could not be downloaded",
-            why=f"{url}: {error}",
+            why=describe_failure(error, url),
             hint="check the network, then run the same command again",
         ) from error
     now = time.time()

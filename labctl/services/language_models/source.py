@@ -16,7 +16,7 @@ from labctl.decoding import decode_json
 from labctl.errors import ConnectError, NotFoundError, PolicyError, UsageError
 from labctl.estimate.language_model import LARGEST_CONFIG_BYTES, ModelShape, parse_shape
 from labctl.estimate.weight_formats import GGUF
-from labctl.http_client import is_confidential, open_session, read_body
+from labctl.http_client import describe_failure, is_confidential, open_session, read_body
 from labctl.lazy import lazy_imports
 from labctl.model import Value
 from labctl.services.language_models import gguf_header
@@ -208,11 +208,9 @@ def _get(url: str, name: str, token: str, most_bytes: int) -> bytes | None:
             reply.raise_for_status()
             return read_body(reply, most_bytes)
     except requests.RequestException as error:
-        host = url.split("/")[2]
-        is_away = isinstance(error, requests.ConnectionError)
         raise ConnectError(
             f"the config of {name} could not be read",
-            why=f"{host} cannot be reached from this machine" if is_away else str(error),
+            why=describe_failure(error, url),
             hint="labctl serve --model DIRECTORY   # a model on this machine needs no hub",
         ) from None
 
