@@ -13,7 +13,8 @@ from click.core import ParameterSource
 from labctl.cli.completion_values import complete_providers, complete_runs
 from labctl.cli.number_range import NumberRange
 from labctl.cli.screen import Screen
-from labctl.errors import LabError, UsageError
+from labctl.config import LAB_FILE, copy_environment, find_lab, find_paths
+from labctl.errors import ConfigError, LabError, UsageError
 from labctl.events import Note, Reporter
 from labctl.lazy import lazy_imports
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 with lazy_imports(__name__):
     from labctl import lab as lab_module
+    from labctl import state as state_module
     from labctl.cli import timeline
     from labctl.servers import kept_disks, provider_choice
     from labctl.state import disks
@@ -189,19 +191,35 @@ def open_lab(
     reporter: Reporter = screen
     if timings:
         reporter = ctx.meta[TIMELINE] = timeline.Timeline(screen)
-    lab = lab_module.Lab.load(
-        ctx.find_root().obj or ".",
-        overrides=set_overrides,
-        reporter=reporter,
-        record_only=record_only,
-        needs_file=needs_file,
-        everywhere=everywhere,
-        in_process=False,
-        skips_faults=skips_faults,
-    )
+    directory = Path(ctx.find_root().obj or ".")
+    try:
+        lab = lab_module.Lab.load(
+            directory,
+            overrides=set_overrides,
+            reporter=reporter,
+            record_only=record_only,
+            needs_file=needs_file,
+            everywhere=everywhere,
+            in_process=False,
+            skips_faults=skips_faults,
+        )
+    except ConfigError as error:
+        if not (find_lab(directory) / LAB_FILE).exists():
+            _name_other_labs(error)
+        raise
     if not record_only:
         _remove_expired(lab)
     return lab if rank is None else lab.select_server(rank)
+
+
+def _name_other_labs(error: ConfigError) -> None:
+    """Add to the error of a directory without a lab what lists the servers of the labs there are.
+
+    Whoever wants to end a server may be in the wrong directory.
+    """
+    database = find_paths(copy_environment()).database
+    if database.exists() and state_module.State(database).list_servers():
+        error.hint = f"labctl cost --all   # lists your labs with servers\n{error.hint}"
 
 
 def _remove_expired(lab: Lab) -> None:

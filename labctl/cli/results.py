@@ -298,7 +298,7 @@ def _print_evaluation(result: EvaluationResult, report: str) -> None:
     """Print a result, and the command `report` that shows its page."""
     comparison = "the same" if result.same else "DIFFERENT" if _has_both(result) else ""
     for name, accuracy, remark in (
-        ("here:", result.accuracy_local, f"({result.checkpoint})"),
+        ("here:", result.accuracy_local, f"({result.checkpoint})" if result.checkpoint else ""),
         ("on the server:", result.accuracy_server, comparison),
     ):
         figure = "not measured" if accuracy is None else f"{accuracy:.4f}"

@@ -20,6 +20,7 @@ from labctl.config import (
     list_secret_names,
     list_settings,
     list_trust_questions,
+    remove_secret,
     set_secret,
 )
 from labctl.config.course import COURSE_FILE
@@ -116,6 +117,20 @@ def _set(ctx: click.Context, name: str) -> None:
     if owner.listed is not None and name not in owner.listed:
         names = ", ".join([*owner.listed, name])
         print_message(f"runs do not get it until lab.yaml lists it: secrets: [{names}]")
+
+
+@secret_command.command("remove")
+@click.argument("name")
+@click.pass_context
+def _remove(ctx: click.Context, name: str) -> None:
+    """Remove the value of NAME from this machine.
+
+    \b
+    labctl secret remove WANDB_API_KEY
+    """
+    owner = _find_owner(ctx)
+    remove_secret(owner.paths, owner.id, name)
+    print_message(f"removed {name} of {owner.name}")
 
 
 @secret_command.command("list")

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         list_secret_names,
         read_secret,
         read_secret_values,
+        remove_secret,
         require_secret_names,
         set_secret,
     )
@@ -126,6 +127,7 @@ _MODULES = {
         "list_secret_names",
         "read_secret",
         "read_secret_values",
+        "remove_secret",
         "require_secret_names",
         "set_secret",
     ),
@@ -180,6 +182,7 @@ __all__ = [
     "read_lab_id",
     "read_secret",
     "read_secret_values",
+    "remove_secret",
     "require_secret_names",
     "set_secret",
     "student_key",

@@ -16,7 +16,7 @@ from labctl.config.identity import write_private
 from labctl.config.scalars import parse_secret_name
 from labctl.config.schema import LabConfig
 from labctl.decoding import decode_json
-from labctl.errors import LabError, PolicyError, UsageError
+from labctl.errors import LabError, NotFoundError, PolicyError, UsageError
 from labctl.shell import Secret
 
 MAX_SECRET_CHARACTERS = 64 * 1024
@@ -81,20 +81,37 @@ def read_secret(paths: Paths, owner_id: str, name: str, environ: Mapping[str, st
 
 
 def set_secret(paths: Paths, owner_id: str, name: str, value: Secret | str) -> None:
-    """Store a secret of a lab or course; an empty value deletes it. UsageError for a bad name."""
+    """Store a secret of a lab or course. UsageError for a bad name, or a value that cannot be one.
+
+    An empty value is an error: it comes from a program that failed, and replaces nothing.
+    """
     try:
         parse_secret_name(name)
     except ValueError as error:
         raise UsageError(str(error), hint="labctl secret set WANDB_API_KEY") from None
     text = value.reveal() if isinstance(value, Secret) else value
+    if not text:
+        raise UsageError(
+            f"the value of {name} is empty",
+            why="nothing was stored or removed",
+            hint=f"labctl secret set {name}\nlabctl secret remove {name}   # instead, to remove it",
+        )
     if len(text) > MAX_SECRET_CHARACTERS or "\0" in text:
         raise UsageError(
             f"the value of {name} is too long or contains a NUL",
             hint=f"labctl secret set {name}   # in pieces, or as a file under data:",
         )
     file = _file(paths, owner_id)
-    stored = {**_read_stored(file), name: text}
-    write_private(file, msgspec.json.encode({key: text for key, text in stored.items() if text}))
+    write_private(file, msgspec.json.encode({**_read_stored(file), name: text}))
+
+
+def remove_secret(paths: Paths, owner_id: str, name: str) -> None:
+    """Remove a secret of a lab or course; NotFoundError if it has no value here."""
+    file = _file(paths, owner_id)
+    stored = _read_stored(file)
+    if name not in stored:
+        raise NotFoundError(f"no value for {name} is stored", hint="labctl secret list")
+    write_private(file, msgspec.json.encode({k: v for k, v in stored.items() if k != name}))
 
 
 def list_secret_names(paths: Paths, owner_id: str) -> list[str]:

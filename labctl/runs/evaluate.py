@@ -132,6 +132,11 @@ def _has_more_checkpoints_on_server(context: LabContext, run: Run) -> bool:
         return False
 
 
+def _has_server(context: LabContext, run: Run) -> bool:
+    """Whether the server of the run is still there, as far as this machine knows."""
+    return context.state.get_server(run.server_id) is not None
+
+
 def _list_checkpoints(run: Path) -> str:
     names = sorted(p.name for p in run.glob("checkpoints/*") if p.is_dir())
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
@@ -151,9 +156,15 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
         if _has_more_checkpoints_on_server(context, choice.run):
             raise make_not_pulled_error(choice.run)
         other = suggest_other_run(context, choice.run.id, "labctl", "eval", on_server=False)
-        raise make_no_local_checkpoints_error(choice.run, choice.directory, other)
+        raise make_no_local_checkpoints_error(
+            choice.run, choice.directory, other, has_server=_has_server(context, choice.run)
+        )
     on_server = command("labctl", "eval", "--on-server", *([which] if which else [])).render()
-    refuse_pickles(path, hint=f"{on_server}   # runs in a sandbox there, without network")
+    sandboxed = f"{on_server}   # runs in a sandbox there, without network"
+    has_server = _has_server(context, choice.run)
+    refuse_pickles(
+        path, hint=sandboxed if has_server else "labctl run   # after saving safetensors instead"
+    )
     context.reporter.emit(Step(name="evaluating", detail=str(choice.path)))
     staging = choice.directory / f".{FILE}.{secrets.token_hex(4)}"
     fingerprints = fingerprint_checkpoints(choice.directory / CHECKPOINTS)

@@ -9,7 +9,7 @@ from labctl.errors import LabError, NotFoundError
 from labctl.model import Run
 from labctl.runs.checkpointed_runs import NONE_HAS_ANY, has_saved_none
 from labctl.shell import Command, command
-from labctl.wire.model_files import find_model
+from labctl.wire.model_files import describe_saving, find_model
 
 # What programs save as pickles by default: `eval` does not load these on this machine.
 PICKLE_SUFFIXES = frozenset((".ckpt", ".joblib", ".pkl", ".pt", ".pth"))
@@ -66,21 +66,24 @@ def make_not_pulled_error(run: Run) -> LabError:
     )
 
 
-def make_no_local_checkpoints_error(run: Run, home: Path, other: str) -> LabError:
+def make_no_local_checkpoints_error(
+    run: Run, home: Path, other: str, *, has_server: bool
+) -> LabError:
     """Make the error for a run that has no checkpoints on this machine.
 
-    `other` is the line of a hint that evaluates another run, "" if none has checkpoints.
+    `has_server` is whether the run's server is still there, and can load a pickle. `other` is the
+    line of a hint that evaluates another run, "" if none has checkpoints.
     """
     if not home.is_dir() and not has_saved_none(run):
         return make_not_pulled_error(run)
     follow = command("labctl", "pull", "--follow", run.id)
-    return _make_no_checkpoints_error(run, home, "this machine", follow, other)
+    return _make_no_checkpoints_error(run, home, "this machine", follow, other, has_server)
 
 
 def make_no_server_checkpoints_error(run: Run, home: Path, other: str) -> LabError:
     """Make the error for a run that has saved no checkpoints on its server; `other` as above."""
     follow = command("labctl", "logs", "-f", run.id)
-    return _make_no_checkpoints_error(run, home, "the server", follow, other)
+    return _make_no_checkpoints_error(run, home, "the server", follow, other, True)
 
 
 def make_ended_server_error(run: Run) -> LabError:
@@ -94,7 +97,7 @@ def make_ended_server_error(run: Run) -> LabError:
 
 
 def _make_no_checkpoints_error(
-    run: Run, home: Path, where: str, follow: Command, other: str
+    run: Run, home: Path, where: str, follow: Command, other: str, has_server: bool
 ) -> LabError:
     what = f"run {run.id} has no checkpoints on {where}"
     if not run.has_ended:
@@ -117,7 +120,11 @@ def _make_no_checkpoints_error(
         if not other:
             return NotFoundError(what, why=f"{needs}; {NONE_HAS_ANY}", hint=save)
         return NotFoundError(what, why=needs, hint="\n".join([other, f"or {save}"]))
-    options = ["--on-server"] if model.suffix.lower() in PICKLE_SUFFIXES else []
+    is_pickle = model.suffix.lower() in PICKLE_SUFFIXES
+    if is_pickle and not has_server:
+        why = f"{needs}; this run wrote {model} instead, a pickle, and its server has ended"
+        return NotFoundError(what, why=why, hint=describe_saving(model))
+    options = ["--on-server"] if is_pickle else []
     evaluate = command("labctl", "eval", *options, f"runs/{run.id}/{model.parent}")
     if (home / model).is_file():
         pulled, step = ", which is on this machine", evaluate

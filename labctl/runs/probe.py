@@ -212,9 +212,10 @@ class _ProbeMonitor:
                 return
             target = wanted.to_steps(self.total_steps)
             done = self.points[-1].step - self.points[0].step if self.points else 0.0
-            self._report_progress(done, target)
             self.pace = compute_pace(self.points, self.run.started_at or self.run.created_at)
-            if self.pace is not None and done >= target:
+            is_enough = self.pace is not None and done >= target
+            self._report_progress(done, done if is_enough else max(target, done + 1))
+            if is_enough:
                 return
             if silent_s > PATIENCE_S:
                 silence = duration_text(PATIENCE_S)
@@ -247,7 +248,7 @@ class _ProbeMonitor:
         return fresh
 
     def _report_progress(self, done: float, target: float) -> None:
-        event = Progress(name=STEP, done=min(done, target), total=target, unit="steps")
+        event = Progress(name=STEP, done=done, total=target, unit="steps")
         self.context.reporter.emit(event)
 
     def _make_no_progress_error(self, why: str) -> LabError:

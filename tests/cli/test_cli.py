@@ -737,6 +737,26 @@ def test_a_secret_is_kept_and_never_shown(labctl: Any, home: Path) -> None:
     assert shown[1].out == "WANDB_API_KEY\n"
     assert not [one for one in shown if "hunter2" in one.out + one.err]
     assert labctl("secret", "set", "bad name", stdin="x").code == 2
+    empty = labctl("secret", "set", "WANDB_API_KEY", stdin="")  # of a program that failed
+    assert empty.code == 2
+    assert empty.err.startswith("labctl: the value of WANDB_API_KEY is empty\n")
+    assert labctl("secret", "list").out == "WANDB_API_KEY\n"
+    assert labctl("secret", "remove", "WANDB_API_KEY").code == 0
+    assert labctl("secret", "list").out == ""
+    assert labctl("secret", "remove", "WANDB_API_KEY").code == 4
+
+
+def test_in_the_wrong_directory_the_labs_with_servers_are_named(
+    labctl: Any, home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    assert "cost --all" not in labctl("-C", str(tmp_path / "elsewhere"), "down").err
+    kept(home)
+    for command in ("down", "status", "run"):
+        said = labctl("-C", str(tmp_path / "elsewhere"), command)
+        assert said.code != 0
+        assert "there is no lab.yaml in" in said.err
+        assert "next: labctl cost --all\n        (lists your labs with servers)\n" in said.err
 
 
 def test_a_secret_that_lab_yaml_does_not_list_is_named(labctl: Any, home: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from labctl.cli.results import _print_evaluation
 from labctl.cli.wrapping import wrap_lines
 from labctl.lab import Lab
-from labctl.model import Run
+from labctl.model import Endpoint, Offer, Run, Server
 from labctl.runs.evaluate import EvaluationResult
 from labctl.runs.evaluation import Evaluation
 from labctl.runs.missing_model import EXAMPLE, make_no_script_error
@@ -45,6 +45,19 @@ def run(home: Path) -> Run:
 def save(home: Path, run: Run, **changes: Any) -> None:
     state = Lab.load(home / "digits", record_only=True).context.state
     state.save_run(msgspec.structs.replace(run, **changes))
+
+
+@pytest.fixture
+def server(home: Path, run: Run) -> Server:
+    """The server of the run; it is stopped, so nothing connects to it."""
+    lab = Lab.load(home / "digits", record_only=True)
+    offer = Offer(provider="local", type="container", price_usd_per_hour=0.0)
+    server = Server(
+        id=run.server_id, provider="local", lab="digits", lab_id=lab.id, alias="digits",
+        endpoint=Endpoint(host="127.0.0.1"), offer=offer, created_at=0.0, state="stopped",
+    )  # fmt: skip
+    lab.context.state.save_server(server)
+    return server
 
 
 def test_the_reason_is_prose_and_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +187,7 @@ def test_a_run_that_was_canceled_before_its_first_checkpoint(
 
 
 def test_a_run_without_checkpoints_is_not_pulled_once_more(
-    labctl: Labctl, run: Run, home: Path
+    labctl: Labctl, run: Run, server: Server, home: Path
 ) -> None:
     said = labctl("eval")
     assert said.code == 4
@@ -229,8 +242,24 @@ def test_the_latest_run_with_checkpoints_is_named(labctl: Labctl, run: Run, home
     assert "next: labctl pull shell\n" in labctl("report", "shell").err
 
 
-def test_a_pickle_is_evaluated_on_the_server_at_the_same_path(
+def test_a_pickle_whose_server_has_ended_is_saved_in_another_format(
     labctl: Labctl, run: Run, home: Path
+) -> None:
+    """No server is left that could load it in a sandbox."""
+    save(home, run, new_files=("code/model.pth",))
+    said = labctl("eval").err
+    assert "this run wrote code/model.pth instead, a pickle, and its server has ended" in said
+    assert "in your code, save the model so, then run again:\n" in said
+    folder = home / "digits" / "runs" / "r1" / "code"
+    folder.mkdir()
+    (folder / "model.pth").write_bytes(b"\x80\x04cos\nsystem\n")
+    refused = labctl("eval", "runs/r1/code")
+    assert refused.code == 3
+    assert "--on-server" not in said + refused.err
+
+
+def test_a_pickle_is_evaluated_on_the_server_at_the_same_path(
+    labctl: Labctl, run: Run, server: Server, home: Path
 ) -> None:
     folder = home / "digits" / "runs" / "r1" / "code"
     folder.mkdir()

@@ -227,10 +227,11 @@ def test_a_damaged_secrets_file_is_told_without_its_content(home: Path, places: 
     assert "hunter2" not in f"{caught.value}{caught.value.why}{caught.value.hint}"
 
 
-def test_an_empty_value_forgets_a_secret(places: Paths) -> None:
+def test_an_empty_value_replaces_nothing(places: Paths) -> None:
     set_secret(places, LAB_ID, "A", "x")
-    set_secret(places, LAB_ID, "A", "")
-    assert list_secret_names(places, LAB_ID) == []
+    with pytest.raises(UsageError, match="the value of A is empty"):
+        set_secret(places, LAB_ID, "A", "")
+    assert list_secret_names(places, LAB_ID) == ["A"]
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "1A", "A B", "", "LABCTL_X"])
