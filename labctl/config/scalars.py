@@ -177,6 +177,8 @@ def parse_gpu(text: str) -> GpuNeed:
         return GpuNeed(kind=kind.lower())
     if kind.lower() == "any":
         return GpuNeed(kind="any", count=count)
+    if re.fullmatch(_COUNT, text) and 1 <= int(text) <= MAX_GPUS:
+        raise ValueError(f"{quote(text)} names no GPU; for {text} of any model, write any:{text}")
     if not re.fullmatch(_GPU_MODEL, kind.upper()):
         raise ValueError(f"{quote(text)} is not a GPU: {allowed}")
     return GpuNeed(kind=kind.upper(), count=count)

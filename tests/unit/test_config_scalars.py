@@ -140,6 +140,12 @@ def test_what_is_not_a_gpu(text: str) -> None:
         scalars.parse_gpu(text)
 
 
+def test_a_number_alone_is_taken_for_a_number_of_gpus() -> None:
+    """As in `--gpus 2` of other tools."""
+    with pytest.raises(ValueError, match="for 2 of any model, write any:2"):
+        scalars.parse_gpu("2")
+
+
 @pytest.mark.parametrize(
     "text", ["$1.50", "0", "0.00", "-1", "1,50", "nan", "inf", "1e9", "free", ""]
 )
