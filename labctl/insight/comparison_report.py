@@ -18,6 +18,7 @@ from labctl.insight.report.facts import ReportFacts
 from labctl.insight.report.page import build_page
 from labctl.insight.report.render import render
 from labctl.insight.run_report import collect_facts
+from labctl.runs import runs
 from labctl.servers.context import LabContext
 from labctl.shell import command
 from labctl.text import count_text
@@ -87,6 +88,8 @@ def _collect(
 def require_comparable(context: LabContext, run_ids: Sequence[str]) -> None:
     """UsageError unless there are two to MOST_RUNS different runs."""
     if len(run_ids) < 2:
+        for run_id in run_ids:
+            runs.find_run(context, run_id)
         recorded = context.state.list_runs(context.lab_id)
         others = [run.id for run in recorded if not run.is_auxiliary and run.id not in run_ids]
         example = [*run_ids, *others][:2]
@@ -94,7 +97,7 @@ def require_comparable(context: LabContext, run_ids: Sequence[str]) -> None:
             raise UsageError(
                 "labctl compare needs at least two runs",
                 why=f"this lab has {count_text(len(example), 'run')}",
-                hint="labctl run   # starts another",
+                hint="labctl run",
             )
         raise UsageError(
             "labctl compare needs at least two runs",

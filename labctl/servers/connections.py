@@ -244,7 +244,8 @@ class Connections:
     def _list_own_hosts(self) -> dict[str, set[str]]:
         """List the Host names of each server's config, by the server's directory.
 
-        Each config is read once: a class of 300 servers would otherwise read 90,000 files.
+        Each config is read once: a class of 300 servers would otherwise read 90,000 files. Another
+        thread may read more of them while the caller goes through the result.
         """
         with self._declared_lock:
             names = {path.name for path in self._dir.iterdir()} if self._dir.is_dir() else set()
@@ -253,7 +254,7 @@ class Connections:
                 if config.is_file():
                     self._declared[name] = list_hosts(config, skip=self._dir / "config")
             self._declared = {name: self._declared[name] for name in names & set(self._declared)}
-            return self._declared
+            return dict(self._declared)
 
     def settle_host_key(self, endpoint: Endpoint, reporter: Reporter) -> Endpoint:
         """Return `endpoint` with a host key to pin.

@@ -35,7 +35,7 @@ def describe_saving(model: PurePosixPath, place: str = "your code") -> str:
     if model.suffix.lower() in TORCH_SUFFIXES:
         line = (
             f"save_file(model.state_dict(), {target})   "
-            "# import os; from safetensors.torch import save_file"
+            "# import os; from safetensors.torch import save_file; safetensors in requirements.txt"
         )
     elif model.suffix.lower() == SAFETENSORS:
         line = target

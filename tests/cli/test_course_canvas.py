@@ -230,7 +230,7 @@ def test_a_token_that_canvas_rejects_or_that_is_missing(
     labctl("secret", "set", "CANVAS_TOKEN", stdin="wrong\n")
     said = labctl(*SEND)
     assert (said.code, "Canvas rejects the token" in said.err) == (3, True)
-    labctl("secret", "set", "CANVAS_TOKEN", stdin="\n")
+    labctl("secret", "remove", "CANVAS_TOKEN")
     said = labctl(*SEND)
     assert "no value for CANVAS_TOKEN" in said.err
     assert "next: labctl secret set CANVAS_TOKEN" in said.err

@@ -266,7 +266,8 @@ def test_a_report_that_cannot_be_written(labctl: Any, pulled: Path) -> None:
     assert not list(pulled.glob(".report*"))
 
 
-def test_eval_refuses_a_pickle_and_says_where_it_may_be_tried(labctl: Any, pulled: Path) -> None:
+def test_eval_refuses_a_pickle_and_says_what_to_save_instead(labctl: Any, pulled: Path) -> None:
+    """The server of the run has ended."""
     (pulled.parents[1] / "evaluate.py").write_text("raise SystemExit('it was run')\n")
     (pulled / "checkpoints" / "step-00000030" / "model.safetensors").write_bytes(
         pickle.dumps(["weights"])
@@ -274,7 +275,7 @@ def test_eval_refuses_a_pickle_and_says_where_it_may_be_tried(labctl: Any, pulle
     said = labctl("eval")
     assert said.code == 3
     assert "model.safetensors is a pickle" in said.err
-    assert "labctl eval --on-server" in said.err
+    assert "next: labctl run\n        (after saving safetensors instead)\n" in said.err
 
 
 def test_eval_of_what_is_not_there(labctl: Any, pulled: Path, tmp_path: Path) -> None:

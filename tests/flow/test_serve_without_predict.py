@@ -121,7 +121,7 @@ def test_a_model_in_another_directory_is_named_with_the_line_that_saves_it(
     assert "next: in train.py, line 3, save the model so, then run again:" in text
     target = 'os.environ["LABCTL_CHECKPOINT_DIR"] + "/model.safetensors"'
     assert f"save_file(model.state_dict(), {target})" in text
-    assert "(import os; from safetensors.torch import save_file)" in text
+    assert "(import os; from safetensors.torch import save_file; safetensors in" in text
     assert text.endswith("labctl run")
 
 

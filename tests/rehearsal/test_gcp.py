@@ -221,7 +221,7 @@ def test_googles_timer_ends_a_machine_that_hangs(google: Google) -> None:
     server = google.up(provider, Need(gpu=GPU.gpu, max_ttl_s=7200))
     assert server.deadline_at == pytest.approx(before + 7200 + 600, abs=60)
     provider.terminate(server.id)
-    google.cloud.change(run_limit=0.3)
+    google.cloud.change(run_limit=3.0)  # `up` has to be over by then
     server = google.up(provider)
     wait_for(lambda: provider.find(server.id) is None)
     assert [one.kind for one in provider.leftovers() if one.kind == "disk"] == []

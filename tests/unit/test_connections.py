@@ -200,6 +200,15 @@ def test_an_alias_of_the_users_is_never_shadowed(
     assert "state" not in user_config.read_text()
 
 
+def test_names_are_compared_while_another_thread_adds_a_server(connections: Connections) -> None:
+    """As in a class that starts: each thread names its server and looks at those of the others."""
+    connections.write(server())
+    seen = iter(connections._list_own_hosts().items())
+    connections.write(server("box-2", alias="letters"))
+    assert not connections.is_alias_free("letters")
+    assert [name for name, _ in seen] == ["box-1"]
+
+
 def test_an_alias_of_another_server_of_ours_is_taken(connections: Connections) -> None:
     connections.write(server())
     assert connections.is_alias_free("digits", "box-1")
