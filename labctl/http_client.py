@@ -46,10 +46,13 @@ def open_session() -> Session:
 
 def describe_failure(error: Exception, url: str) -> str:
     """Describe why a request to `url` failed, in words where the server did not answer at all."""
+    host = urlsplit(url).hostname
+    if isinstance(error, requests.exceptions.SSLError):  # for requests, a ConnectionError too
+        return f"this machine does not trust the certificate of {host}"
     if isinstance(error, requests.Timeout):
-        return f"{urlsplit(url).hostname} did not answer in time"
+        return f"{host} did not answer in time"
     if isinstance(error, requests.ConnectionError):
-        return f"{urlsplit(url).hostname} cannot be reached from this machine"
+        return f"{host} cannot be reached from this machine"
     return f"{url}: {error}"
 
 

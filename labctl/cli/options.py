@@ -218,7 +218,11 @@ def _name_other_labs(error: ConfigError) -> None:
     Whoever wants to end a server may be in the wrong directory.
     """
     database = find_paths(copy_environment()).database
-    if database.exists() and state_module.State(database).list_servers():
+    if not database.exists():
+        return
+    with state_module.State(database) as state:
+        has_servers = bool(state.list_servers())
+    if has_servers:
         error.hint = f"labctl cost --all   # lists your labs with servers\n{error.hint}"
 
 

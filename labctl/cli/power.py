@@ -62,8 +62,7 @@ def _print_stopped(result: StopResult) -> None:
 def _print_how_to_continue(run_id: str) -> None:
     pull = f"labctl start && labctl pull {run_id}"
     print_message(f"  {pull}    download the checkpoints of {run_id}", err=False)
-    text = "A new run continues from them with this line below data: in lab.yaml:"
-    print_message(f"{text}\n  {run_end.format_data_line(run_id)}", err=False)
+    print_message(run_end.describe_data_line(run_id), err=False)
 
 
 @click.command("start")

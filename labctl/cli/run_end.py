@@ -35,11 +35,13 @@ def print_how_to_continue(run: Run) -> None:
         print_message(f"{pull}    download its logs")
         return
     print_message(f"{pull}    download its checkpoints and logs")
+    print_message(describe_data_line(run.id))
+
+
+def describe_data_line(run_id: str) -> str:
+    """Describe the line of lab.yaml that gives a new run the downloaded checkpoints of `run_id`.
+
+    It is indented as the lines that `labctl init` writes, so that it can be pasted.
+    """
     text = "A new run continues from them with this line below data: in lab.yaml:"
-    # Indented as the lines in what `labctl init` writes.
-    print_message(f"{text}\n  {format_data_line(run.id)}")
-
-
-def format_data_line(run_id: str) -> str:
-    """Return the line of lab.yaml that gives a new run the downloaded checkpoints of `run_id`."""
-    return f"start: ./runs/{run_id}/checkpoints"
+    return f"{text}\n  start: ./runs/{run_id}/checkpoints"

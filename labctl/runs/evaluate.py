@@ -132,11 +132,6 @@ def _has_more_checkpoints_on_server(context: LabContext, run: Run) -> bool:
         return False
 
 
-def _has_server(context: LabContext, run: Run) -> bool:
-    """Whether the server of the run is still there, as far as this machine knows."""
-    return context.state.get_server(run.server_id) is not None
-
-
 def _list_checkpoints(run: Path) -> str:
     names = sorted(p.name for p in run.glob("checkpoints/*") if p.is_dir())
     return f"checkpoints of {run.name}: {', '.join(names[-5:])}" if names else ""
@@ -150,6 +145,7 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
     """
     choice = resolve_target(context, which)
     path = choice.directory / choice.path
+    has_server = context.state.get_server(choice.run.server_id) is not None
     if not (context.config.root / SCRIPT).is_file():
         raise make_no_script_error()
     if not _has_files(path):
@@ -157,11 +153,10 @@ def evaluate(context: LabContext, which: str = "") -> EvaluationResult:
             raise make_not_pulled_error(choice.run)
         other = suggest_other_run(context, choice.run.id, "labctl", "eval", on_server=False)
         raise make_no_local_checkpoints_error(
-            choice.run, choice.directory, other, has_server=_has_server(context, choice.run)
+            choice.run, choice.directory, other, has_server=has_server
         )
     on_server = command("labctl", "eval", "--on-server", *([which] if which else [])).render()
     sandboxed = f"{on_server}   # runs in a sandbox there, without network"
-    has_server = _has_server(context, choice.run)
     refuse_pickles(
         path, hint=sandboxed if has_server else "labctl run   # after saving safetensors instead"
     )

@@ -214,6 +214,7 @@ class _ProbeMonitor:
             done = self.points[-1].step - self.points[0].step if self.points else 0.0
             self.pace = compute_pace(self.points, self.run.started_at or self.run.created_at)
             is_enough = self.pace is not None and done >= target
+            # The bar stays until the pace is known, which may take more steps than were asked for.
             self._report_progress(done, done if is_enough else max(target, done + 1))
             if is_enough:
                 return
@@ -247,8 +248,8 @@ class _ProbeMonitor:
             self.points.append(StepCount(at, step))
         return fresh
 
-    def _report_progress(self, done: float, target: float) -> None:
-        event = Progress(name=STEP, done=done, total=target, unit="steps")
+    def _report_progress(self, done: float, total: float) -> None:
+        event = Progress(name=STEP, done=done, total=total, unit="steps")
         self.context.reporter.emit(event)
 
     def _make_no_progress_error(self, why: str) -> LabError:

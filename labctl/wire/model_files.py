@@ -40,5 +40,5 @@ def describe_saving(model: PurePosixPath, place: str = "your code") -> str:
     elif model.suffix.lower() == SAFETENSORS:
         line = target
     else:
-        line = f"{target}   # in a format that your predict.py loads, such as safetensors"
+        line = f"{target}   # in the format of safetensors"
     return f"in {place}, save the model so, then run again:\n{line}\nlabctl run"

@@ -99,7 +99,7 @@ def test_a_run_that_is_neither_there_nor_here_must_be_pulled(lab: Lab) -> None:
     with pytest.raises(NotFoundError, match="run old has no checkpoints") as missing:
         wanted(lab, "old")
     assert missing.value.why.endswith("; this run wrote code/out/net.onnx instead")
-    assert "in a format that your predict.py loads" in missing.value.hint
+    assert '"/net.safetensors"   # in the format of safetensors\n' in missing.value.hint
     with pytest.raises(NotFoundError, match="there is no run"):
         wanted(lab, "never")
 

@@ -28,6 +28,8 @@ CALL = re.compile(
     r'exec python3 -I -S "(?P=file)" (?P<verb>[a-z0-9-]+)$'
 )
 LARGEST_CALL_BYTES = 65_536
+# Standard input, output and error of a call, and the pipe for its exit code: 4 bytes each.
+DESCRIPTOR_BYTES = 4 * 4
 
 
 # In the program: no part of a test's own process.
@@ -38,7 +40,9 @@ def serve(directory: str) -> None:
     gc.freeze()
     calls = socket.socket(fileno=0)
     while True:
-        message, ancillary, _, _ = calls.recvmsg(LARGEST_CALL_BYTES, socket.CMSG_SPACE(16))
+        message, ancillary, _, _ = calls.recvmsg(
+            LARGEST_CALL_BYTES, socket.CMSG_SPACE(DESCRIPTOR_BYTES)
+        )
         if not message:
             return
         descriptors = array.array("i", b"".join(data for _, _, data in ancillary))
@@ -68,7 +72,7 @@ def _import_agent(directory: str) -> types.ModuleType:
 
 def _call(entrypoint: types.ModuleType, call: dict[str, Any], descriptors: list[int]) -> None:
     *streams, outcome = descriptors
-    code = 70
+    code = 1
     try:
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
@@ -83,7 +87,6 @@ def _call(entrypoint: types.ModuleType, call: dict[str, Any], descriptors: list[
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        code = 1
     finally:
         os.write(outcome, str(code).encode())
         os._exit(code)

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import requests
 
 from labctl.courses.invitation import MOST_BYTES
 from labctl.courses.join import fetch_join_file
@@ -148,4 +149,6 @@ def test_a_server_that_is_away_is_named_without_the_librarys_words() -> None:
             session.get(url, timeout=0.1)
         assert describe_failure(silent.value, url) == "127.0.0.1 did not answer in time"
     url = "https://a.example"
+    untrusted = requests.exceptions.SSLError("CERTIFICATE_VERIFY_FAILED")
+    assert describe_failure(untrusted, url).endswith("not trust the certificate of a.example")
     assert describe_failure(ValueError("no JSON"), url) == f"{url}: no JSON"

@@ -226,7 +226,12 @@ def test_why_nothing_was_profiled_is_told(tmp_path: Path) -> None:
     assert "the command did not import them" in caught.value.why
     # Fewer steps would not help.
     assert caught.value.hint.startswith("labctl explain ")
-    (tmp_path / "note.json").write_bytes(msgspec.json.encode({"why": "it made 3 steps"}))
+    (tmp_path / "note.json").write_bytes(msgspec.json.encode({"why": "in time", "steps": 0}))
+    with pytest.raises(NotFoundError, match="nothing was profiled") as caught:
+        read_profile(tmp_path)
+    assert caught.value.hint.startswith("labctl explain ")
+    note = {"why": "it made 3 steps", "steps": 3}
+    (tmp_path / "note.json").write_bytes(msgspec.json.encode(note))
     with pytest.raises(NotFoundError) as caught:
         read_profile(tmp_path)
     assert caught.value.why == "it made 3 steps"

@@ -75,7 +75,8 @@ MORE_STEPS = "labctl profile --warmup 3 --steps 2   # or a command with more ste
 
 
 class _MissingProfileNote(Value, frozen=True):
-    why: str
+    why: str = ""
+    steps: int = 0
 
 
 def read_profile(directory: Path) -> Profile:
@@ -87,11 +88,13 @@ def read_profile(directory: Path) -> Profile:
         with (directory / FILE).open("rb") as file:
             text = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
-        why = _read_note(directory)
+        note = _read_note(directory)
         raise NotFoundError(
             "nothing was profiled",
-            why=why or NO_OPTIMIZER,
-            hint=MORE_STEPS if why else "labctl explain   # what the server measured in a run",
+            why=note.why or NO_OPTIMIZER,
+            hint=MORE_STEPS
+            if note.steps
+            else "labctl explain   # what the server measured in a run",
         ) from None
     try:
         if len(text) > LARGEST_BYTES:
@@ -103,13 +106,13 @@ def read_profile(directory: Path) -> Profile:
         ) from None
 
 
-def _read_note(directory: Path) -> str:
-    """Return why the profiler has recorded nothing; "" if it never started."""
+def _read_note(directory: Path) -> _MissingProfileNote:
+    """Return why the profiler has recorded nothing, an empty note if it never started."""
     try:
         with (directory / NOTE).open("rb") as file:
-            return decode_json(file.read(LARGEST_BYTES), _MissingProfileNote).why
+            return decode_json(file.read(LARGEST_BYTES), _MissingProfileNote)
     except (FileNotFoundError, msgspec.MsgspecError):
-        return ""
+        return _MissingProfileNote()
 
 
 def advise(profile: Profile) -> tuple[Finding, ...]:
